@@ -15,12 +15,12 @@ ifeq ($(shell uname),Darwin)
 export OpenMP_ROOT ?= $(shell brew --prefix libomp)
 endif
 
-PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_hand transplant curves evaluate generate \
-  gradients analyze prepare score tokenize tests)
+PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_hand transplant compare curves evaluate \
+  generate gradients analyze prepare score tokenize tests)
 FUZZ_SECONDS ?= 120
 ARCHITECTURES ?= 90a-real;90-virtual
 
-.PHONY: all build run compare inheritune figures test tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
+.PHONY: all build run compare-all inheritune figures test tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
         tidy pack setup new configure clean help $(PROGRAMS)
 all: build
 
@@ -34,7 +34,7 @@ run: setup configure
 	@code=0; $(BUILD)/compare --out runs/compare || code=$$?; $(COMPILE) --target generate && exit $$code
 
 # Long enough for the curves to part, with 3 operators; a fair trial is `$(BUILD)/compare --arch all --preset arith --out DIR`.
-compare: setup configure
+compare-all: setup configure
 	@$(COMPILE) --target compare generate
 	$(BUILD)/compare --arch all --preset arith-quick --data arith:3 --steps 3000 --warmup 150 --lr 3e-3 \
 	  --eval-every 1000 --save-every 3000 --out runs/compare-all
@@ -98,7 +98,7 @@ tidy:
 
 # MPI is for those who have time for it.
 SETUP_FLAGS = --mpi
-run compare inheritune figures: SETUP_FLAGS =
+run compare-all inheritune figures: SETUP_FLAGS =
 setup:
 	@dev/setup.sh $(SETUP_FLAGS)
 
@@ -114,7 +114,7 @@ clean:
 help:
 	@echo "make          build everything into $(BUILD)/"
 	@echo "make run      build one program, then train LLaMA and LIMe on the same data for two minutes and compare them"
-	@echo "make compare  the same with every architecture, more briefly: four minutes"
+	@echo "make compare-all   the same with every architecture, more briefly: four minutes"
 	@echo "make inheritune   the Inheritune paper in small, three seeds (SEEDS=1: one; TEXT=my.txt: on your text; OUT=DIR)"
 	@echo "make figures  the pictures and tables of dev/experiments, from the records there"
 	@echo "make test     build, then run every test (ARGS=\"-L kernels\": those with a label)"

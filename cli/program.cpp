@@ -4,13 +4,18 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <new>
 #include <sstream>
+#include <system_error>
 
+#include "cli/needs.h"
 #include "cli/spin.h"
 #include "cli/standard_streams.h"
+#include "engine/out_of_memory.h"
 #include "engine/printable.h"
+#include "engine/threads.h"
 
 namespace crossply {
 
@@ -23,11 +28,32 @@ const char* exit_code_help() {
          "device: what has files to write goes on, anything else ends with 0. Output on a full disk is 74.";
 }
 
-Error error_of(const std::exception& error) {
+Error error_of(const std::exception& error, const std::string& remedy) {
+  if (const auto* memory = dynamic_cast<const OutOfMemory*>(&error))
+    return {memory->code, str(memory->what(), "; ", remedy)};
   if (const auto* ours = dynamic_cast<const Error*>(&error)) return *ours;
-  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
-    return {Exit::device, "out of memory; use a smaller --batch, --seq or model"};
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return {Exit::device, "out of memory; " + remedy};
+  if (const auto* files = dynamic_cast<const std::filesystem::filesystem_error*>(&error))
+    return {Exit::io, str("cannot access ", files->path1().string(), ": ", files->code().message())};
+  const auto* of_system = dynamic_cast<const std::system_error*>(&error);
+  if (of_system != nullptr && of_system->code() == std::errc::resource_unavailable_try_again)
+    return {Exit::device,
+            "cannot start another thread: the system allows no more (ulimit -u, or the container's limit on "
+            "processes); raise it, or end other programs"};
   return {Exit::internal, error.what()};
+}
+
+std::string memory_remedy(const CLI::App& app) {
+  const auto has = [&](const std::string& flag) {
+    const CLI::Option* option = app.get_option_no_throw(flag);
+    return option != nullptr && option->get_group() != hidden_group;
+  };
+  if (has("--batch") && has("--accumulate") && has("--seq")) return training_memory_remedy;
+  std::string smaller;
+  for (const char* flag : {"--batch", "--batch-tokens", "--seq", "--length", "--sequences", "--jobs"})
+    if (has(flag)) smaller += std::string(smaller.empty() ? "use a smaller " : ", ") + flag;
+  if (has("--model")) smaller += smaller.empty() ? "use a smaller model" : " or model";
+  return smaller.empty() ? "end other programs, or use a machine with more memory" : smaller;
 }
 
 int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
@@ -41,7 +67,7 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
       "Print the commit that this was built from and exit");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // a later flag replaces an earlier one
   auto report = [](Exit code, const char* message) {
-    if (isatty(STDOUT_FILENO) == 1) std::printf("\r\033[K");  // over an unfinished status line
+    if (takes_escape_codes(STDOUT_FILENO)) std::printf("\r\033[K");  // over an unfinished status line
     std::fflush(stdout);
     std::fprintf(stderr, "error: %s\n", printable(message).c_str());
     return static_cast<int>(code);
@@ -51,11 +77,13 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
     flags();
     try {
       app.parse(argc, argv);
+      check_needs(app);
+      if (const std::string note = choose_thread_count(); !note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
       code = body();
     } catch (const CLI::Success& success) {  // --help
       std::ostringstream help;
       app.exit(success, help, help);
-      std::printf("%s", help.str().c_str());
+      std::printf("%s", printable(help.str()).c_str());  // defaults may be of a flags.json
     }
     if (code == Exit::done) flush_standard_output();
     return static_cast<int>(code);
@@ -67,7 +95,7 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
                  printable(unknown.empty() ? error.what() : unknown).c_str(), app.get_name().c_str());
     return static_cast<int>(Exit::usage);
   } catch (const std::exception& error) {
-    const Error known = error_of(error);
+    const Error known = error_of(error, memory_remedy(app));
     return report(known.code, known.what());
   }
 }

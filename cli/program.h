@@ -10,8 +10,13 @@ namespace crossply {
 
 const char* exit_code_help();
 
-// What ends a program, as an Error: its own code, or that of what it stands for.
-Error error_of(const std::exception& error);
+// What ends a program, as an Error: its own code, or that of what it stands for. remedy: what to do where memory is not
+// enough.
+Error error_of(const std::exception& error, const std::string& remedy);
+// Such a remedy, by the flags that a program has.
+std::string memory_remedy(const CLI::App& app);
+inline const char* const training_memory_remedy =
+    "use a smaller --batch with --accumulate, a shorter --seq, or a smaller model";
 
 // Calls `flags` to add the flags, parses argv, then runs `body`, whose result is the exit code.
 int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 
 #include "engine/file.h"
 
@@ -35,8 +36,16 @@ void flush_standard_output() {
   errno = 0;
   const bool flushed = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
   if (flushed) return;
+  const int error = errno;
   if (reader_is_gone()) throw ReaderGone();
-  fail_io("write to", "standard output", errno != 0 ? errno : EIO);
+  // Where an earlier write failed its reason is lost. What was printed is cut there, and one more byte fails alike.
+  const bool again = error == 0 && uninterrupted([] { return ::write(STDOUT_FILENO, "\n", 1); }) < 0;
+  fail_io("write to", "standard output", error != 0 ? error : again ? errno : EIO);
+}
+
+bool takes_escape_codes(int fd) {
+  const char* terminal = std::getenv("TERM");
+  return ::isatty(fd) == 1 && terminal != nullptr && std::string_view(terminal) != "dumb" && *terminal != '\0';
 }
 
 }  // namespace crossply

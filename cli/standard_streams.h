@@ -18,4 +18,7 @@ struct ReaderGone {};
 // Brings to standard output what was printed. Throws ReaderGone, or Exit::io.
 void flush_standard_output();
 
+// Whether a stream is a terminal that moves its cursor: an editor's shell says TERM=dumb and would show the codes.
+bool takes_escape_codes(int fd);
+
 }  // namespace crossply

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "engine/check.h"
+#include "engine/control_characters.h"
 #include "engine/printable.h"
 
 namespace crossply::svg {
@@ -23,7 +24,8 @@ std::string escaped(const std::string& text, size_t most) {
   for (size_t at = 0; at < text.size();) {
     const auto [length, code] = first_character(std::string_view(text).substr(at));
     const char c = text[at];
-    if (length == 0 || code == 0xFFFE || code == 0xFFFF) characters.push_back("\xEF\xBF\xBD");
+    const bool unsafe = is_control(code) && code > 0x7F;  // C1, and what reorders the text behind it
+    if (length == 0 || code == 0xFFFE || code == 0xFFFF || unsafe) characters.push_back("\xEF\xBF\xBD");
     else if (length > 1) characters.push_back(text.substr(at, length));
     else if (c == '&') characters.push_back("&amp;");
     else if (c == '<') characters.push_back("&lt;");

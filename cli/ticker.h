@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cli/format.h"
+#include "cli/standard_streams.h"
 
 namespace crossply {
 
@@ -37,7 +38,7 @@ class Ticker {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
   std::string label_, noun_;
-  bool terminal_ = isatty(STDERR_FILENO) == 1;
+  bool terminal_ = takes_escape_codes(STDERR_FILENO);
   double start_, last_;
 };
 

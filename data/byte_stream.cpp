@@ -6,12 +6,14 @@
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include <algorithm>
 #include <cstring>
 #include <string_view>
 
 #include "cli/stop.h"
+#include "engine/memory.h"
 
 namespace crossply {
 namespace {
@@ -26,6 +28,14 @@ bool is_zstd(std::string_view bytes) {
   const bool skippable = bytes.size() >= magic_bytes && (static_cast<unsigned char>(bytes[0]) & 0xF0) == 0x50 &&
                          bytes.substr(1).starts_with("\x2a\x4d\x18");
   return skippable || bytes.starts_with("\x28\xb5\x2f\xfd");
+}
+
+// The largest window of zstd, as a power of 2, that half of the memory has room for. The format allows 2 GB.
+int largest_window_log() {
+  const uint64_t room = available_memory() / 2;
+  int log = ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound;
+  while (log > 20 && uint64_t{1} << log > room) --log;
+  return log;
 }
 
 // Until there is something to read. A signal need not reach this thread, so it looks now and then.
@@ -45,13 +55,14 @@ struct ByteStream::Packed {
     constexpr int gzip_window = 15 + 16;  // the largest window; 16: with gzip's header
     if (gzip ? inflateInit2(&z, gzip_window) != Z_OK : (zstd = ZSTD_createDStream()) == nullptr)
       fail(Exit::device, name, ": out of memory for unpacking");
-    if (!gzip) ZSTD_DCtx_setParameter(zstd, ZSTD_d_windowLogMax, ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
+    if (!gzip) ZSTD_DCtx_setParameter(zstd, ZSTD_d_windowLogMax, window_log = largest_window_log());
   }
   ~Packed() {
     if (gzip) inflateEnd(&z);
     else ZSTD_freeDStream(zstd);
   }
   bool gzip;
+  int window_log = 0;
   z_stream z{};
   ZSTD_DStream* zstd = nullptr;
   bool between = false;  // one part is complete, and no other one begun
@@ -132,6 +143,11 @@ size_t ByteStream::unpack(char* out, size_t bytes) {
     ZSTD_inBuffer in{buffer_.data() + begin_, have, 0};
     ZSTD_outBuffer to{out, bytes, 0};
     const size_t left = ZSTD_decompressStream(packed_->zstd, &to, &in);
+    const ZSTD_ErrorCode error = ZSTD_getErrorCode(left);
+    if (error == ZSTD_error_memory_allocation || error == ZSTD_error_frameParameter_windowTooLarge)
+      fail(Exit::device, name_, ": out of memory: the zstd data needs a window of more than ",
+           (uint64_t{1} << packed_->window_log) / 1'000'000, " MB to unpack, for which memory is missing; ",
+           "pack it anew without --long and --ultra, or unpack it elsewhere");
     if (ZSTD_isError(left) != 0) fail_damaged(std::string("is damaged (") + ZSTD_getErrorName(left) + ")");
     begin_ += in.pos;
     packed_->between = left == 0;
@@ -143,6 +159,7 @@ size_t ByteStream::unpack(char* out, size_t bytes) {
   z.next_in = reinterpret_cast<Bytef*>(buffer_.data() + begin_), z.avail_in = limit(have);
   z.next_out = reinterpret_cast<Bytef*>(out), z.avail_out = limit(bytes);
   const int result = inflate(&z, Z_NO_FLUSH);
+  if (result == Z_MEM_ERROR) fail(Exit::device, name_, ": out of memory for unpacking");
   if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR)
     fail_damaged(std::string("is damaged (") + (z.msg != nullptr ? z.msg : "unknown reason") + ")");
   begin_ += limit(have) - z.avail_in;

@@ -28,8 +28,13 @@ SourceFile source_of(const std::string& path) {
   std::error_code ignored;
   const std::string absolute = fs::absolute(path, ignored).lexically_normal().string();
   if (!S_ISREG(status.st_mode)) return {absolute};
-  return {absolute, static_cast<uint64_t>(status.st_size),
-          int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec, true};
+  const auto nanoseconds = [](const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
+  return {absolute,
+          static_cast<uint64_t>(status.st_size),
+          nanoseconds(status.st_mtim),
+          true,
+          status.st_ino,
+          nanoseconds(status.st_ctim)};
 }
 
 }  // namespace
@@ -96,14 +101,26 @@ void require_unchanged(const std::vector<SourceFile>& sources, const nlohmann::o
     if (!source.is_file) continue;
     const Json was =
         finished.is_array() && i < finished.size() && finished[i].is_object() ? finished[i] : Json::object();
-    if (was.value("bytes", Json()) == source.bytes && was.value("modified", Json()) == source.modified) continue;
+    if (was.value("bytes", Json()) == source.bytes && was.value("modified", Json()) == source.modified &&
+        was.value("inode", Json()) == source.inode && was.value("changed", Json()) == source.changed)
+      continue;
     if (was.value("sha256", Json()) != digest_of_file(source.path))
       fail(Exit::usage, source.path, " was changed since ", where, "; ", advice);
   }
 }
 
-DocumentFeed::DocumentFeed(const std::vector<SourceFile>& sources, const FeedPosition& from, const std::string& where)
-    : sources_(sources) {
+std::string digest_of_sources(const std::vector<SourceFile>& sources) {
+  Sha256 sha;
+  for (const SourceFile& s : sources) {
+    const std::string line = str(s.path, '\0', s.bytes, ' ', s.modified, ' ', s.inode, ' ', s.changed, '\n');
+    sha.update(line.data(), line.size());
+  }
+  return sha.hex();
+}
+
+DocumentFeed::DocumentFeed(const std::vector<SourceFile>& sources, const FeedPosition& from, const std::string& where,
+                           Faults faults)
+    : sources_(sources), faults_(faults) {
   for (at_.source = 0; at_.source < std::min(from.source, sources_.size()); ++at_.source)
     before_ += sources_[at_.source].bytes;
   if (at_.source == sources_.size() || from.documents == 0) return;
@@ -123,24 +140,44 @@ void DocumentFeed::open() { reader_ = std::make_unique<DocumentReader>(sources_[
 
 uint64_t DocumentFeed::taken() const { return before_ + (reader_ ? reader_->bytes().taken() : 0); }
 
+// Adds the next documents of the source; false after its last, or where it is one that cannot be read as text.
+bool DocumentFeed::read(size_t bytes, std::vector<Document>& documents) {
+  const SourceFile& source = sources_[at_.source];
+  try {
+    if (!reader_) open();
+    return read_batch(*reader_, bytes, documents);
+  } catch (const Error& error) {
+    const bool one = source.is_file && is_one_document(source.path) && !(reader_ && reader_->is_lines());
+    if (faults_ == Faults::fail || error.code != Exit::bad_data || !one) throw;
+    reader_.reset();
+    Document bad;
+    bad.file = source.path;
+    bad.fault = error.what();
+    documents.push_back(std::move(bad));
+    return false;
+  }
+}
+
+void DocumentFeed::finish_source(FeedBatch& batch, uint64_t bytes, const std::string& sha256) {
+  batch.finished.push_back({sources_[at_.source], bytes, sha256, at_.documents});
+  before_ += bytes;
+  reader_.reset();
+  at_ = {at_.source + 1, 0, 0};
+}
+
 FeedBatch DocumentFeed::next() {
   FeedBatch batch;
   for (size_t bytes = 0; bytes < batch_bytes && at_.source < sources_.size();) {
-    if (!reader_) open();
     const size_t first = batch.documents.size();
-    const bool more = read_batch(*reader_, batch_bytes - bytes, batch.documents);
+    const bool more = read(batch_bytes - bytes, batch.documents);
     for (size_t i = first; i < batch.documents.size(); ++i) {
       bytes += batch.documents[i].text.size() + 1;
       at_.digest = document_digest(at_.digest, batch.documents[i].text);
     }
     at_.documents += static_cast<int64_t>(batch.documents.size() - first);
     if (more) break;
-    ByteStream& stream = reader_->bytes();
-    const SourceFile& source = sources_[at_.source];
-    batch.finished.push_back({source.path, stream.taken(), source.modified, stream.sha256(), at_.documents});
-    before_ += stream.taken();
-    reader_.reset();
-    at_ = {at_.source + 1, 0, 0};
+    if (reader_) finish_source(batch, reader_->bytes().taken(), reader_->bytes().sha256());
+    else finish_source(batch, sources_[at_.source].bytes, digest_of_file(sources_[at_.source].path));
   }
   batch.after = at_;
   batch.taken = taken();

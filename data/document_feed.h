@@ -14,8 +14,12 @@ namespace crossply {
 struct SourceFile {
   std::string path;      // absolute; "-": standard input
   uint64_t bytes = 0;    // 0 of what is no file
-  int64_t modified = 0;  // when it was changed last, in nanoseconds
+  int64_t modified = 0;  // when its content was changed last, as the file says, in nanoseconds
   bool is_file = false;  // else a pipe: it can be read once
+  // Which file it is, and when the system changed it: nobody can set this time, so it tells where `modified` was put
+  // back.
+  uint64_t inode = 0;
+  int64_t changed = 0;
 };
 // The files that the inputs stand for (data/paths.h), each once; says on standard error what it leaves out. Throws
 // Exit::no_input.
@@ -27,9 +31,12 @@ std::string digest_of_file(const std::string& path);
 // The file that --tokenizer names.
 std::string tokenizer_file(const std::string& path);
 // Throws Exit::usage for the first of these sources that is not what the list of finished ones says: one of another
-// size or time is digested.
+// size, time or inode is digested.
 void require_unchanged(const std::vector<SourceFile>& sources, const nlohmann::ordered_json& finished,
                        const std::string& where, const std::string& advice);
+
+// Of all that says which files the sources are, but for what they hold.
+std::string digest_of_sources(const std::vector<SourceFile>& sources);
 
 struct FeedPosition {
   size_t source = 0;
@@ -40,9 +47,8 @@ struct FeedPosition {
 uint64_t document_digest(uint64_t before, const std::string& text);
 
 struct Finished {
-  std::string path;
-  uint64_t bytes;
-  int64_t modified;
+  SourceFile source;
+  uint64_t bytes;  // that were read
   std::string sha256;
   int64_t documents;
 };
@@ -57,13 +63,18 @@ struct FeedBatch {
 class DocumentFeed {
  public:
   // Throws Exit::usage where the documents before the position are not what they were; `where` was begun with those.
-  DocumentFeed(const std::vector<SourceFile>& sources, const FeedPosition& from, const std::string& where);
+  // A file of one document that cannot be read as text is a fault of that document.
+  DocumentFeed(const std::vector<SourceFile>& sources, const FeedPosition& from, const std::string& where,
+               Faults faults = Faults::fail);
   FeedBatch next();
   uint64_t taken() const;
 
  private:
   void open();
+  bool read(size_t bytes, std::vector<Document>& documents);
+  void finish_source(FeedBatch& batch, uint64_t bytes, const std::string& sha256);
   std::vector<SourceFile> sources_;
+  Faults faults_;
   FeedPosition at_;
   uint64_t before_ = 0;  // bytes of the files before this one
   std::unique_ptr<DocumentReader> reader_;

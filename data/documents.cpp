@@ -1,11 +1,18 @@
 #include "data/documents.h"
 
 #include <algorithm>
+#include <cstring>
 
+#include "cli/shell.h"
+#include "cli/stop.h"
+#include "data/bpe/character_set.h"
+#include "data/bpe/regex.h"
 #include "data/digest.h"
+#include "data/foreign_format.h"
 #include "data/paths.h"
 #include "engine/at_once.h"
 #include "engine/json.h"
+#include "engine/memory.h"
 #include "engine/printable.h"
 #include "engine/rng.h"
 
@@ -42,13 +49,73 @@ std::string parse_line(const Document& document, const std::string& field) {
   return found->get<std::string>();
 }
 
-void encode(Document& document, const Tokenizer& tokenizer, int32_t eot) {
+// Throws Exit::bad_data if there is one.
+void refuse_special_tokens(const std::vector<int32_t>& ids, const Tokenizer& tokenizer, SpecialText special) {
+  const auto found = std::find_if(ids.begin(), ids.end(), [&](int32_t id) { return tokenizer.is_special(id); });
+  if (found == ids.end()) return;
+  const std::string name = "the special token \"" + excerpt(tokenizer.name_of(*found)) + "\"";
+  if (special == SpecialText::text)
+    fail(Exit::bad_data, "its text gives ", name,
+         " although --special-tokens text is on: that token is made as others ",
+         "are; choose --special-tokens token or refuse");
+  fail(Exit::bad_data, "has ", name, " in its text; --special-tokens token takes it as that token, --special-tokens ",
+       "text as text");
+}
+
+// What encoding takes at least, in bytes for each byte of text: the ids, of 4 bytes, and a copy of them. A token of a
+// subword vocabulary has two bytes of text or more.
+uint64_t encoding_bytes(const Tokenizer& tokenizer) { return tokenizer.is_bytes() ? 8 : 4; }
+
+void check_utf8(const Document& document) {
+  const std::string_view text = document.text;
+  const size_t at = valid_utf8(text);
+  if (at == text.size()) return;
+  const std::string file = document.file == "standard input" ? "FILE" : shell_word(document.file);
+  fail(Exit::bad_data, place_of(document), ": the text is not UTF-8: wrong at byte ", document.offset + at, ", ",
+       printable(text.substr(at, 1)), "; if it is Latin-1: iconv -f latin1 -t utf-8 ", file, " > NEW");
+}
+
+// Calls `work` for those documents from `from` to `to` bytes that have no fault; all of them at the same time, or one
+// by one, with all threads each.
+template <class F>
+void for_each_document(std::vector<Document>& documents, Faults faults, size_t from, size_t to, bool together,
+                       F&& work) {
+  const auto one = [&](size_t i) {
+    Document& d = documents[i];
+    if (!d.fault.empty() || d.text.size() < from || d.text.size() >= to) return;
+    try {
+      work(d);
+    } catch (const Error& error) {
+      if (faults == Faults::fail || error.code != Exit::bad_data) throw;
+      d.fault = error.what();
+      d.text.clear();
+      d.ids.clear();
+    }
+  };
+  if (together) return at_once(documents.size(), one);
+  for (size_t i = 0; i < documents.size(); ++i) one(i);
+}
+
+void encode(Document& document, const Tokenizer& tokenizer, int32_t eot, SpecialText special) {
+  if (document.text.size() >= long_document)
+    require_memory(encoding_bytes(tokenizer) * document.text.size(), "encoding " + place_of(document) + " takes",
+                   "cut the document into several");
+  if (tokenizer.is_bpe()) check_utf8(document);
   try {
-    document.ids = tokenizer.prefix();
+    const std::vector<int32_t>& prefix = tokenizer.prefix();
     const std::vector<int32_t> ids = tokenizer.encode(document.text);
+    if (special != SpecialText::token) refuse_special_tokens(ids, tokenizer, special);
+    document.begun =
+        !prefix.empty() && ids.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), ids.begin());
+    const size_t begin = document.begun ? prefix.size() : 0;
+    document.ended = eot >= 0 && ids.size() > begin && ids.back() == eot;
+    document.special = std::count_if(ids.begin() + static_cast<ptrdiff_t>(begin), ids.end() - document.ended,
+                                     [&](int32_t id) { return tokenizer.is_special(id); });
+    if (!document.begun) document.ids = prefix;
     document.ids.insert(document.ids.end(), ids.begin(), ids.end());
-    if (eot >= 0) document.ids.push_back(eot);
+    if (eot >= 0 && !document.ended) document.ids.push_back(eot);
   } catch (const Error& error) {
+    if (error.code == Exit::stopped) throw;
     fail(Exit::bad_data, place_of(document), ": ", error.what());
   }
 }
@@ -58,13 +125,20 @@ void encode(Document& document, const Tokenizer& tokenizer, int32_t eot) {
 DocumentReader::DocumentReader(const std::string& path) : stream_(path) {
   const Form form = form_of(path);
   fill();
-  const size_t first = buffer_.find_first_not_of(" \t\r\n", buffer_.starts_with(byte_order_mark) ? 3 : 0);
+  const bool is_file = path != "-" && !stream_.is_packed();
+  if (const std::string format = foreign_format(buffer_, is_file ? path : ""); !format.empty())
+    fail(Exit::bad_data, stream_.name(), ": ", stream_.is_packed() ? "unpacked, it " : "", format);
+  const size_t mark = buffer_.starts_with(byte_order_mark) ? std::strlen(byte_order_mark) : 0;
+  const size_t first = buffer_.find_first_not_of(" \t\r\n", mark);
   const char begins = first == std::string::npos ? '\0' : buffer_[first];
   if (begins == '[' && unpacked_name(path).ends_with(".json"))
     fail(Exit::bad_data, stream_.name(), ": is a JSON array, and JSON is read as lines with an object each; ",
          "jq -c '.[]' makes them");
   is_lines_ = form == Form::lines || (form == Form::unknown && begins == '{');
+  if (!is_lines_) text_begin_ = begin_ = mark;  // a parser of JSON passes over it
 }
+
+bool is_one_document(const std::string& path) { return form_of(path) != Form::lines; }
 
 bool DocumentReader::fill() {
   if (begin_ > 0) buffer_.erase(0, begin_), begin_ = 0;
@@ -72,6 +146,8 @@ bool DocumentReader::fill() {
   if (before > most_document_bytes)
     fail(Exit::bad_data, stream_.name(), is_lines_ ? str(", line ", line_ + 1) : "", ": the document has more than ",
          most_document_bytes, " bytes; cut it into several files or JSON lines");
+  if (before >= long_document && buffer_.capacity() < before + piece_)  // it becomes twice as long
+    require_memory(3 * before, str("reading ", stream_.name(), " takes"), "cut the document into several");
   buffer_.resize(before + piece_);
   buffer_.resize(before + stream_.read(buffer_.data() + before, piece_));
   piece_ = std::min(2 * piece_, most_piece);
@@ -79,7 +155,9 @@ bool DocumentReader::fill() {
 }
 
 bool DocumentReader::next(Document& document) {
-  document = {stream_.name(), 0, "", {}};
+  document = {};
+  document.file = stream_.name();
+  document.offset = text_begin_;
   if (is_lines_) {
     while (next_line(document.text)) {
       document.line = line_;
@@ -120,18 +198,22 @@ bool read_batch(DocumentReader& reader, size_t bytes, std::vector<Document>& bat
   return more;
 }
 
-void parse_documents(std::vector<Document>& documents, const std::string& field) {
-  at_once(documents.size(), [&](size_t i) {
-    if (documents[i].line > 0) documents[i].text = parse_line(documents[i], field);
+void parse_documents(std::vector<Document>& documents, const std::string& field, Faults faults) {
+  for_each_document(documents, faults, 0, SIZE_MAX, true, [&](Document& d) {
+    if (d.line > 0) d.text = parse_line(d, field);
   });
 }
 
-void encode_documents(std::vector<Document>& documents, const Tokenizer& tokenizer, int32_t eot) {
-  for (Document& d : documents)
-    if (d.text.size() >= long_document) encode(d, tokenizer, eot);
-  at_once(documents.size(), [&](size_t i) {
-    if (documents[i].text.size() < long_document) encode(documents[i], tokenizer, eot);
-  });
+void require_utf8(std::vector<Document>& documents, Faults faults) {
+  for_each_document(documents, faults, 0, SIZE_MAX, true, [](const Document& d) { check_utf8(d); });
+}
+
+void encode_documents(std::vector<Document>& documents, const Tokenizer& tokenizer, int32_t eot, SpecialText special,
+                      Faults faults) {
+  set_search_stop(stop_requested);
+  const auto one = [&](Document& d) { encode(d, tokenizer, eot, special); };
+  for_each_document(documents, faults, long_document, SIZE_MAX, false, one);
+  for_each_document(documents, faults, 0, long_document, true, one);
 }
 
 uint64_t document_hash(const std::string& text, uint64_t purpose) {

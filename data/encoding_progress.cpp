@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "cli/format.h"
+#include "cli/standard_streams.h"
 #include "engine/check.h"
 
 namespace crossply {
@@ -20,7 +21,7 @@ EncodingProgress::EncodingProgress(std::string label, uint64_t all, uint64_t bef
     : label_(std::move(label)),
       all_(all),
       before_(before),
-      terminal_(isatty(STDERR_FILENO) == 1),
+      terminal_(takes_escape_codes(STDERR_FILENO)),
       start_(now()),
       last_(start_) {}
 

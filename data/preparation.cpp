@@ -17,12 +17,15 @@
 #include "cli/flags.h"
 #include "cli/format.h"
 #include "cli/stop.h"
+#include "data/carried_settings.h"
 #include "data/document_feed.h"
 #include "data/encoding_progress.h"
-#include "data/paths.h"
+#include "data/sealed_json.h"
 #include "data/shard_writer.h"
+#include "data/token_counts.h"
 #include "data/vocabulary.h"
 #include "engine/json.h"
+#include "engine/new_directory.h"
 #include "engine/printable.h"
 #include "engine/rng.h"
 
@@ -38,6 +41,7 @@ Json settings_of(const PrepareOptions& o, const std::vector<SourceFile>& sources
   settings["tokenizer"] = o.tokenizer.empty() ? Json() : Json(digest_of_file(tokenizer_file(o.tokenizer)));
   if (o.vocab > 0) settings["vocab"] = o.vocab, settings["style"] = o.style;
   settings["eot"] = utf8_or_escaped(o.eot);
+  settings["special_tokens"] = o.special_tokens;
   settings["field"] = utf8_or_escaped(o.field);
   settings["val"] = o.val;
   settings["shard_tokens"] = o.shard_tokens;
@@ -46,24 +50,36 @@ Json settings_of(const PrepareOptions& o, const std::vector<SourceFile>& sources
   return settings;
 }
 
-// Throws Exit::usage with the first difference.
-void require_same(const Json& was, const Json& is, const std::string& where, const std::string& advice) {
-  const Json before = was.value("inputs", Json::array()), now = is["inputs"];
-  if (!before.is_array()) fail(Exit::bad_data, where, ": \"inputs\" is no list");
-  for (size_t i = 0; i < std::max(before.size(), now.size()); ++i) {
-    const Json a = i < before.size() ? before[i] : Json::object(), b = i < now.size() ? now[i] : Json::object();
-    const auto path = [](const Json& one) { return one.is_object() ? one.value("path", "none") : "none"; };
-    if (path(a) != path(b))
-      fail(Exit::usage, where, " is of other inputs: number ", i + 1, " was ", path(a), " and is ", path(b), "; ",
-           advice);
+// Of an object read from a file; null where it has no such key, or is no object.
+Json member(const Json& object, const char* key) {
+  return object.is_object() && object.contains(key) ? object[key] : Json();
+}
+
+// Throws Exit::usage with the first difference; of the inputs the first so many count. `was` was read from `file`.
+void require_same(const Json& was, const Json& is, size_t inputs, const std::string& file, const std::string& where,
+                  const std::string& advice) {
+  const Json before = member(was, "inputs"), now = is["inputs"];
+  if (!was.is_object() || !before.is_array())
+    fail(Exit::bad_data, file,
+         ": is damaged, or not of this program: it has no \"settings\" with a list of \"inputs\"; ", advice);
+  for (size_t i = 0; i < std::min(inputs, std::max(before.size(), now.size())); ++i) {
+    const auto path = [&](const Json& list) {
+      const Json text = i < list.size() ? member(list[i], "path") : Json();
+      return text.is_string() ? text.get<std::string>() : "none";
+    };
+    const std::string a = path(before), b = path(now);
+    if (a != b)
+      fail(Exit::usage, where, " is of other inputs: number ", i + 1, " was ", a, " and is ", b, "; ", advice);
   }
   for (const auto& [key, value] : is.items()) {
-    const Json old = was.value(key, Json());
+    const Json old = key == "special_tokens" && !member(was, "special_tokens").is_string()
+                         ? Json("token")  // older ones have no choice
+                         : member(was, key.c_str());
     if (key == "tokenizer" && value != old) fail(Exit::usage, where, " has another --tokenizer or --vocab; ", advice);
     if (key == "inputs" || value == old) continue;
     std::string flag = key;
     for (char& letter : flag) letter = letter == '_' ? '-' : letter;
-    fail(Exit::usage, where, " has --", flag, " ", old.dump(), ", now it is ", value.dump(), "; ", advice);
+    fail(Exit::usage, where, " has --", flag, " ", excerpt(old.dump()), ", now it is ", value.dump(), "; ", advice);
   }
 }
 
@@ -82,6 +98,7 @@ std::string format_size(int64_t bytes) {
 struct Part {
   int64_t documents = 0, bytes = 0;  // bytes: of text
   int64_t kept = 0;                  // tokens that are on the disk for good
+  uint64_t digest = 0;               // of all tokens
   std::unique_ptr<ShardWriter> writer;
   int64_t tokens() const { return writer->tokens(); }
 };
@@ -95,20 +112,28 @@ class Preparation {
   bool is_done();  // in OUT, or but for the name in OUT.partial
   void hold();
   void read_state();
+  bool take_state(const Json& state);  // false: nothing is encoded, and something is different
   void save_state();
+  void begin();
   void take_tokenizer();
   int32_t choose_eot(const Tokenizer& tokenizer, const std::string& name) const;
   void write_tokenizer_config(const std::string& beside) const;
   void open_writers();
+  void check_tokens() const;
   void flush();
   bool encode_all();  // false: stopped
   void encode(FeedBatch& batch);
   void keep();  // what was encoded
   void take(const FeedBatch& batch, std::vector<Document>& documents);
   void cut_validation();
+  void look_at_tokens();
   void publish();
   void rename_partial();
+  void leave_out(const Document& document);
   void summarise() const;
+  std::string start_anew() const { return "remove " + partial_ + " to start anew, or choose another --out"; }
+  Faults faults() const { return o_.skip_bad > 0 ? Faults::keep : Faults::fail; }
+  int64_t documents() const { return train_.documents + val_.documents + empty_ + std::ssize(left_out_); }
   ShardLayout layout(const char* name) const { return {partial_, name, format_, o_.shard_tokens}; }
 
   const PrepareOptions o_;
@@ -116,23 +141,22 @@ class Preparation {
   std::vector<SourceFile> sources_;
   Json settings_;
   Descriptor lock_;
-  Tokenizer tokenizer_;
+  Tokenizer tokenizer_, encoder_;  // encoder_: perhaps with_special_text()
+  SpecialText special_text_ = SpecialText::token;
+  SpecialCounts special_;
   int32_t eot_ = -1;
   ShardFormat format_ = ShardFormat::uint16;
   Part train_, val_;
-  int64_t empty_ = 0;  // documents
+  int64_t empty_ = 0;              // documents
+  Json left_out_ = Json::array();  // bad documents
   FeedPosition position_;
   Json finished_ = Json::array();  // sources
   bool encoded_ = false, by_document_ = true;
+  std::string warning_;  // of the tokens
 };
 
-std::string without_slash(std::string path) {
-  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  return path;
-}
-
 Preparation::Preparation(const PrepareOptions& options)
-    : o_(options), out_(without_slash(options.out)), partial_(out_ + ".partial") {
+    : o_(options), out_(resolve_out(options.out)), partial_(out_ + ".partial") {
   if (out_.empty()) fail(Exit::usage, "--out: the name of the directory to make is empty");
   if (o_.tokenizer.empty() == (o_.vocab == 0))
     fail(Exit::usage,
@@ -145,6 +169,11 @@ Preparation::Preparation(const PrepareOptions& options)
   for (const SourceFile& source : sources_)
     if (o_.vocab > 0 && !source.is_file)
       fail(Exit::usage, source.path, " can be read only once, but --vocab reads the text twice; store it in a file");
+  const auto has_field = [](const SourceFile& source) {
+    return !source.is_file || DocumentReader(source.path).is_lines();
+  };
+  if (o_.field_given && std::none_of(sources_.begin(), sources_.end(), has_field))
+    fail(Exit::usage, "--field ", o_.field, " has no effect without JSON lines, and no input has any; leave it out");
   settings_ = settings_of(o_, sources_);
 }
 
@@ -155,9 +184,12 @@ bool Preparation::is_done() {
   if (!path_exists(manifest))
     fail(Exit::usage, "--out ", out_, " exists and was not made by this program; choose another name");
   const Json was = parse_json<Json>(read_file(manifest, uint64_t{1} << 30), manifest);
-  if (!was.is_object()) fail(Exit::bad_data, manifest, ": is no JSON object");
-  require_same(was.value("settings", Json::object()), settings_, out_, "choose another --out, or remove it");
-  require_unchanged(sources_, was.value("sources", Json()), out_ + " was made", "choose another --out, or remove it");
+  const std::string advice = "choose another --out, or remove it";
+  require_same(member(was, "settings"), settings_, SIZE_MAX, manifest, out_, advice);
+  require_unchanged(sources_, member(was, "sources"), out_ + " was made", advice);
+  if (const auto left_out = member(was, "left_out").size(); left_out > static_cast<size_t>(o_.skip_bad))
+    fail(Exit::usage, out_, " was made without ", left_out, " bad documents, now --skip-bad is ", o_.skip_bad, "; ",
+         advice);
   std::printf("%s is complete already; nothing to do\n", printable(out_).c_str());
   for (const SourceFile& source : sources_)
     if (!source.is_file)
@@ -168,68 +200,114 @@ bool Preparation::is_done() {
 
 // Makes OUT.partial, and keeps others away from it for as long as this process lives.
 void Preparation::hold() {
-  std::error_code error;
-  const bool is_new = fs::create_directories(partial_, error);
+  require_replaceable(out_);
+  std::error_code error, ignored;
+  fs::create_directories(partial_, error);
   if (error) fail_io("create", partial_, error.value());
   lock_ = Descriptor(uninterrupted([&] { return ::open(partial_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   if (lock_.get() < 0) fail_io("open", partial_, errno);
   if (uninterrupted([&] { return ::flock(lock_.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
     fail(Exit::usage, partial_, " is in use by another process; wait for it or choose another --out");
-  const bool known = path_exists(partial_ + "/state.json") || path_exists(partial_ + "/manifest.json");
-  if (!is_new && !known && !fs::is_empty(partial_, error))
-    fail(Exit::usage, partial_, " exists and was not made by this program; choose another --out");
-  for (const auto& entry : fs::directory_iterator(partial_))
-    if (entry.path().filename().string().starts_with(".tmp-")) fs::remove(entry.path(), error);  // of a killed process
+  std::vector<fs::path> unfinished;  // files of a killed process
+  bool known = false, others = false;
+  for (fs::directory_iterator it(partial_, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    known = known || name == "state.json" || name == "manifest.json";
+    if (name.starts_with(".tmp-")) unfinished.push_back(it->path());
+    others = others || !name.starts_with(".tmp-state.json-");  // before the first state there is nothing else
+  }
+  if (error) fail_io("list", partial_, error.value());
+  if (!known && others) fail(Exit::usage, partial_, " exists and was not made by this program; choose another --out");
+  for (const fs::path& file : unfinished) fs::remove(file, ignored);
+}
+
+// Nothing is encoded, and what there is of another beginning goes.
+void Preparation::begin() {
+  for (const char* name : {"/tokenizer.json", "/tokenizer_config.json"})
+    if (::unlink((partial_ + name).c_str()) != 0 && errno != ENOENT) fail_io("remove", partial_ + name, errno);
+  save_state();
 }
 
 void Preparation::save_state() {
   const auto part = [](const Part& p) {
-    return Json{{"documents", p.documents}, {"bytes", p.bytes}, {"tokens", p.kept}};
+    return Json{{"documents", p.documents}, {"bytes", p.bytes}, {"tokens", p.kept}, {"digest", p.digest}};
   };
-  const Json state = {{"settings", settings_}, {"position", {position_.source, position_.documents, position_.digest}},
-                      {"finished", finished_}, {"train", part(train_)},
-                      {"val", part(val_)},     {"empty", empty_},
-                      {"encoded", encoded_},   {"by_document", by_document_}};
-  write_file_atomically(partial_ + "/state.json", state.dump(2) + "\n");
+  const Json state = {{"settings", settings_},
+                      {"position", {position_.source, position_.documents, position_.digest}},
+                      {"finished", finished_},
+                      {"train", part(train_)},
+                      {"val", part(val_)},
+                      {"empty", empty_},
+                      {"special_tokens", special_.json()},
+                      {"encoded", encoded_},
+                      {"by_document", by_document_},
+                      {"left_out", left_out_},
+                      {"sources", digest_of_sources(sources_)}};
+  write_file_atomically(partial_ + "/state.json", seal(state));
 }
 
 void Preparation::read_state() {
-  const std::string path = partial_ + "/state.json";
-  if (!path_exists(path)) return save_state();
-  const Json state = parse_json<Json>(read_file(path, uint64_t{1} << 30), path);
-  const std::string advice = "remove " + partial_ + " to start anew, or choose another --out";
+  const std::string path = partial_ + "/state.json", advice = start_anew();
+  if (!path_exists(path)) return begin();
+  const Json state = unseal(read_file(path, uint64_t{1} << 30), path, advice);
   try {
-    require_same(state.at("settings"), settings_, partial_, advice);
-    const Json& at = state.at("position");
-    position_ = {at.at(0).get<size_t>(), at.at(1).get<int64_t>(), at.at(2).get<uint64_t>()};
-    finished_ = state.at("finished");
-    if (position_.source > sources_.size() || finished_.size() != position_.source)
-      fail(Exit::bad_data, path, ": is damaged; ", advice);
-    const auto first = sources_.begin();
-    require_unchanged({first, first + static_cast<int64_t>(position_.source)}, finished_, partial_ + " was begun",
-                      advice);
-    for (const auto& [part, key] : {std::pair(&train_, "train"), {&val_, "val"}}) {
-      state.at(key).at("documents").get_to(part->documents);
-      state.at(key).at("bytes").get_to(part->bytes);
-      state.at(key).at("tokens").get_to(part->kept);
-    }
-    state.at("empty").get_to(empty_);
-    state.at("encoded").get_to(encoded_);
-    state.at("by_document").get_to(by_document_);
+    if (!take_state(state)) return begin();
   } catch (const nlohmann::json::exception&) {
     fail(Exit::bad_data, path, ": is damaged; ", advice);
   }
+  if (std::ssize(left_out_) > o_.skip_bad)
+    fail(Exit::usage, partial_, " has left out ", left_out_.size(), " bad documents, now --skip-bad is ", o_.skip_bad,
+         "; ", advice);
   if (position_.source > 0 || position_.documents > 0)
-    std::printf("going on after %s\n", count_documents(train_.documents + val_.documents + empty_).c_str());
+    std::printf("going on after %s\n", count_documents(documents()).c_str());
+}
+
+// Throws the library's exception where a type is another one.
+bool Preparation::take_state(const Json& state) {
+  const std::string path = partial_ + "/state.json", advice = start_anew();
+  const auto require = [&](bool right) {
+    if (!right) fail(Exit::bad_data, path, ": is damaged; ", advice);
+  };
+  const auto count = [&](const Json& value) {
+    require(value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{1} << 53);
+    return value.get<int64_t>();
+  };
+  const Json &at = state.at("position"), &settings = state.at("settings");
+  require(at.is_array() && at.size() == 3 && at[2].is_number_unsigned());
+  position_ = {static_cast<size_t>(count(at[0])), count(at[1]), at[2].get<uint64_t>()};
+  state.at("encoded").get_to(encoded_);
+  if (position_.source == 0 && position_.documents == 0 && !encoded_) {
+    position_ = {};
+    return settings == settings_ && state.at("sources") == digest_of_sources(sources_);
+  }
+  finished_ = state.at("finished"), left_out_ = state.at("left_out");
+  require(finished_.is_array() && finished_.size() == position_.source && left_out_.is_array());
+  const size_t begun = position_.source + (position_.documents > 0 ? 1 : 0);
+  require_same(settings, settings_, encoded_ || o_.vocab > 0 ? SIZE_MAX : begun, path, partial_, advice);
+  require(begun <= sources_.size());
+  const auto first = sources_.begin();
+  require_unchanged({first, first + static_cast<int64_t>(position_.source)}, finished_, partial_ + " was begun",
+                    advice);
+  for (const auto& [part, key] : {std::pair(&train_, "train"), {&val_, "val"}}) {
+    const Json& stored = state.at(key);
+    part->documents = count(stored.at("documents")), part->bytes = count(stored.at("bytes"));
+    part->kept = count(stored.at("tokens"));
+    require(stored.at("digest").is_number_unsigned());
+    stored.at("digest").get_to(part->digest);
+  }
+  empty_ = count(state.at("empty"));
+  special_.read(state.at("special_tokens"));
+  state.at("by_document").get_to(by_document_);
+  int64_t read = position_.documents;
+  for (const Json& source : finished_) read += count(source.at("documents"));
+  require(read == documents() && train_.kept + val_.kept >= train_.documents + val_.documents);
+  require(encoded_ ? position_.source == sources_.size() : by_document_);
+  return true;
 }
 
 void Preparation::take_tokenizer() {
   const std::string path = partial_ + "/tokenizer.json";
-  if (!path_exists(path) && o_.vocab > 0) {
-    std::vector<std::string> files;
-    for (const SourceFile& source : sources_) files.push_back(source.path);
-    train_vocabulary(files, {o_.vocab, o_.style, o_.field}, path);
-  }
+  if (!path_exists(path) && o_.vocab > 0) train_vocabulary(sources_, {o_.vocab, o_.style, o_.field, o_.skip_bad}, path);
   // The one of the user's directory knows the end-of-text token by what lies beside it.
   const std::string given = path_exists(path) ? path : tokenizer_file(o_.tokenizer);
   tokenizer_ = Tokenizer::read(given);
@@ -244,6 +322,9 @@ void Preparation::take_tokenizer() {
          tokenizer_.decode({tokenizer_.eos()}), ", and whoever reads it goes by that; leave out --eot");
   if (tokenizer_.vocab_size() < o_.vocab)
     std::printf("the text gives no more than %s tokens\n", format_count(tokenizer_.vocab_size()).c_str());
+  if (o_.special_tokens == "refuse") special_text_ = SpecialText::refuse;
+  if (o_.special_tokens == "text") special_text_ = SpecialText::text;
+  encoder_ = special_text_ == SpecialText::text ? tokenizer_.with_special_text() : tokenizer_;
   if (tokenizer_.vocab_size() > 1 << 16) format_ = ShardFormat::uint32;
 }
 
@@ -263,7 +344,8 @@ int32_t Preparation::choose_eot(const Tokenizer& tokenizer, const std::string& n
 
 // What was beside the tokenizer, with the end-of-text token that was chosen.
 void Preparation::write_tokenizer_config(const std::string& beside) const {
-  Json config = path_exists(beside) ? try_parse_json<Json>(read_file(beside, 64 << 20)) : Json();
+  const std::string text = path_exists(beside) ? carried_settings(read_file(beside, 64 << 20), beside) : "";
+  Json config = try_parse_json<Json>(text);
   if (!config.is_object()) config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
   if (!o_.eot.empty() || !config.contains("eos_token")) config["eos_token"] = tokenizer_.decode({eot_});
   write_file_atomically(partial_ + "/tokenizer_config.json",
@@ -275,8 +357,15 @@ void Preparation::open_writers() {
   val_.writer = std::make_unique<ShardWriter>(layout("val"), val_.kept);
 }
 
+// What was written before is what is there.
+void Preparation::check_tokens() const {
+  for (const auto& [part, name] : {std::pair(&train_, "train"), {&val_, "val"}})
+    if (part->writer->digest(part->kept) != part->digest)
+      fail(Exit::bad_data, partial_, "/", name, "_*.bin: other tokens than were written; ", start_anew());
+}
+
 bool Preparation::encode_all() {
-  DocumentFeed feed(sources_, position_, partial_);
+  DocumentFeed feed(sources_, position_, partial_, faults());
   EncodingProgress progress("encoding", total_bytes(sources_), feed.taken());
   const auto read = [&] { return feed.next(); };  // while the batch before is encoded
   std::future<FeedBatch> next = std::async(std::launch::async, read);
@@ -294,7 +383,7 @@ bool Preparation::encode_all() {
     } catch (const Error& error) {  // what came before is not lost
       keep();
       if (error.code == Exit::stopped) return false;
-      if (const int64_t kept = train_.documents + val_.documents + empty_; kept > 0)
+      if (const int64_t kept = documents(); kept > 0)
         std::printf("%s kept; the same command goes on from there\n", count_documents(kept).c_str());
       throw;
     }
@@ -311,10 +400,15 @@ bool Preparation::encode_all() {
 }
 
 void Preparation::encode(FeedBatch& batch) {
-  parse_documents(batch.documents, o_.field);
+  parse_documents(batch.documents, o_.field, faults());
   const size_t all = batch.documents.size();
-  std::erase_if(batch.documents, [](const Document& document) { return document.text.empty(); });
-  encode_documents(batch.documents, tokenizer_, eot_);
+  std::erase_if(batch.documents, [](const Document& d) { return d.text.empty() && d.fault.empty(); });
+  encode_documents(batch.documents, encoder_, eot_, special_text_, faults());
+  int64_t bad = std::ssize(left_out_);
+  for (const Document& document : batch.documents)
+    if (!document.fault.empty() && ++bad > o_.skip_bad)
+      fail(Exit::bad_data, document.fault, " (", bad - 1, " bad documents were left out before, as --skip-bad ",
+           o_.skip_bad, " allows)");
   empty_ += static_cast<int64_t>(all - batch.documents.size());
 }
 
@@ -332,19 +426,34 @@ void Preparation::flush() {
 
 void Preparation::take(const FeedBatch& batch, std::vector<Document>& documents) {
   for (const Document& document : documents) {
+    if (!document.fault.empty()) {
+      leave_out(document);
+      continue;
+    }
     const double drawn = static_cast<double>(document_hash(document.text, stream_of("validation")) >> 11) * 0x1p-53;
     Part& part = train_.documents > 0 && drawn < o_.val ? val_ : train_;
     part.writer->append(document.ids);
+    part.digest = token_digest(part.digest, document.ids);
     ++part.documents;
     part.bytes += std::ssize(document.text);
+    special_.add(document);
   }
   position_ = batch.after;
   for (const Finished& f : batch.finished)
-    finished_.push_back({{"path", utf8_or_escaped(f.path)},
+    finished_.push_back({{"path", utf8_or_escaped(f.source.path)},
                          {"bytes", f.bytes},
-                         {"modified", f.modified},
+                         {"modified", f.source.modified},
+                         {"inode", f.source.inode},
+                         {"changed", f.source.changed},
                          {"sha256", f.sha256},
                          {"documents", f.documents}});
+}
+
+void Preparation::leave_out(const Document& document) {
+  Json entry = {{"path", utf8_or_escaped(document.file)}};
+  if (document.line > 0) entry["line"] = document.line;
+  entry["reason"] = utf8_or_escaped(document.fault);
+  left_out_.push_back(std::move(entry));
 }
 
 // No document was drawn: the last tokens are for validation.
@@ -359,9 +468,20 @@ void Preparation::cut_validation() {
   val_.writer->flush();
   by_document_ = false;
   train_.kept = all - count, val_.kept = count;
+  train_.digest = train_.writer->digest(train_.kept), val_.digest = val_.writer->digest(val_.kept);
+}
+
+// All tokens for training, or of many some from everywhere.
+void Preparation::look_at_tokens() {
+  constexpr int64_t piece = 1 << 20, most = 64;
+  const int64_t all = train_.tokens(), pieces = std::min(most, (all + piece - 1) / piece);
+  TokenCounts counts(tokenizer_.vocab_size());
+  for (int64_t i = 0; i < pieces; ++i) counts.add(train_.writer->read(all / pieces * i, piece));
+  warning_ = counts.warning(tokenizer_);
 }
 
 void Preparation::publish() {
+  look_at_tokens();
   train_.writer->finish(tokenizer_.fingerprint());
   val_.writer->finish(tokenizer_.fingerprint());
   const auto shards = [&](const char* name, const Part& part) {
@@ -384,6 +504,8 @@ void Preparation::publish() {
                            {"sha256", digest_of_file(partial_ + "/tokenizer.json")}}},
                          {"documents", train_.documents + val_.documents},
                          {"empty_documents", empty_},
+                         {"special_tokens", special_.json()},
+                         {"left_out", left_out_},
                          {"bytes", bytes},
                          {"tokens", tokens},
                          {"bytes_per_token", static_cast<double>(bytes) / static_cast<double>(tokens)},
@@ -410,7 +532,19 @@ void Preparation::summarise() const {
   std::printf("%s tokens for training, %s for validation (%s)\n", format_count(train_.tokens()).c_str(),
               format_count(val_.tokens()).c_str(),
               by_document_ ? count_documents(val_.documents).c_str() : "the last tokens");
+  if (special_.begun > 0)
+    std::printf("documents that have the token that begins a text, which was not added again: %s\n",
+                format_count(special_.begun).c_str());
+  if (special_.ended > 0)
+    std::printf("documents that have the token that ends a text, which was not added again: %s\n",
+                format_count(special_.ended).c_str());
+  if (special_.inside > 0)
+    std::printf("special tokens within documents (--special-tokens %s): %s\n", o_.special_tokens.c_str(),
+                format_count(special_.inside).c_str());
+  if (!warning_.empty()) std::fprintf(stderr, "%s\n", warning_.c_str());
   if (empty_ > 0) std::printf("empty documents, left out: %s\n", format_count(empty_).c_str());
+  if (!left_out_.empty())
+    std::printf("bad documents, left out: %s; manifest.json lists them\n", format_count(std::ssize(left_out_)).c_str());
 }
 
 Exit Preparation::run() {
@@ -424,10 +558,10 @@ Exit Preparation::run() {
   read_state();
   take_tokenizer();
   open_writers();
+  check_tokens();
   if (!encoded_) {
     if (!encode_all()) {
-      std::printf("stopped after %s; the same command goes on from there\n",
-                  count_documents(train_.documents + val_.documents + empty_).c_str());
+      std::printf("stopped after %s; the same command goes on from there\n", count_documents(documents()).c_str());
       return Exit::stopped;
     }
     if (train_.documents == 0) fail(Exit::bad_data, "there is no text in these inputs");

@@ -1,4 +1,5 @@
 // prepare: text into token shards that know their tokenizer, once, for `--data OUT` of every trainer.
+#include "cli/needs.h"
 #include "cli/program.h"
 #include "data/preparation.h"
 
@@ -25,14 +26,25 @@ int main(int argc, char** argv) {
                 "tokenizers)")
         ->excludes(given)
         ->default_str("");
-    add_choice(app, "--style", o.style, {"gpt2", "llama3"}, "of --vocab: whose cuts and special tokens");
+    needs(app, add_choice(app, "--style", o.style, {"gpt2", "llama3"}, "of --vocab: whose cuts and special tokens"),
+          {{"--vocab"}});
     add_text(app, "--eot", o.eot, "TOKEN",
              "ends each document, and what a model of the data writes (default: the tokenizer's end-of-text token)");
+    add_choice(
+        app, "--special-tokens", o.special_tokens, {"token", "text", "refuse"},
+        "what the text of a special token within a document becomes: that token, text like any other, or an error");
     add_text(app, "--field", o.field, "NAME", "of JSON lines, the field with the text");
     add_number(app, "--val", o.val, 0, 0.5,
                "share for validation, by document; of very few documents, the last tokens");
     add_integer(app, "--shard-tokens", o.shard_tokens, 1 << 16, std::numeric_limits<int32_t>::max(),
                 "tokens of a file");
+    add_integer(
+        app, "--skip-bad", o.skip_bad, 0, 10'000,
+        "leave out at most so many documents that are damaged (no JSON, no UTF-8, another format); manifest.json "
+        "lists them");
   };
-  return run_program(app, argc, argv, flags, [&] { return prepare(o); });
+  return run_program(app, argc, argv, flags, [&] {
+    o.field_given = app.count("--field") > 0;
+    return prepare(o);
+  });
 }

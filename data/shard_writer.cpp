@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -32,12 +33,20 @@ std::string ShardLayout::path(int64_t index) const {
 
 int64_t ShardLayout::files(int64_t tokens) const { return (tokens + shard_tokens - 1) / shard_tokens; }
 
+uint64_t token_digest(uint64_t before, const std::vector<int32_t>& ids) {
+  for (const int32_t id : ids) before = std::rotl((before ^ static_cast<uint32_t>(id)) * 0x9E3779B97F4A7C15ull, 29);
+  return before;
+}
+
 ShardWriter::ShardWriter(ShardLayout layout, int64_t tokens)
     : layout_(std::move(layout)), tokens_(tokens), written_(tokens) {
   const int64_t files = layout_.files(tokens), each = token_bytes(layout_.format);
   for (int64_t i = files; path_exists(layout_.path(i)); ++i)
     if (::unlink(layout_.path(i).c_str()) != 0) fail_io("remove", layout_.path(i), errno);
   if (files == 0) return;
+  for (int64_t i = 0; i < files; ++i)
+    if (!path_exists(layout_.path(i)))
+      fail(Exit::bad_data, layout_.path(i), ": is missing, but tokens were written into it");
   open(files - 1);
   const int64_t bytes = shard_header_bytes + (tokens - (files - 1) * layout_.shard_tokens) * each;
   const InputFile last(layout_.path(files - 1));
@@ -102,12 +111,25 @@ std::vector<int32_t> ShardWriter::read(int64_t first, int64_t count) const {
   const int64_t n = std::min({count, layout_.shard_tokens - place, tokens_ - first}),
                 each = token_bytes(layout_.format);
   const InputFile file(layout_.path(index));
+  const int64_t end = shard_header_bytes + (place + n) * each;
+  if (static_cast<int64_t>(file.size()) < end)
+    fail(Exit::bad_data, file.path(), ": has ", file.size(), " bytes, but ", end, " were written; somebody cut it");
   std::string bytes(static_cast<size_t>(n * each), '\0');
   file.read(static_cast<uint64_t>(shard_header_bytes + place * each), bytes.data(), bytes.size());
   std::vector<int32_t> ids(static_cast<size_t>(n));
   for (size_t i = 0; i < ids.size(); ++i)
     std::memcpy(&ids[i], &bytes[i * static_cast<size_t>(each)], static_cast<size_t>(each));
   return ids;
+}
+
+uint64_t ShardWriter::digest(int64_t tokens) const {
+  uint64_t digest = 0;
+  for (int64_t at = 0; at < tokens;) {
+    const std::vector<int32_t> ids = read(at, std::min<int64_t>(1 << 20, tokens - at));
+    digest = token_digest(digest, ids);
+    at += std::ssize(ids);
+  }
+  return digest;
 }
 
 }  // namespace crossply

@@ -20,9 +20,13 @@ struct ShardLayout {
   int64_t files(int64_t tokens) const;
 };
 
+// 64 bits of tokens in their order, however they are cut into pieces: of those before, and these.
+uint64_t token_digest(uint64_t before, const std::vector<int32_t>& ids);
+
 class ShardWriter {
  public:
-  // Goes on after the first `tokens` tokens that were written before; what is behind them is removed.
+  // Goes on after the first `tokens` tokens that were written before; what is behind them is removed. Throws
+  // Exit::bad_data where there are fewer.
   ShardWriter(ShardLayout layout, int64_t tokens);
   void append(const std::vector<int32_t>& ids);
   int64_t tokens() const { return tokens_; }
@@ -31,6 +35,7 @@ class ShardWriter {
   void finish(uint64_t fingerprint);
   // The tokens from `first` on, at most so many; they must have been flushed.
   std::vector<int32_t> read(int64_t first, int64_t count) const;
+  uint64_t digest(int64_t tokens) const;  // of the first so many, read from the disk
 
  private:
   void open(int64_t index);

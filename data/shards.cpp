@@ -5,10 +5,16 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
 
+#include "cli/ticker.h"
 #include "data/digest.h"
+#include "data/foreign_format.h"
+#include "data/open_files.h"
 #include "data/paths.h"
 #include "engine/file.h"
 
@@ -39,72 +45,107 @@ uint32_t largest_of(const Token* tokens, int64_t count) {
 
 class Shard {
  public:
-  // prefix: uint16: or uint32: of a file without a header.
-  Shard(const std::string& path, const std::string& prefix);
-  const std::string& path() const { return file_.path(); }
+  // prefix: uint16: or uint32: of a file without a header. The file is number `index` of `files`.
+  Shard(const std::string& path, const std::string& prefix, std::shared_ptr<OpenFiles> files, size_t index);
+  const std::string& path() const { return path_; }
   ShardFormat format() const { return format_; }
-  int64_t tokens() const { return tokens_; }             // how many
+  int64_t tokens() const { return tokens_; }  // how many
+  int64_t bytes() const { return tokens_ * token_bytes(format_); }
   uint64_t fingerprint() const { return fingerprint_; }  // of its tokenizer; 0: it does not say
-  const Scan& scan() const;                              // reads the file at the first call
-  // Calls body(tokens [first, first + count), typed as the file has them); none may be larger than the largest that a
-  // scan before saw.
+  const FileIdentity& identity() const { return identity_; }
+  const std::optional<Scan>& known() const { return scan_; }  // of an earlier scan
+  void adopt(const Scan& scan) { scan_ = scan; }              // of the same file under another name
+  // Reads the file, unless an earlier call did; reports the bytes of each piece.
   template <class F>
-  void read(int64_t first, int64_t count, F&& body) const {
+  const Scan& scan(F&& report);
+  // Calls body(tokens [first, first + count), typed as the file has them). None may be larger than the largest that an
+  // earlier scan saw, and all must be below `vocab` (0: any).
+  template <class F>
+  void read(int64_t first, int64_t count, int64_t vocab, F&& body) const {
     with_tokens(first, count, [&](const auto* tokens) {
       const uint32_t largest = largest_of(tokens, count);
       if (scan_ && largest > scan_->largest) fail_changed(first, count, largest);
+      if (vocab > 0 && largest >= vocab) fail_vocabulary(tokens, first, count, vocab);
       body(tokens);
     });
   }
-  // Fails, with its place, for the first token that is not below `vocab`.
+  // Fails, with its place, for the first token that is not below `vocab`. Needs a scan.
   void check(int64_t vocab) const;
 
  private:
   // By a read, not a map: a file that is cut short while a program runs is an error then, not a signal.
   template <class F>
   auto with_tokens(int64_t first, int64_t count, F&& body) const {
+    return with_tokens_of(*open(), first, count, body);
+  }
+  template <class F>
+  auto with_tokens_of(const InputFile& file, int64_t first, int64_t count, F&& body) const {
     const int64_t each = token_bytes(format_);
     const auto bytes = std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>(count * each));
-    file_.read(static_cast<uint64_t>(begin_ + first * each), bytes.get(), static_cast<uint64_t>(count * each));
+    file.read(static_cast<uint64_t>(begin_ + first * each), bytes.get(), static_cast<uint64_t>(count * each));
     return format_ == ShardFormat::uint16 ? body(reinterpret_cast<const uint16_t*>(bytes.get()))
                                           : body(reinterpret_cast<const uint32_t*>(bytes.get()));
   }
-  void read_header();
+  std::shared_ptr<const InputFile> open() const;
+  void check_unchanged(const InputFile& file) const;
+  template <class F>
+  Scan scan_of(const InputFile& file, F&& report) const;
+  void read_header(const InputFile& file);
   [[noreturn]] void fail_changed(int64_t first, int64_t count, uint32_t largest) const;
+  template <class Token>
+  void fail_vocabulary(const Token* tokens, int64_t first, int64_t count, int64_t vocab) const {
+    const auto* bad = std::find_if(tokens, tokens + count, [&](uint32_t token) { return token >= vocab; });
+    if (bad != tokens + count)
+      fail(Exit::bad_data, path(), ": token ", first + (bad - tokens), " is ", *bad,
+           ", but the model's vocabulary has only ", vocab);
+  }
 
   static constexpr int64_t chunk = 1 << 18;  // tokens to read at a time
-  InputFile file_;
+  std::string path_;
+  std::shared_ptr<OpenFiles> files_;
+  size_t index_;
+  mutable FileIdentity identity_;  // while the file is opened, and then by one thread at a time
   ShardFormat format_ = ShardFormat::uint16;
   int64_t begin_ = 0, tokens_ = 0;  // begin_: of the tokens, in bytes
   uint64_t fingerprint_ = 0;
-  mutable std::optional<Scan> scan_;
+  std::optional<Scan> scan_;
 };
 
-Shard::Shard(const std::string& path, const std::string& prefix) : file_(path) {
+// A table or an array may be called .bin, too, or be given as tokens alone: its bytes are no tokens.
+void refuse_other_formats(const std::string& path) {
+  const std::string format = foreign_format_of(path, 4);
+  if (!format.empty() && !format.starts_with("is a token shard")) fail(Exit::bad_data, path, ": ", format);
+}
+
+Shard::Shard(const std::string& path, const std::string& prefix, std::shared_ptr<OpenFiles> files, size_t index)
+    : path_(path), files_(std::move(files)), index_(index) {
+  refuse_other_formats(path);
+  const auto opened = files_->open(index, path, [&](const InputFile&) { identity_ = identity_of(path); });
+  const InputFile& file = *opened;
   if (prefix.empty()) {
-    read_header();
+    read_header(file);
     return;
   }
   format_ = prefix == "uint16:" ? ShardFormat::uint16 : ShardFormat::uint32;
-  const int64_t each = token_bytes(format_), bytes = static_cast<int64_t>(file_.size());
+  const int64_t each = token_bytes(format_), bytes = static_cast<int64_t>(file.size());
   if (bytes % each != 0)
     fail(Exit::bad_data, path, ": has ", bytes, " bytes, but with ", prefix, " each token has ", each);
   tokens_ = bytes / each;
   std::array<int32_t, 2> first{};
-  if (bytes >= shard_header_bytes) file_.read(0, first.data(), sizeof first);
+  if (bytes >= shard_header_bytes) file.read(0, first.data(), sizeof first);
   for (const ShardFormat format : {ShardFormat::uint16, ShardFormat::uint32})
     if (first[0] == format_of(format).magic && first[1] == format_of(format).version)
       fail(Exit::bad_data, path, ": begins with the header of a shard, so it is no file of tokens alone; leave out ",
            prefix);
 }
 
-void Shard::read_header() {
+void Shard::read_header(const InputFile& file) {
   const std::string& name = path();
-  if (file_.size() < shard_header_bytes)
-    fail(Exit::bad_data, name, ": has ", file_.size(), " bytes, but a shard begins with a header of ",
+  if (file.size() < shard_header_bytes)
+    fail(Exit::bad_data, name, ": has ", file.size(), " bytes, but a shard begins with a header of ",
          shard_header_bytes, "; of tokens alone: uint16:", name);
   std::array<int32_t, 6> header{};
-  file_.read(0, header.data(), sizeof header);
+  file.read(0, header.data(), sizeof header);
   if (header[0] == format_of(ShardFormat::uint32).magic) format_ = ShardFormat::uint32;
   const Format want = format_of(format_);
   if (header[0] != want.magic)
@@ -115,26 +156,49 @@ void Shard::read_header() {
   begin_ = shard_header_bytes;
   tokens_ = header[2];
   const int64_t bytes = begin_ + tokens_ * token_bytes(format_);
-  if (tokens_ < 0 || static_cast<uint64_t>(bytes) != file_.size())
+  if (tokens_ < 0 || static_cast<uint64_t>(bytes) != file.size())
     fail(Exit::bad_data, name, ": the header says ", tokens_, " tokens, a file of ", bytes, " bytes, but it has ",
-         file_.size());
+         file.size());
   if (header[3] == knows_tokenizer)
     fingerprint_ = static_cast<uint64_t>(static_cast<uint32_t>(header[5])) << 32 | static_cast<uint32_t>(header[4]);
 }
 
-const Scan& Shard::scan() const {
-  if (scan_) return *scan_;
+std::shared_ptr<const InputFile> Shard::open() const {
+  return files_->open(index_, path_, [this](const InputFile& file) { check_unchanged(file); });
+}
+
+// Of a file that was closed meanwhile.
+void Shard::check_unchanged(const InputFile& file) const {
+  const FileIdentity now = identity_of(path_);
+  if (now == identity_) return;
+  if (file.size() < identity_.bytes)
+    fail(Exit::io, "cannot read ", path_, ": it has ", file.size(), " bytes, it had ", identity_.bytes,
+         ": it was shortened while in use");
+  const bool same = file.size() == identity_.bytes && (!scan_ || scan_of(file, [](int64_t) {}).digest == scan_->digest);
+  if (!same) fail(Exit::bad_data, path_, ": was changed while in use; put it back, or start a new run");
+  identity_ = now;
+}
+
+template <class F>
+Scan Shard::scan_of(const InputFile& file, F&& report) const {
   Scan scan;
   Digest digest;
   for (int64_t first = 0; first < tokens_; first += chunk) {
     const int64_t n = std::min(chunk, tokens_ - first);
-    with_tokens(first, n, [&](const auto* tokens) {
+    with_tokens_of(file, first, n, [&](const auto* tokens) {
       digest.add(tokens, static_cast<size_t>(n) * sizeof *tokens);
       scan.largest = std::max(scan.largest, largest_of(tokens, n));
     });
+    report(n * token_bytes(format_));
   }
   scan.digest = digest.value();
-  return scan_.emplace(scan);
+  return scan;
+}
+
+template <class F>
+const Scan& Shard::scan(F&& report) {
+  if (!scan_) scan_ = scan_of(*open(), report);
+  return *scan_;
 }
 
 void Shard::fail_changed(int64_t first, int64_t count, uint32_t largest) const {
@@ -143,15 +207,10 @@ void Shard::fail_changed(int64_t first, int64_t count, uint32_t largest) const {
 }
 
 void Shard::check(int64_t vocab) const {
-  if (static_cast<int64_t>(scan().largest) < vocab) return;
+  if (static_cast<int64_t>(scan_->largest) < vocab) return;
   for (int64_t first = 0; first < tokens_; first += chunk) {
     const int64_t n = std::min(chunk, tokens_ - first);
-    with_tokens(first, n, [&](const auto* tokens) {
-      const auto* bad = std::find_if(tokens, tokens + n, [&](uint32_t token) { return token >= vocab; });
-      if (bad != tokens + n)
-        fail(Exit::bad_data, path(), ": token ", first + (bad - tokens), " is ", *bad,
-             ", but the model's vocabulary has only ", vocab);
-    });
+    with_tokens(first, n, [&](const auto* tokens) { fail_vocabulary(tokens, first, n, vocab); });
   }
 }
 
@@ -164,8 +223,9 @@ struct ShardSet {
   ShardSet(const std::string& pattern, int64_t length, bool whole = false) : first_window{0}, T(length) {
     int64_t longest = 0;
     const DataSpec spec = parse_data_spec(pattern);
+    const auto files = std::make_shared<OpenFiles>();
     for (const std::string& path : match_paths(spec.path)) {
-      shards.emplace_back(path, spec.prefix);
+      shards.emplace_back(path, spec.prefix, files, shards.size());
       require_same_format(shards.back(), shards.front());
       longest = std::max(longest, shards.back().tokens());
     }
@@ -187,13 +247,43 @@ struct ShardSet {
     if (a.format() != b.format())
       fail(Exit::bad_data, a.path(), " and ", b.path(), ": one has uint16 and the other uint32 tokens");
   }
+
+  // Reads the shards [first, last), each file once: not those of an earlier scan, and not a second name of a file.
+  void scan(size_t first, size_t last) {
+    const std::lock_guard lock(scanning_);
+    int64_t all = 0, done = 0;
+    for (size_t s = first; s < last; ++s) all += shards[s].known() ? 0 : shards[s].bytes();
+    Ticker ticker("checking data", "MB");
+    for (size_t s = first; s < last; ++s) {
+      if (shards[s].known()) continue;
+      const auto read = scanned_.find(shards[s].identity().number());
+      if (read != scanned_.end()) {
+        all -= shards[s].bytes();
+        shards[s].adopt(read->second);
+        continue;
+      }
+      scanned_[shards[s].identity().number()] = shards[s].scan([&](int64_t bytes) {
+        done += bytes;
+        ticker.tell(std::max<int64_t>(1, done >> 20), all >> 20);
+      });
+    }
+  }
+
+ private:
+  std::mutex scanning_;
+  std::map<decltype(FileIdentity().number()), Scan> scanned_;
+};
+
+// The first so many windows of the other split's files, where it has its own.
+struct OtherSplit {
+  std::shared_ptr<ShardSet> set;
+  int64_t first = 0, count = 0;
 };
 
 class ShardSource : public Source {
  public:
-  // other: the files of the other split, where it has its own.
-  ShardSource(std::shared_ptr<const ShardSet> set, std::shared_ptr<const ShardSet> other, int64_t vocab, int64_t T,
-              int64_t first, int64_t count, bool whole = false)
+  ShardSource(std::shared_ptr<ShardSet> set, OtherSplit other, int64_t vocab, int64_t T, int64_t first, int64_t count,
+              bool whole = false)
       : set_(std::move(set)),
         other_(std::move(other)),
         vocab_(vocab),
@@ -237,19 +327,44 @@ class ShardSource : public Source {
 
   // Whole files: every one that a window of this split is in.
   void check_tokens(int64_t vocab) const override {
-    for (size_t s = set_->shard_of(first_); s <= set_->shard_of(first_ + count_ - 1); ++s) set_->shards[s].check(vocab);
+    const auto [first, last] = files_of(*set_, first_, count_);
+    set_->scan(first, last);
+    for (size_t s = first; s < last; ++s) set_->shards[s].check(vocab);
   }
+  void check_when_read(int64_t vocab) override { limit_ = vocab; }
 
   uint64_t digest() const override {
     Digest all;
-    for (const ShardSet* files : {set_.get(), other_.get()}) {
+    for (ShardSet* files : {set_.get(), other_.set.get()}) {
       if (files == nullptr) continue;
+      files->scan(0, files->shards.size());
       for (const Shard& shard : files->shards) {
-        const uint64_t one = shard.scan().digest;
+        const uint64_t one = shard.known()->digest;
         all.add(&one, sizeof one);
       }
     }
     return all.value();
+  }
+
+  std::vector<std::string> files() const override {
+    std::vector<std::string> paths;
+    for (const Shard* shard : used(*set_, first_, count_)) paths.push_back(shard->path());
+    return paths;
+  }
+  std::vector<std::string> files_of_both() const override {
+    std::vector<std::string> both;
+    if (other_.set == nullptr) return both;
+    std::set<decltype(FileIdentity().number())> names;
+    std::set<std::pair<int64_t, uint64_t>> contents;
+    for (const Shard* shard : used(*other_.set, other_.first, other_.count)) {
+      names.insert(shard->identity().number());
+      if (shard->known()) contents.insert({shard->tokens(), shard->known()->digest});
+    }
+    for (const Shard* shard : used(*set_, first_, count_)) {
+      const bool copied = shard->known() && contents.contains({shard->tokens(), shard->known()->digest});
+      if (copied || names.contains(shard->identity().number())) both.push_back(shard->path());
+    }
+    return both;
   }
 
  private:
@@ -264,14 +379,27 @@ class ShardSource : public Source {
     const int64_t begin = (first - before) * T_, end = std::min(tokens, (last - before) * T_ + 1);
     return {begin, count_offsets(end - begin, T)};
   }
+  // Of windows [first, first + count): their shards, and those between.
+  static std::pair<size_t, size_t> files_of(const ShardSet& set, int64_t first, int64_t count) {
+    return {set.shard_of(first), set.shard_of(first + count - 1) + 1};
+  }
+  static std::vector<const Shard*> used(const ShardSet& set, int64_t first, int64_t count) {
+    std::vector<const Shard*> used;
+    const auto [begin, end] = files_of(set, first, count);
+    for (size_t s = begin; s < end; ++s)
+      if (set.first_window[s] < set.first_window[s + 1]) used.push_back(&set.shards[s]);
+    return used;
+  }
   void read(size_t s, const Window& window, int64_t T, int32_t* tokens, int32_t* targets) const {
-    set_->shards[s].read(window.begin, window.length + 1,
+    set_->shards[s].read(window.begin, window.length + 1, limit_,
                          [&](const auto* from) { copy_window(from, window, T, tokens, targets); });
   }
 
-  std::shared_ptr<const ShardSet> set_, other_;
+  std::shared_ptr<ShardSet> set_;
+  OtherSplit other_;
   int64_t vocab_, T_, first_, count_;
   bool whole_;
+  int64_t limit_ = 0;  // of the tokens that are read; 0: none
 };
 
 // The one tokenizer of all shards that know theirs; none where no shard does.
@@ -305,14 +433,14 @@ Tokenizer tokenizer_of(const std::vector<const ShardSet*>& sets) {
 Dataset open_shards(const DataOptions& options) {
   const int64_t T = options.seq_len ? options.seq_len : 1024;
   if (options.whole) {
-    const auto all = std::make_shared<const ShardSet>(options.spec, T, true);
+    const auto all = std::make_shared<ShardSet>(options.spec, T, true);
     const int64_t count = count_samples(options.spec, "test", options.test_samples, all->windows());
     const Tokenizer tokenizer = tokenizer_of({all.get()});
     const int64_t vocab = tokenizer.vocab_size();
-    return {nullptr, std::make_unique<ShardSource>(all, nullptr, vocab, all->T, 0, count, true), tokenizer};
+    return {nullptr, std::make_unique<ShardSource>(all, OtherSplit(), vocab, all->T, 0, count, true), tokenizer};
   }
-  const auto set = std::make_shared<const ShardSet>(options.spec, T);
-  std::shared_ptr<const ShardSet> val_set;
+  const auto set = std::make_shared<ShardSet>(options.spec, T);
+  std::shared_ptr<ShardSet> val_set;
   int64_t train = set->windows(), test = 0, first_test = 0;
   if (options.val_spec.empty()) {
     test = std::max<int64_t>(1, train / 100);
@@ -322,7 +450,7 @@ Dataset open_shards(const DataOptions& options) {
       fail(Exit::bad_data, options.spec, ": has one window of ", T + 1,
            " tokens, testing needs another: ", "--val-data, or a smaller --seq");
   } else {
-    val_set = std::make_shared<const ShardSet>(options.val_spec, T);
+    val_set = std::make_shared<ShardSet>(options.val_spec, T);
     ShardSet::require_same_format(val_set->shards[0], set->shards[0]);
     test = val_set->windows();
   }
@@ -330,17 +458,17 @@ Dataset open_shards(const DataOptions& options) {
   test = count_samples(options.val_spec.empty() ? options.spec : options.val_spec, "test", options.test_samples, test);
   const Tokenizer tokenizer = val_set ? tokenizer_of({set.get(), val_set.get()}) : tokenizer_of({set.get()});
   const int64_t vocab = tokenizer.vocab_size();
-  return {std::make_unique<ShardSource>(set, val_set, vocab, T, 0, train),
-          std::make_unique<ShardSource>(val_set ? val_set : set, val_set ? set : nullptr, vocab, T, first_test, test),
-          tokenizer};
+  const OtherSplit tested{val_set, 0, test}, trained{val_set ? set : nullptr, 0, train};
+  return {std::make_unique<ShardSource>(set, tested, vocab, T, 0, train),
+          std::make_unique<ShardSource>(val_set ? val_set : set, trained, vocab, T, first_test, test), tokenizer};
 }
 
 std::vector<int32_t> read_shard(const std::string& path, int64_t count) {
   const DataSpec spec = parse_data_spec(path);
-  const Shard shard(spec.prefix.empty() ? path : spec.path, spec.prefix);
+  const Shard shard(spec.prefix.empty() ? path : spec.path, spec.prefix, std::make_shared<OpenFiles>(), 0);
   std::vector<int32_t> tokens(static_cast<size_t>(std::min(count, shard.tokens())));
   const int64_t n = static_cast<int64_t>(tokens.size());
-  shard.read(0, n, [&](const auto* all) { std::copy(all, all + n, tokens.begin()); });
+  shard.read(0, n, 0, [&](const auto* all) { std::copy(all, all + n, tokens.begin()); });
   return tokens;
 }
 

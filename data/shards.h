@@ -18,8 +18,9 @@
 namespace crossply {
 
 // Opens every shard that matches options.spec, and options.val_spec where it is given; a file of exactly that name wins
-// over the pattern. All headers are validated here; the tokens are by Source::check_tokens. After that a file may not
-// change: one that is cut short is Exit::io at the next read, a token larger than any before Exit::bad_data. The
+// over the pattern. All headers are validated here; the tokens are by Source::check_tokens. Files are opened when they
+// are read. After that a file may not change: one that is cut short is Exit::io at the next read, other contents are
+// Exit::bad_data where a token is larger than any before, or where the file had been closed since. The
 // dataset's tokenizer is that of the shards. Exit::bad_data where the files are of different ones, or where the
 // tokenizer.json beside them is another one, no_input where it is missing.
 Dataset open_shards(const DataOptions& options);

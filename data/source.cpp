@@ -6,6 +6,7 @@
 
 #include "data/arith.h"
 #include "data/digest.h"
+#include "data/foreign_format.h"
 #include "data/paths.h"
 #include "data/prosqa.h"
 #include "data/shards.h"
@@ -47,7 +48,7 @@ Dataset open_dataset(const DataOptions& options) {
   const DataSpec::Kind kind = parse_data_spec(spec).kind;
   using enum DataSpec::Kind;
   if (!options.val_spec.empty() && kind != shards && kind != directory)
-    fail(Exit::usage, "validation files go with token shards only, not with \"", spec, "\"");
+    fail(Exit::usage, "--val-data ", options.val_spec, " is for --data of token shards, not of \"", spec, "\"");
   if (!options.tokenizer.empty() && kind != text)
     fail(Exit::usage, "--tokenizer ", options.tokenizer, " is for text:, not for \"", spec, "\": ",
          kind == generated ? "it has its own words"
@@ -56,6 +57,8 @@ Dataset open_dataset(const DataOptions& options) {
   if (const auto arith = parse_arith(spec)) return open_arith(*arith, options);
   if (kind == text) return open_text(spec.substr(5), options);
   std::error_code ignored;
+  if (kind == unknown)
+    if (const std::string format = foreign_format_of(spec); !format.empty()) fail(Exit::bad_data, spec, ": ", format);
   if (kind == unknown && std::filesystem::exists(spec, ignored))
     fail(Exit::usage, "unknown data \"", spec,
          "\": a file of that name is there, but it is no *.bin; for the text in it: --data text:", spec);

@@ -51,12 +51,18 @@ class Source {
     if (vocab_size() > vocab)
       fail(Exit::bad_data, "the data has a vocabulary of ", vocab_size(), ", the model only of ", vocab);
   }
+  // The same for each token when it is read, for programs that read a part, or lose nothing when they fail late.
+  virtual void check_when_read(int64_t vocab) { check_tokens(vocab); }
   // Changes when any of the data does; where it is in files, whatever is in them, also in those of the other split.
   // Reads all of it.
   virtual uint64_t digest() const;
   virtual const Task* task() const { return nullptr; }
   // Tokens of the files behind it, unread ones included; 0 where there is no file.
   virtual int64_t file_tokens() const { return 0; }
+  // The shards that samples of this split are in; and those of them that the other split has, too, under the same or
+  // another name. A copy is known by its contents, after digest(). None where the data is not in shards.
+  virtual std::vector<std::string> files() const { return {}; }
+  virtual std::vector<std::string> files_of_both() const { return {}; }
 };
 
 // `count` samples of another source, drawn with replacement, from any offset with the same chance: the same ones for

@@ -9,6 +9,7 @@
 #include "data/encoding_progress.h"
 #include "data/paths.h"
 #include "engine/file.h"
+#include "engine/memory.h"
 
 namespace crossply {
 namespace {
@@ -24,17 +25,17 @@ class Tokens {
 
 class FileBytes : public Tokens {
  public:
-  explicit FileBytes(const std::string& path) : file_(path) {}
-  int64_t size() const override { return static_cast<int64_t>(file_.size()); }
+  FileBytes(InputFile file, uint64_t first) : file_(std::move(file)), first_(std::min(first, file_.size())) {}
+  int64_t size() const override { return static_cast<int64_t>(file_.size() - first_); }
   void read(int64_t begin, size_t count, int32_t* out) const override {
     const auto bytes = std::make_unique_for_overwrite<uint8_t[]>(count);
-    file_.read(static_cast<uint64_t>(begin), bytes.get(), count);
+    file_.read(first_ + static_cast<uint64_t>(begin), bytes.get(), count);
     std::copy_n(bytes.get(), count, out);
   }
   uint64_t digest() const override {
     std::vector<uint8_t> chunk(std::min<uint64_t>(file_.size(), 1 << 20));
     Digest digest;
-    for (uint64_t at = 0; at < file_.size(); at += chunk.size()) {
+    for (uint64_t at = first_; at < file_.size(); at += chunk.size()) {
       const uint64_t n = std::min<uint64_t>(chunk.size(), file_.size() - at);
       file_.read(at, chunk.data(), n);
       digest.add(chunk.data(), n);
@@ -44,6 +45,7 @@ class FileBytes : public Tokens {
 
  private:
   InputFile file_;
+  uint64_t first_;  // behind a byte order mark
 };
 
 class EncodedText : public Tokens {
@@ -98,7 +100,7 @@ class EncodedText : public Tokens {
   }
   void append(const std::vector<int32_t>& ids) {
     for (size_t at = 0; at < ids.size();) {
-      if (size_ % block == 0) blocks_.emplace_back().reserve(block);
+      if (size_ % block == 0) add_block();
       const size_t n = std::min(ids.size() - at, block - blocks_.back().size());
       const auto from = ids.begin() + static_cast<int64_t>(at);
       blocks_.back().insert(blocks_.back().end(), from, from + static_cast<int64_t>(n));
@@ -106,7 +108,16 @@ class EncodedText : public Tokens {
     }
   }
 
+  // The machine must not run out of memory, which ends other programs, too.
+  void add_block() {
+    if (blocks_.size() % 4 == 0)
+      require_memory(least_free, str("the text has ", size_, " tokens so far, and going on takes"),
+                     "prepare writes them into token shards, which stay on the disk");
+    blocks_.emplace_back().reserve(block);
+  }
+
   static constexpr size_t block = 1 << 20;
+  static constexpr uint64_t least_free = 256 << 20;  // bytes
   std::vector<std::vector<int32_t>> blocks_;  // full but for the last: one vector would need thrice the memory to grow
   int64_t size_ = 0, bytes_ = 0;
 };
@@ -157,8 +168,9 @@ Tokenizer tokenizer_of(const DataOptions& options) {
 std::shared_ptr<const Tokens> open_tokens(const std::string& path, const Tokenizer& tokenizer) {
   const std::vector<std::string> files = text_files(path);
   if (tokenizer.is_bytes() && files == std::vector{path}) {
-    const auto bytes = std::make_shared<const FileBytes>(path);
-    if (DocumentReader(path).is_plain_text()) return bytes;
+    InputFile file(path);
+    const DocumentReader reader(path);
+    if (reader.is_plain_text()) return std::make_shared<const FileBytes>(std::move(file), reader.text_begin());
   }
   return std::make_shared<const EncodedText>(files, tokenizer);
 }

@@ -1,4 +1,5 @@
-// tokenize: text on standard input, its token ids out, separated by spaces; or back with --decode. Both go along with
+// tokenize: text on standard input, its token ids out, separated by spaces; or back with --decode. The ids are those of
+// the text alone: what the tokenizer's template puts around a text, such as <s>, is left out. Both go along with
 // the input, and little of it is held at a time where Tokenizer::encode_begin() can say what is final; else all of it.
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include "cli/standard_streams.h"
 #include "data/bpe/character_set.h"
 #include "data/encoding_progress.h"
+#include "data/foreign_format.h"
 #include "data/tokenizer.h"
 #include "engine/file.h"
 #include "engine/numbers.h"
@@ -61,6 +63,16 @@ bool read_to(std::string& text, size_t size, Progress& progress) {
   return true;
 }
 
+// Takes a byte order mark from the first piece of the input, and returns its bytes. Refuses other formats than text.
+size_t check_beginning(std::string& text) {
+  if (const std::string format = foreign_format(text, ""); !format.empty())
+    fail(Exit::bad_data, "standard input: ", format);
+  constexpr std::string_view mark = "\ufeff";
+  if (!text.starts_with(mark)) return 0;
+  text.erase(0, mark.size());
+  return mark.size();
+}
+
 void print(const std::vector<int32_t>& ids, bool& first) {
   std::string text;
   for (const int32_t id : ids) {
@@ -78,11 +90,13 @@ void encode(const Tokenizer& tokenizer) {
   std::string text;
   size_t offset = 0;  // of `text` in the input
   bool first = true;
-  for (size_t size = block, more = true; more;) {
+  for (size_t size = block, more = true, begins = true; more; begins = false) {
     more = read_to(text, size, progress);
+    if (begins) offset = check_beginning(text);
     size_t valid = tokenizer.is_bpe() ? valid_utf8(text) : text.size();
     if (text.size() - valid > 3 || (!more && valid < text.size()))
-      fail(Exit::bad_data, "standard input is not UTF-8: wrong at byte ", offset + valid);
+      fail(Exit::bad_data, "standard input is not UTF-8: wrong at byte ", offset + valid, ", ",
+           printable(text.substr(valid, 1)), "; if it is Latin-1: iconv -f latin1 -t utf-8 converts it");
     std::vector<int32_t> ids;
     size_t done = text.size();
     if (more) done = tokenizer.encode_begin(std::string_view(text).substr(0, valid), ids);
@@ -113,8 +127,9 @@ void decode(const Tokenizer& tokenizer) {
   Progress progress;
   std::string text;
   bool first = true;
-  for (bool more = true; more;) {
+  for (bool more = true, begins = true; more; begins = false) {
     more = read_to(text, block, progress);
+    if (begins) check_beginning(text);
     const size_t end = more ? text.find_last_of(whitespace) : text.size();
     if (end == std::string::npos) fail(Exit::usage, "\"", excerpt(text), "\" is not a token id");
     const std::vector<int32_t> ids = ids_of(std::string_view(text).substr(0, end), tokenizer);
@@ -130,7 +145,10 @@ void decode(const Tokenizer& tokenizer) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Token ids of the text on standard input, separated by spaces.", "tokenize");
+  CLI::App app(
+      "Token ids of the text on standard input, separated by spaces: of the text alone, without the tokens that the "
+      "tokenizer's template puts around a text, such as <s>.",
+      "tokenize");
   Options o;
   auto flags = [&] {
     add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json, or a directory that has one")->required();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <set>
 
 #include "data/bpe/bpe.h"
 #include "data/bpe/tokenizer_json.h"
@@ -133,6 +134,22 @@ int32_t end_of_text(const Bpe& bpe, const std::string& path) {
   return -1;
 }
 
+// The file without the truncation and padding of somebody's last call.
+std::string without_call_state(const std::string& text, const json& object, const std::string& path) {
+  const bool truncates = !part_of(object, "truncation").is_null(), pads = !part_of(object, "padding").is_null();
+  if (!truncates && !pads) return text;
+  static std::set<std::string> said;  // a program may read a file more than once
+  if (said.insert(path).second)
+    std::fprintf(stderr, "note: %s: ignored, since it is the state of somebody's last call: %s\n",
+                 printable(path).c_str(),
+                 !pads        ? "truncation"
+                 : !truncates ? "padding"
+                              : "truncation, padding");
+  json copy = object;
+  copy["truncation"] = copy["padding"] = nullptr;
+  return copy.dump() + "\n";
+}
+
 // Of a fingerprint: they tell two tokenizers apart that are alike in all else that a message says.
 std::string first_digits(uint64_t fingerprint) {
   char digits[17];
@@ -223,15 +240,27 @@ std::string Tokenizer::decode(const std::vector<int32_t>& ids, bool whole) const
   std::string text;
   for (int32_t id : ids) {
     const bool known = id >= 0 && id < vocab_size();
+    const bool is_number = kind_ == Kind::none || kind_ == Kind::foreign;
+    if (!known && !is_number) continue;
     if (!text.empty()) text += separator();
-    if (kind_ == Kind::none || kind_ == Kind::foreign) text += std::to_string(id);
-    else if (!known) text += str("<", id, ">");
+    if (is_number) text += std::to_string(id);
     else if (kind_ == Kind::bytes) text += static_cast<char>(id);
     else if (kind_ == Kind::bpe) text += bpe_->text_of(id);
     else text += words_[static_cast<size_t>(id)];
   }
   if (whole && kind_ == Kind::bpe && bpe_->begins_with_space() && text.starts_with(' ')) text.erase(0, 1);
   return text;
+}
+
+std::string Tokenizer::name_of(int32_t id) const {
+  const std::string text = decode({id});
+  return text.empty() ? str("<", id, ">") : text;
+}
+
+Tokenizer Tokenizer::with_special_text() const {
+  Tokenizer t = *this;
+  if (kind_ == Kind::bpe) t.bpe_ = std::make_shared<const Bpe>(bpe_->with_special_text(eos_));
+  return t;
 }
 
 int32_t Tokenizer::eos() const {
@@ -254,20 +283,20 @@ Tokenizer Tokenizer::parse(const std::string& path) {
   const std::string text = read_file(path, most);
   const json object = parse_json<json>(text, path);
   if (!object.is_object()) fail(Exit::bad_data, path, ": is not a JSON object");
-  const auto model = object.find("model");
-  if (!part_of(part_of(object, "model"), "type").is_string() || !model->contains("vocab"))
+  const json& model = part_of(object, "model");
+  const std::string type = model_type_of(model);
+  if (!model.is_object() || type == "without a type" || !model.contains("vocab"))
     fail(Exit::bad_data, path, ": is no tokenizer: a \"model\" with a type and a vocab is missing");
-  const bool is_words = type_of(part_of(object, "model")) == "WordLevel";
+  const bool is_words = type == "WordLevel";
   if (!is_words && is_plain_bytes(object)) return bytes();
   const std::string part = is_words ? foreign_words(object) : Bpe::foreign_part(object);
   if (!part.empty()) return foreign(part);
-  if (is_words && !(*model)["vocab"].is_object())
-    fail(Exit::bad_data, path, ": the vocab of the model is not an object");
-  if (is_words) return words(words_of((*model)["vocab"], path));
+  if (is_words && !model["vocab"].is_object()) fail(Exit::bad_data, path, ": the vocab of the model is not an object");
+  if (is_words) return words(words_of(model["vocab"], path));
   Tokenizer t;
   t.kind_ = Kind::bpe;
   t.bpe_ = std::make_shared<const Bpe>(object, path);
-  t.file_ = text;
+  t.file_ = without_call_state(text, object, path);
   t.eos_ = end_of_text(*t.bpe_, path);
   t.prefix_ = t.bpe_->prefix();
   return t;

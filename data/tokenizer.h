@@ -49,19 +49,24 @@ class Tokenizer {
   size_t encode_begin(std::string_view text, std::vector<int32_t>& ids) const;
   // What a prompt begins with: the beginning-of-text token, where the file says that texts have one.
   const std::vector<int32_t>& prefix() const { return prefix_; }
-  // Words and integers are joined by single spaces. An id beyond the vocabulary, which a model with a larger one may
-  // write, becomes "<id>".
+  // Words and integers are joined by single spaces. An id that stands for nothing, such as one beyond the vocabulary
+  // that a model with a larger one may write, has no text, as in Hugging Face.
   // whole: the ids are a whole text, not what follows another one. Of a bpe that puts a space before each text it goes.
   std::string decode(const std::vector<int32_t>& ids, bool whole = false) const;
+  // What a table or a figure calls an id: its text, or "<id>" where it has none.
+  std::string name_of(int32_t id) const;
   // What stands between two tokens of a text: a space, or nothing between bytes.
   const char* separator() const { return kind_ == Kind::bytes || kind_ == Kind::bpe ? "" : " "; }
   // The token that ends a text: the word <eos>, or of a bpe, the end-of-text token; -1 where there is none.
   int32_t eos() const;
   // Is it no text of its own: the token that ends a text, or one that the file calls special?
   bool is_special(int32_t id) const;
+  // Of a bpe: the same, but the texts of special tokens are text like any other. Others have no such texts.
+  Tokenizer with_special_text() const;
 
   // DIR/tokenizer.json. Saving `none` or `foreign` writes nothing; loading where there is no tokenizer gives `none`. A
-  // file that is no tokenizer, or a list of words with a hole, is Exit::bad_data.
+  // file that is no tokenizer, or a list of words with a hole, is Exit::bad_data. The truncation and padding of
+  // somebody's last call, which transformers leaves in the file, count for nothing, with a note; they are not saved.
   void save(const std::string& dir) const;
   static Tokenizer load(const std::string& dir);
   // For --tokenizer: a tokenizer.json, or a directory that has one. Missing is Exit::no_input; what is asked for in it

@@ -7,9 +7,14 @@ tokenizer.json. `prepare --vocab N` runs it; alone:
 --style gpt2: GPT-2's cuts and its <|endoftext|>; llama3: Llama 3's cuts (numbers by three digits) and its
 <|begin_of_text|> and <|end_of_text|>, of which the first begins each text.
 """
+import sys
+
+# `prepare` gives this text to `python3 -c`, which looks for modules in the current directory first: a tokenizers.py or
+# an argparse.py of somebody's data is not what is meant.
+sys.path[:] = [place for place in sys.path if place != ""]
+
 import argparse
 import io
-import sys
 
 LLAMA3_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
                 r"|\s*[\r\n]+|\s+(?!\S)|\s+")

@@ -1,7 +1,8 @@
 #include "data/vocabulary.h"
 
+#include <fcntl.h>
 #include <poll.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,13 +22,11 @@
 #include "engine/python_files.h"
 #include "engine/rng.h"
 
-extern char** environ;
-
 namespace crossply {
 
 namespace {
 
-constexpr size_t most_bytes = 200'000'000, piece_bytes = 4 << 20;
+constexpr size_t most_bytes = 200'000'000;
 constexpr int no_package = 3;  // train_tokenizer.py's exit code
 
 struct Sample {
@@ -52,27 +51,25 @@ void check_stop() {
   if (stop_requested()) fail(Exit::stopped, "stopped; nothing of the vocabulary is kept");
 }
 
-Sample draw_sample(const std::vector<std::string>& files, const std::string& field) {
+Sample draw_sample(const std::vector<SourceFile>& sources, const VocabularyOptions& options) {
   Sample sample;
-  uint64_t all = 0, before = 0;
-  for (const std::string& file : files) all += InputFile(file).size();
-  EncodingProgress progress("reading for the vocabulary", all);
-  int64_t text = 0;
-  for (const std::string& file : files) {
-    DocumentReader reader(file);
-    for (bool more = true; more;) {
-      std::vector<Document> batch;
-      more = read_batch(reader, piece_bytes, batch);
-      parse_documents(batch, field);
-      for (Document& document : batch) {
-        text += std::ssize(document.text);
-        const uint64_t hash = document_hash(document.text, stream_of("vocabulary"));
-        if (!document.text.empty()) sample.add(hash, std::move(document.text));
-      }
-      progress.tell(before + reader.bytes().taken(), text, 0);
-      check_stop();
+  const Faults faults = options.skip_bad > 0 ? Faults::keep : Faults::fail;
+  DocumentFeed feed(sources, {}, "", faults);
+  EncodingProgress progress("reading for the vocabulary", total_bytes(sources));
+  int64_t text = 0, bad = 0;
+  for (bool more = true; more;) {
+    FeedBatch batch = feed.next();
+    more = batch.more;
+    parse_documents(batch.documents, options.field, faults);
+    require_utf8(batch.documents, faults);
+    for (Document& document : batch.documents) {
+      if (!document.fault.empty() && ++bad > options.skip_bad) fail(Exit::bad_data, document.fault);
+      text += std::ssize(document.text);
+      const uint64_t hash = document_hash(document.text, stream_of("vocabulary"));
+      if (!document.text.empty()) sample.add(hash, std::move(document.text));
     }
-    before += reader.bytes().taken();
+    progress.tell(batch.taken, text, 0);
+    check_stop();
   }
   if (sample.bytes == 0) fail(Exit::bad_data, "there is no text to train a vocabulary on");
   return sample;
@@ -100,27 +97,49 @@ void feed(int fd, const Sample& sample) {
   }
 }
 
-// Starts the script with its standard input at the other end of the pipe. 0: there is no such program.
-pid_t start_script(const std::vector<std::string>& words, int input, int other_end) {
+// In the child: becomes the program, which ends with the parent, however that ends.
+[[noreturn]] void run_script(char* const* argv, int input, int report, pid_t parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(127);  // it ended before
+  if (input == STDIN_FILENO) ::fcntl(input, F_SETFD, 0);
+  else ::dup2(input, STDIN_FILENO);
+  ::execvp(argv[0], argv);
+  const int error = errno;
+  if (::write(report, &error, sizeof error) < 0) ::_exit(126);
+  ::_exit(127);
+}
+
+void make_pipe(Descriptor& read, Descriptor& write) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) fail_io("make", "a pipe", errno);
+  read = Descriptor(ends[0]), write = Descriptor(ends[1]);
+}
+
+// Starts the script with its standard input at the end of the pipe. 0: there is no such program.
+pid_t start_script(const std::vector<std::string>& words, int input) {
   std::vector<char*> argv;
   for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, input, STDIN_FILENO);
-  posix_spawn_file_actions_addclose(&actions, other_end);
-  pid_t pid = 0;
-  const int error = ::posix_spawnp(&pid, argv[0], &actions, nullptr, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0 && error != ENOENT) fail_io("start", words[0], error);
-  return error == 0 ? pid : 0;
+  Descriptor answer, report;
+  make_pipe(answer, report);
+  const pid_t parent = ::getpid(), pid = ::fork();
+  if (pid < 0) fail_io("start", words[0], errno);
+  if (pid == 0) run_script(argv.data(), input, report.get(), parent);
+  report = Descriptor();
+  int error = 0;  // of exec; the pipe ends without one where it succeeds
+  const ssize_t got = uninterrupted([&] { return ::read(answer.get(), &error, sizeof error); });
+  if (got <= 0) return pid;
+  ::waitpid(pid, nullptr, 0);
+  if (error != ENOENT) fail_io("start", words[0], error);
+  return 0;
 }
 
-// The script's status, as waitpid tells it; after a signal to this process it is ended.
+// The script's status, as waitpid tells it; after a signal to this process it is ended, by force if it does not listen.
 int wait_for(pid_t pid) {
+  constexpr int patience = 100;
   int status = 0;
-  while (::waitpid(pid, &status, WNOHANG) == 0) {
-    if (stop_requested()) ::kill(pid, SIGTERM);
+  for (int asked = 0; ::waitpid(pid, &status, WNOHANG) == 0;) {
+    if (stop_requested()) ::kill(pid, asked++ < patience ? SIGTERM : SIGKILL);
     ::poll(nullptr, 0, 20);
   }
   return status;
@@ -142,21 +161,21 @@ std::vector<std::string> special_tokens(const std::string& style) {
   return {"<|endoftext|>"};
 }
 
-void train_vocabulary(const std::vector<std::string>& files, const VocabularyOptions& options, const std::string& out) {
-  const Sample sample = draw_sample(files, options.field);
+void train_vocabulary(const std::vector<SourceFile>& sources, const VocabularyOptions& options,
+                      const std::string& out) {
+  const Sample sample = draw_sample(sources, options);
   const char* named = std::getenv("PYTHON");
   const std::string python = named != nullptr && *named != '\0' ? named : "python3";
   const std::string unfinished = temporary_sibling(out);
   std::printf("training a vocabulary of %s on %.1f MB of text\n", format_count(options.size).c_str(),
               static_cast<double>(std::min(sample.bytes, most_bytes)) / 1e6);
   std::fflush(stdout);
-  int ends[2];
-  if (::pipe(ends) != 0) fail_io("make", "a pipe", errno);
-  Descriptor theirs(ends[0]), ours(ends[1]);
+  Descriptor theirs, ours;
+  make_pipe(theirs, ours);
   const std::string size = std::to_string(options.size);
   const pid_t pid = start_script({python, "-c", python_files().at("train_tokenizer.py"), "--vocab", size, "--style",
                                   options.style, "--out", unfinished},
-                                 theirs.get(), ours.get());
+                                 theirs.get());
   if (pid == 0)
     fail(Exit::no_input, "--vocab needs Python with the package tokenizers, but there is no program ", python,
          "; install both (pip install tokenizers), or name another Python in the variable PYTHON");

@@ -14,12 +14,12 @@ void add_device(CLI::App& app, std::string& device) {
   add_choice(app, "--device", device, {"cpu", "cuda", "emulator"}, "cpu, cuda, or emulator, where it is built in");
 }
 
-void add_flags(CLI::App& app, BenchFlags& f, bool models) {
+void add_flags(CLI::App& app, BenchFlags& f, bool models, bool torch) {
   if (models)
     add_text(app, "--models", f.models, "LIST",
              "sizes of the training steps: i, ii, iii, 124m, 1b, tiny; gpt2-64, gpt2-256");
   add_integer(app, "--rounds", f.rounds, 1, most_size, "how often each is measured");
-  app.add_flag("--no-torch", f.no_torch, "without PyTorch");
+  if (torch) app.add_flag("--no-torch", f.no_torch, "without PyTorch");
   add_text(app, "--json", f.json, "FILE", "where to write each table, too, when it is known");
 }
 
@@ -49,7 +49,7 @@ struct Flags {
 
 void add_commands(CLI::App& app, Flags& f) {
   app.require_subcommand(0, 1);
-  add_flags(app, f.bench, true);
+  add_flags(app, f.bench, true, true);
   CLI::App* products = app.add_subcommand("products", "the matrix products as fractions of the multiply-add peak");
   CLI::App* ops = app.add_subcommand("ops", "the other ops, against a copy of as many bytes");
   CLI::App* steps =
@@ -59,15 +59,22 @@ void add_commands(CLI::App& app, Flags& f) {
   CLI::App* gpu = app.add_subcommand("gpu", "what a GPU does, and all architectures on it, in about 8 minutes");
   CLI::App* part = app.add_subcommand("part")->group("");
   CLI::App* serve = app.add_subcommand("serve")->group("");
-  for (CLI::App* command : {products, ops, steps}) add_flags(*command, f.bench, command == steps);
+  for (CLI::App* command : {products, ops, steps}) add_flags(*command, f.bench, command == steps, command == steps);
   for (CLI::App* command : {ops, steps}) add_device(*command, f.bench.device);
-  for (CLI::App* command : {gpu, part}) add_flags(*command, f.gpu, false), add_device(*command, f.gpu.device);
+  for (CLI::App* command : {gpu, part}) add_flags(*command, f.gpu, false, true), add_device(*command, f.gpu.device);
   add_text(*gpu, "--only", f.gpu.only, "PART[,PART]",
            "of machine, products, attention, steps, architectures, ops, torch (the steps beside PyTorch)");
   part->add_option("name", f.part);
   for (CLI::App* command : {products, ops, steps, architectures, gpu}) command->footer(exit_code_help());
   add_flags(*architectures, f.architectures);
   add_flags(*serve, f.serve);
+}
+
+// Each subcommand has its own flags; one in front of it would not reach all of them.
+void refuse_in_front(const CLI::App& app, const std::string& command) {
+  for (const CLI::Option* flag : app.get_options())
+    if (flag->count() > 0)
+      fail(Exit::usage, flag->get_name(), " has no effect in front of ", command, "; put it behind, if that has it");
 }
 
 void run(const Flags& f, const std::string& command) {
@@ -108,6 +115,7 @@ int main(int argc, char** argv) {
       app, argc, argv, [&] { add_commands(app, f); },
       [&] {
         const auto commands = app.get_subcommands();
+        if (!commands.empty()) refuse_in_front(app, commands[0]->get_name());
         run(f, commands.empty() ? "" : commands[0]->get_name());
         return exit_code();
       });

@@ -129,7 +129,9 @@ Torch::Torch(const BenchFlags& flags) {
   const char* named = std::getenv("PYTHON");
   python_ = named != nullptr && *named != '\0' ? named : "python3";
   if (flags.no_torch) return;
-  Process probe({python_, "-c", "import torch; print(torch.__version__)"}, environment(), true);
+  // Python would look for torch in the current directory first.
+  const std::string code = "import sys; sys.path = [p for p in sys.path if p]; import torch; print(torch.__version__)";
+  Process probe({python_, "-c", code}, environment(), true);
   version_ = probe.answer().value_or("");
   if (available()) print_text("PyTorch ", version_, "\n");
   else print_text(python_, " has no PyTorch: no comparison. PYTHON names another Python.\n");

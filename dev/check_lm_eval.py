@@ -116,6 +116,11 @@ def check_requests(ours, theirs, style):
   texts = requests_of("loglikelihood_rolling", [(LONG,), ("x",), ("",), (LONG[:150],)])
   for request, got, want in zip(texts, ours.loglikelihood_rolling(texts), theirs.loglikelihood_rolling(texts)):
     check_near(f"log-probability of the text {request.args}", got, want)
+  # Without the harness's key: the tokens of the text, given what begins every text, which is not scored.
+  for text in ("x", LONG[:60], BEGIN + "x" if style == "llama3" else END + "x"):
+    got = ours.ask([{"text": text}])[0]["logprob"]
+    want = theirs.loglikelihood(requests_of("loglikelihood", [("", text)]), disable_tqdm=True)[0][0]
+    check_near(f"log-probability of the text {text!r} after its begin", got, want)
   asked = requests_of("generate_until", [(context, {"until": list(until), "max_gen_toks": most, "do_sample": False})
                                          for context, until, most in GENERATIONS])
   for request, got, want in zip(asked, ours.generate_until(asked), theirs.generate_until(asked)):

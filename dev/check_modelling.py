@@ -38,8 +38,8 @@ try:
   import peft
 except ImportError:
   peft = None
-from check_transformers import check_equal
-from compare_gradients import CROSSED, OWN_FACTOR, SAMPLED, check_complete, need_program, nudge
+from check_transformers import DTYPE, check_equal
+from compare_gradients import CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge
 from reference import model_dir
 
 T, P, V = 9, 24, 7  # P: positions of a GPT-2
@@ -60,6 +60,10 @@ def variants():
   for number, connection in enumerate((*CROSSED[1:], *SAMPLED)):
     yield {**connection, **LLAMAS[number % len(LLAMAS)]}
     yield {**connection, **GPT2S[number % len(GPT2S)]}
+  yield {"arch": "llama", **QWEN2, "qk_norm": True}
+  for connection in CROSSED[1:]:
+    if connection["arch"] not in ("lime_static", "lime_dynamic"):
+      yield {**connection, **QWEN2}
   yield {"arch": "mudd", "num_hidden_layers": 9, "T": 60}  # deeper and longer than the others
 
 
@@ -170,16 +174,8 @@ class Case:
     said = run(self.build / "generate", "--model", directory, "--prompt", prompt, "--max-new", "8")
     return [int(token) for token in said.split()[-8:]]
 
-  def check_refusals(self):
-    """What a model cannot do it refuses by name; what its configuration lacks is None."""
-    for more in ({"inputs_embeds": torch.zeros(1, T, 8)}, {"output_hidden_states": True}, {"output_attentions": True},
-                 {"past_key_values": transformers.StaticCache(self.model.config, max_cache_len=T)}):
-      try:
-        self.model(self.tokens, **more)
-      except ValueError as refused:
-        if any(name in str(refused) for name in (*more, "StaticCache")):
-          continue
-      raise RuntimeError(f"{list(more)} are not refused")
+  def check_configuration(self):
+    """What its configuration lacks is None."""
     config = self.model.config
     expect("a token's id is not None", config.bos_token_id is config.pad_token_id is None)
     config.use_cache = False
@@ -205,7 +201,7 @@ class Case:
         written.append(write(self.model, prompt, use_cache=use_cache, **mode))
       expect(f"{mode} depends on the cache", torch.equal(*written))
     with torch.no_grad():
-      want, got = self.model(prompt).logits, load(self.directory, dtype=torch.bfloat16)(prompt).logits
+      want, got = self.model(prompt).logits, load(self.directory, **{DTYPE: torch.bfloat16})(prompt).logits
     expect("bf16 is not loaded as such", got.dtype == torch.bfloat16)
     error = (got - want).abs().max() / want.abs().max()
     # Roundings of 2^-9, which four layers amplify.
@@ -244,7 +240,7 @@ class Case:
     self.check_generation()
     self.check_round_trip()
     if thoroughly:
-      self.check_refusals()
+      self.check_configuration()
       self.check_modes()
 
 

@@ -7,13 +7,15 @@ BUILD: the directory with the programs, default build. DIR (or $CROSSPLY_TEXT): 
 compared too. --all: every character in every context, minutes; otherwise a sample of those beyond the first two planes.
 --speed: the speed of both on the texts, one thread and all.
 
-Trained on this repository's own text: files in the styles of GPT-2, GPT-4o, Llama 3, Qwen 2, DeepSeek, and
+The published files of tests/published/tokenizers, as their writers left them and without what older writers left out.
+Then, trained on this repository's own text: files in the styles of GPT-2, GPT-4o, Llama 3, Qwen 2, DeepSeek, and
 Llama 2 in two writings. Compared for each: texts, a page of Unicode's difficult characters, characters in contexts,
 random bytes read as text; decoding gives the text back; random bytes that are no UTF-8 are refused.
 
 Exit 0: all agree. 1: something does not. 77: skipped, the package is not importable.
 """
 import argparse
+import json
 import os
 import pathlib
 import random
@@ -199,6 +201,29 @@ def check_refusals(build, path, samples):
         raise RuntimeError(f"{data!r} is not refused at byte {error.start}: {done.stderr!r}")
 
 
+def check_published(build, path, directory):
+  """A published file, also without what files of older versions of the package do not have."""
+  whole = json.loads(path.read_text(encoding="utf-8"))
+  writings = {"as it is": whole, "without model.type": {**whole, "model": without(whole["model"], "type")}}
+  for key in ("fuse_unk", "dropout", "unk_token", "ignore_merges"):
+    if key in whole["model"] and not whole["model"][key]:
+      writings[f"without model.{key}"] = {**whole, "model": without(whole["model"], key)}
+  pairs = [merge if isinstance(merge, list) else merge.split(" ") for merge in whole["model"]["merges"]]
+  writings["merges as pairs"] = {**whole, "model": {**whole["model"], "merges": pairs}}
+  text = "\n".join(TORTURE)
+  for name, writing in writings.items():
+    file = directory / f"published_{path.stem}.json"
+    file.write_text(json.dumps(writing), encoding="utf-8")
+    want = tokenizers.Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False).ids
+    if list(map(int, our_ids(build, file, text))) != want:
+      raise RuntimeError(f"published {path.stem}, {name}: the ids differ")
+  return len(writings)
+
+
+def without(values, key):
+  return {name: value for name, value in values.items() if name != key}
+
+
 def speed(build, path, texts):
   """In MB/s: ours without its start, which reads the file."""
   text = "\n".join(texts)
@@ -241,6 +266,9 @@ def main():
     print("no --data and no $CROSSPLY_TEXT: only this repository's text is compared")
   samples = list(random_bytes(10000))
   with tempfile.TemporaryDirectory() as directory:
+    for path in sorted((ROOT / "tests/published/tokenizers").glob("*.json")):
+      writings = check_published(args.build, path, pathlib.Path(directory))
+      print(f"ok: published {path.stem}: {writings} writings", flush=True)
     for kind in args.kinds.split(","):
       tokenizer, path = train(kind, texts + [text[:300000] for text in corpora], pathlib.Path(directory))
       done = [check(args.build, kind, tokenizer, path, "texts", texts + corpora),

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Checks that a plain LLaMA, a dense Qwen3 and a GPT-2 travel both ways between crossply and the transformers library.
+"""Checks that a plain LLaMA, a Mistral, a Qwen2, a dense Qwen3 and a GPT-2 travel both ways between crossply and the
+transformers library.
 
   dev/check_transformers.py [BUILD]      BUILD: the directory with the programs, default build
 
 Out: directories written by the reference, and those that build/train_llama and train_gpt2 write, load in transformers
-with no weight missing or left over, and give the logits of our reference module and the loss of build/gradients.
-In: directories written by transformers, with Llama 3.1's rotary scaling too, load in build/gradients with the same
-loss and, of a GPT-2, also one of the 124M shape, the same gradients; what the trainers' --init makes of them gives
-transformers the same logits, special tokens and generation_config.json.
+with no weight missing or left over, and give the logits of our reference module, the loss and the gradients of
+build/gradients, and the text of build/generate.
+In: directories written by transformers, with linear, yarn's and Llama 3.1's rotary scaling too, and a GPT-2 of the 124M
+shape, do the same; what the trainers' --init makes of them gives transformers the same logits, the same type of model,
+special tokens and generation_config.json.
 
 Exit 0: all hold. 1: one does not. 77: skipped, PyTorch or transformers is not importable.
 """
@@ -27,8 +29,12 @@ except ImportError as missing:
 from compare_gradients import B, T, need_program, run_gradients, split
 from reference import model_dir
 
+OLD = not hasattr(transformers.LlamaConfig(), "rope_parameters")  # before version 5 the keys of rope stand apart
+# What from_pretrained calls the type of the weights.
+DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
 # Of the largest logit, and of the loss: float32 in two orders of summation, and a factor of ten.
 TOLERANCE = 1e-5
+WRITTEN = 4  # tokens
 
 
 def check_equal(what, got, want, own_error=lambda: 0.0):
@@ -43,7 +49,7 @@ def check_equal(what, got, want, own_error=lambda: 0.0):
 def theirs(directory):
   """The directory as transformers reads it, complete or an error."""
   model, report = transformers.AutoModelForCausalLM.from_pretrained(
-    directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    directory, attn_implementation="eager", output_loading_info=True, **{DTYPE: torch.float32})
   for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
     if report[key]:
       raise RuntimeError(f"transformers reports {key} {sorted(report[key])}")
@@ -63,9 +69,28 @@ def check_directory(directory, build):
   with tempfile.TemporaryDirectory() as scratch:
     loss, gradients = run_gradients(build, directory, tokens, pathlib.Path(scratch) / "gradients.safetensors")
   check_equal("the losses of gradients and of transformers", loss, want.detach())
-  if other.config.model_type == "gpt2":
-    want.backward()
-    check_gradients(other, gradients)
+  want.backward()
+  check_gradients(other, gradients)
+  if not (directory / "tokenizer.json").exists():  # else prompts are words
+    check_text(other, directory, build, tokens[:5])
+
+
+def check_text(other, directory, build, prompt):
+  """Greedy text with a cache, before the token that ends one."""
+  more = other.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=WRITTEN,
+                        do_sample=False, pad_token_id=0)
+  done = subprocess.run([build / "generate", "--model", directory, "--prompt", " ".join(map(str, prompt)), "--max-new",
+                         str(WRITTEN)], capture_output=True, text=True)
+  if done.returncode != 0:
+    raise RuntimeError(f"generate ended with {done.returncode}: {done.stderr.strip()}")
+  ends = other.config.eos_token_id
+  ends = ends if isinstance(ends, list) else [ends]
+  def text(ids):
+    new = ids[len(prompt):]
+    return new[: next((at for at, token in enumerate(new) if token in ends), len(new))]
+  ours, wanted = text([int(token) for token in done.stdout.split()]), text(more[0].tolist())
+  if ours != wanted:
+    raise RuntimeError(f"generate writes {ours}, transformers {wanted}")
 
 
 def check_gradients(other, gradients):
@@ -92,12 +117,13 @@ def check_round_trip(directory, build):
     check_equal("the logits before and after", after(tokens).logits, before(tokens).logits)
   if type(before) is not type(after):
     raise RuntimeError(f"{type(before).__name__} became {type(after).__name__}")
-  kept = ("bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "rms_norm_eps", "head_dim", "n_inner",
+  kept = ("bos_token_id", "eos_token_id", "pad_token_id", "rope_theta", "sliding_window", "use_sliding_window",
+          "rms_norm_eps", "head_dim", "n_inner",
           "n_positions", "layer_norm_epsilon", "activation_function", "scale_attn_by_inverse_layer_idx",
           "tie_word_embeddings")
   for key in kept:
     was, became = (getattr(model.config, key, None) for model in (before, after))
-    if was != became:
+    if was != became and (key, was) != ("head_dim", None):  # which is then the width of a head
       raise RuntimeError(f"{key} {was} became {became}")
   if (directory / "generation_config.json").read_text() != (again / "generation_config.json").read_text():
     raise RuntimeError("generation_config.json is another one")
@@ -124,21 +150,30 @@ def written_by_trainer(directory, build, flags, program="train_llama"):
 
 
 ROPE = {"rope_type": "default", "rope_theta": 100.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
+# The original length is that of the model, which transformers 4.49 takes it for whatever the key says.
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 64,
+        "beta_fast": 6.0, "beta_slow": 0.5}
+YARN_MORE = YARN | {"mscale": 0.7, "mscale_all_dim": 1.3, "truncate": False}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 40}
 
 
-def written_by_transformers(directory, build, tied, K, head_dim, model="Llama", rope=ROPE):
+def written_by_transformers(directory, build, tied, K, head_dim, model="Llama", rope=ROPE, **more):
   # A wide initialisation, so that the loss of a random model depends on every part of it.
+  scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+  ropes = {"rope_theta": rope["rope_theta"], "rope_scaling": None if rope is ROPE else scaling} if OLD else {
+    "rope_parameters": dict(rope)}
+  width = {} if head_dim is None else {"head_dim": head_dim}
   config = getattr(transformers, model + "Config")(
     vocab_size=11, hidden_size=16, intermediate_size=10, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=K, head_dim=head_dim, tie_word_embeddings=tied, max_position_embeddings=64, rms_norm_eps=1e-4,
-    rope_parameters=dict(rope), initializer_range=0.3, bos_token_id=3, eos_token_id=[5, 7], pad_token_id=None)
+    num_key_value_heads=K, tie_word_embeddings=tied, max_position_embeddings=64, rms_norm_eps=1e-4,
+    initializer_range=0.3, bos_token_id=3, eos_token_id=[5, 7], pad_token_id=None, **width, **ropes, **more)
   torch.manual_seed(3)
   other = getattr(transformers, model + "ForCausalLM")(config)
   with torch.no_grad():
     for name, parameter in other.named_parameters():
-      if "norm" in name:
+      if "norm" in name or name.endswith(".bias"):
         parameter.add_(0.3 * torch.randn(parameter.shape))
   other.save_pretrained(directory)
   check_round_trip(directory, build)
@@ -165,7 +200,15 @@ CASES = [(written_by_reference, {"tied": tied, "K": K, "head_dim": head_dim})
 CASES += [(written_by_transformers, {"tied": tied, "K": K, "head_dim": head_dim})
           for tied, K, head_dim in ((True, 2, None), (False, 2, None), (False, 1, 8))]
 CASES += [(written_by_transformers, {"tied": False, "K": 2, "head_dim": 8, "model": model, "rope": rope})
-          for model, rope in (("Llama", LLAMA3), ("Qwen3", ROPE), ("Qwen3", LLAMA3))]
+          for model, rope in (("Llama", LLAMA3), ("Llama", LINEAR), ("Llama", YARN), ("Qwen3", ROPE),
+                              ("Qwen3", LLAMA3)) if hasattr(transformers, model + "Config")]
+CASES += [(written_by_transformers, {"tied": tied, "K": 2, "head_dim": None, "model": "Qwen2", "rope": rope})
+          for tied, rope in ((True, ROPE), (False, YARN))]
+CASES += [(written_by_transformers, {"tied": False, "K": 2, "head_dim": None, "model": "Mistral", "rope": rope,
+                                     "sliding_window": window})
+          for rope, window in ((ROPE, None), (ROPE, 64), (LINEAR, None))]
+if not OLD:  # 4.49 knows neither key
+  CASES += [(written_by_transformers, {"tied": False, "K": 2, "head_dim": 8, "rope": YARN_MORE})]
 GPT2 = {"arch": "gpt2", "K": 4, "max_position_embeddings": 9}
 CASES += [(written_by_reference, GPT2 | {"tied": tied, "activation_function": activation,
                                          "scale_attn_by_inverse_layer_idx": scaled})
@@ -177,7 +220,9 @@ CASES += [(written_by_transformers_gpt2, options) for options in (
    "initializer_range": 0.02})]  # the 124M
 CASES += [(written_by_trainer, {"flags": flags, "program": "train_gpt2"})
           for flags in ((), ("--tie", "false", "--activation", "gelu", "--scale-attn-by-layer", "true"))]
-CASES += [(written_by_trainer, {"flags": flags}) for flags in ((), ("--qk-norm", "true", "--norm-eps", "1e-5"))]
+CASES += [(written_by_trainer, {"flags": ()})]
+if hasattr(transformers, "Qwen3Config"):
+  CASES += [(written_by_trainer, {"flags": ("--qk-norm", "true", "--norm-eps", "1e-5")})]
 
 
 def main():

@@ -106,6 +106,19 @@ def tiny_models():
     yield options
 
 
+# A Qwen2's block, with yarn's rotary frequencies, of which one stays and one is divided.
+QWEN2 = {"K": 2, "head_dim": 4, "qkv_bias": True,
+         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 1.2,
+                          "beta_slow": 0.2}}
+
+
+def tiny_qwen2s():
+  """The same on it, but for what refuses its biases."""
+  for number, connection in enumerate((*CROSSED, *SAMPLED)):
+    if connection["arch"] not in ("lime_static", "lime_dynamic"):
+      yield dict(connection, **QWEN2, tied=number % 2 == 0)
+
+
 def tiny_gpt2s():
   """The same on the backbone gpt2: itself with all its options, every connection with two or three of them."""
   backbones = [dict(zip(("bias", "tied", "activation_function", "scale_attn_by_inverse_layer_idx"), values))
@@ -208,7 +221,7 @@ def main():
   need_program(build / "gradients")
   torch.set_num_threads(1)  # the models are tiny
   generator = torch.Generator().manual_seed(1)
-  models = [*tiny_models(), *tiny_gpt2s()]
+  models = [*tiny_models(), *tiny_qwen2s(), *tiny_gpt2s()]
   check_complete(models)
   failures = beyond = 0
   largest, plain = 0.0, (0.0, "")  # errors as a fraction of what is allowed, and of the limits as they stand; where

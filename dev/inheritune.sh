@@ -72,7 +72,7 @@ train() {
 start() {
   local to=$dir/start_$1
   shift
-  [ -e "$to" ] || run "$build/transplant" --out "$to" --seed "$seed" "$@"
+  [ -e "$to" ] || run "$build/transplant" --out "$to" "$@"
 }
 inheritune() {
   local to=$dir/inheritune

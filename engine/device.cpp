@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "engine/out_of_memory.h"
+
 namespace crossply {
 
 Arena::Arena(Device& device, std::string name, size_t bytes)
@@ -12,9 +14,9 @@ Arena::Arena(Device& device, std::string name, size_t bytes)
     return memory.bytes == 0 ? "" : str("; the GPU has ", words(memory.bytes), ", of them free ", words(memory.free));
   };
   if (data_ == nullptr)
-    fail(Exit::device, "not enough memory", device.stream().backend == Backend::cuda ? " on the GPU" : "", " for ",
-         name_, ": ", words(bytes), of_gpu(device.memory()),
-         ". Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
+    throw OutOfMemory(Exit::device,
+                      str("not enough memory", device.stream().backend == Backend::cuda ? " on the GPU" : "", " for ",
+                          name_, ": ", words(bytes), of_gpu(device.memory())));
   device.fill(data_, 0, bytes);
 }
 

@@ -11,6 +11,8 @@
 #include <filesystem>
 #include <system_error>
 
+#include "engine/leftovers.h"
+
 namespace crossply {
 namespace {
 
@@ -103,7 +105,7 @@ void InputFile::read(uint64_t offset, void* out, uint64_t bytes) const {
 
 OutputFile::OutputFile(const std::string& path, uint64_t bytes) : path_(writable_target(path)), expected_(bytes) {
   temporary_ = temporary_sibling(path_);
-  ::unlink(temporary_.c_str());  // left by a dead process that had the same number
+  remove_leftovers_of(path_);
   fd_ = Descriptor(open_file(temporary_, O_WRONLY | O_CREAT | O_EXCL));
   if (fd_.get() < 0) {
     const int error = errno;

@@ -22,6 +22,10 @@ constexpr int max_json_depth = 100;
 // parser refuses.
 std::string unfit_part(std::string_view text);
 
+// What is wrong with a text that the parser refused, and at which byte, counted from 0. read: how many bytes the parser
+// had read; words: its own message.
+std::string json_fault(std::string_view text, size_t read, std::string_view words);
+
 // A discarded value (is_discarded()) where `text` is not JSON or unfit. Json: nlohmann::json or ordered_json.
 template <class Json = nlohmann::json>
 Json try_parse_json(std::string_view text) {
@@ -35,7 +39,7 @@ Json parse_json(std::string_view text, const std::string& where) {
   try {
     return Json::parse(text);
   } catch (const nlohmann::json::parse_error& error) {
-    fail(Exit::bad_data, where, ": is not a JSON object in UTF-8: wrong at byte ", error.byte);
+    fail(Exit::bad_data, where, ": is not a JSON object in UTF-8: ", json_fault(text, error.byte, error.what()));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <unordered_set>
 
+#include "engine/out_of_memory.h"
 #include "engine/packing.h"
 #include "engine/tape.h"
 
@@ -148,7 +149,7 @@ void Tape::plan(PlanMode mode) {
   for (const Buffer* buffer : order) {
     total += aligned(buffer->bytes);
     if (total > size_t{1} << 60)  // far from where sizes overflow: each buffer is smaller
-      fail(Exit::usage, "the activations are larger than any memory; use a smaller --batch, --seq or model");
+      throw OutOfMemory(Exit::usage, "the activations are larger than any memory");
     const bool always = buffer->persistent || mode != PlanMode::reuse;
     blocks.push_back({aligned(buffer->bytes), always ? 0 : buffer->first, always ? ticks - 1 : buffer->last});
   }

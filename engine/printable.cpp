@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "engine/control_characters.h"
+
 namespace crossply {
 namespace {
 
@@ -14,8 +16,8 @@ size_t expected_length(uint8_t first) {
 
 bool is_continuation(char c) { return (c & 0xC0) == 0x80; }
 
-// Is it one that a terminal shows, or a line break or tab? From 0x7F to 0x9F stand control characters.
-bool shows(uint32_t code) { return (code >= 0x20 && code < 0x7F) || code >= 0xA0 || code == '\n' || code == '\t'; }
+// Is it one that a terminal shows, or a line break or tab?
+bool shows(uint32_t code) { return !is_control(code) || code == '\n' || code == '\t'; }
 
 // Does it end within its first character?
 bool is_cut(std::string_view text) {

@@ -134,8 +134,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) override {
-    fail(Exit::bad_data, path_, ": the header is not a JSON object in UTF-8, at its byte ", position,
-         ": is this a safetensors file, and complete?");
+    fail(Exit::bad_data, path_, ": the header is not a JSON object in UTF-8, at its byte ",
+         position > 0 ? position - 1 : 0, ": is this a safetensors file, and complete?");
   }
 
  private:
@@ -308,6 +308,9 @@ void SafetensorsFile::read_f32(const TensorInfo& info, int64_t first, int64_t co
   read_real(info, first, count, out);
 }
 void SafetensorsFile::read_f64(const TensorInfo& info, double* out) const { read_real(info, 0, info.numel(), out); }
+void SafetensorsFile::read_f64(const TensorInfo& info, int64_t first, int64_t count, double* out) const {
+  read_real(info, first, count, out);
+}
 
 void SafetensorsFile::read_raw(const TensorInfo& info, const std::string& dtype, void* out) const {
   if (info.dtype != dtype) {

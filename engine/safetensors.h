@@ -37,6 +37,7 @@ class SafetensorsFile {
   // The same of `count` elements from `first` on, in the order of the bytes.
   void read_f32(const TensorInfo& info, int64_t first, int64_t count, float* out) const;
   void read_f64(const TensorInfo& info, double* out) const;
+  void read_f64(const TensorInfo& info, int64_t first, int64_t count, double* out) const;
   // out: the bytes as they are, for integers; the tensor must be of this dtype.
   void read_raw(const TensorInfo& info, const std::string& dtype, void* out) const;
 

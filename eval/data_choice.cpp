@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "engine/byte_names.h"
 #include "engine/printable.h"
 #include "models/json_file.h"
 
@@ -20,6 +21,7 @@ DataOptions read_run(const std::string& dir) {
   if (!flags.is_object()) fail(Exit::bad_data, path, ": \"trajectory\" is no object");
   read(flags, "data", run.spec, path);
   read(flags, "val_data", run.val_spec, path);
+  run.spec = name_from_utf8(run.spec), run.val_spec = name_from_utf8(run.val_spec);
   auto count = [&](const char* key, auto& into) {
     int64_t number = static_cast<int64_t>(into);
     read(flags, key, number, path);
@@ -151,9 +153,10 @@ ModelData open_data(const DataOptions& asked, const std::string& split, const st
   const Tokenizer& other = data.dataset.tokenizer;
   require_same_tokenizer(tokenizer, name, other, choice.data.spec);
   if (tokenizer.is_none() && !other.is_none())
-    std::fprintf(stderr, "note: %s has no tokenizer: the ids of %s are taken as its own\n", name.c_str(),
-                 choice.data.spec.c_str());
-  data.source().check_tokens(model.config.vocab_size);
+    std::fprintf(stderr, "note: %s has no tokenizer: the ids of %s are taken as its own\n", printable(name).c_str(),
+                 printable(choice.data.spec).c_str());
+  for (const auto& part : {&data.dataset.train, &data.dataset.test})
+    if (part->get() == &data.source()) (*part)->check_when_read(model.config.vocab_size);
   if (tokenizer.is_none()) data.tokenizer = other;
   note_training_data(choice);
   return data;

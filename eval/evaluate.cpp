@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "cli/format.h"
+#include "cli/needs.h"
 #include "cli/program.h"
 #include "engine/rng.h"
 #include "eval/answers.h"
@@ -25,8 +26,7 @@ struct Options {
   std::string model, split, device = "cpu";
   DataOptions data;
   std::optional<uint64_t> seed;
-  std::optional<int64_t> estimates;  // 10
-  int64_t batch = 0, samples = 0, answers = 1000, estimate = 0;
+  int64_t batch = 0, samples = 0, answers = 1000, estimate = 0, estimates = 10;
 };
 
 constexpr int64_t estimate_batch = 12;  // the Inheritune paper's
@@ -72,7 +72,7 @@ BatchModel::Mean finite_mean(BatchModel& batches, const Source& source, int64_t 
 
 // The mean loss of o.estimate batches of random windows, o.estimates (10) times, each with a seed of its own.
 void print_estimates(const Options& o, BatchModel& batches, int64_t B, const Source& source, uint64_t seed) {
-  const int64_t count = o.estimates.value_or(10);
+  const int64_t count = o.estimates;
   std::vector<double> means;
   for (int64_t r = 0; r < count; ++r) {
     const uint64_t own = random_bits(seed, stream_of("estimate"), static_cast<uint64_t>(r));
@@ -85,21 +85,20 @@ void print_estimates(const Options& o, BatchModel& batches, int64_t B, const Sou
 }
 
 Exit run(const Options& o) {
-  if (o.estimates && o.estimate == 0)
-    fail(Exit::usage, "--estimates ", *o.estimates, " needs --estimate, of how many batches");
   LoadedModel model(o.model, o.device, false);
   const ModelData data = open_data(o.data, o.split, o.seed, model, o.model);
   const Source& source = data.source();
   const int64_t samples = o.samples > 0 ? o.samples : source.size(), T = source.seq_len();
   const int64_t enough = std::max<int64_t>(1, std::min<int64_t>(16, 16384 / T));  // long sequences fill the cores alone
   const int64_t usual = o.estimate > 0 ? estimate_batch : std::min(enough, std::min(samples, source.size()));
-  const int64_t batch = o.batch > 0 ? o.batch : usual;
-  check_batch(batch, 1, T);
+  const int64_t asked = o.batch > 0 ? o.batch : usual;
+  check_batch(asked, 1, T);
+  const int64_t batch = std::min(asked, std::min(samples, source.size()));  // no row stays empty
   BatchModel batches(*model.device, model.params, model.config,
                      Batch{batch, T, model.params.dtype(), /*training=*/false});
   const BatchModel::Mean mean = finite_mean(batches, source, samples);
   print_loss(source, mean, data, model.config.max_position_embeddings);
-  if (o.estimate > 0) print_estimates(o, batches, batch, source, data.choice.data.seed);
+  if (o.estimate > 0) print_estimates(o, batches, asked, source, data.choice.data.seed);
   if (source.task() != nullptr && o.answers > 0) print_answers(model, source, o.answers);
   return Exit::done;
 }
@@ -122,10 +121,15 @@ int main(int argc, char** argv) {
                 "that the model takes, but at most 2048)");
     add_text(app, "--val-data", o.data.val_spec, "GLOB",
              "validation shards, which are then the test set (default: those of the training run)");
-    add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),
-                "of generated data and of --estimate (default: that of the training run)");
-    add_integer(app, "--train-samples", o.data.train_samples, 0, most_count,
-                "size of the training set (0: as in the training run)");
+    const Need task{"--data", {"arith:*", "prosqa*"}};
+    needs(app,
+          add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),
+                      "of generated data and of --estimate (default: that of the training run)"),
+          {task, {"--estimate"}});
+    needs(app,
+          add_integer(app, "--train-samples", o.data.train_samples, 0, most_count,
+                      "size of the training set (0: as in the training run)"),
+          {task, {"--split", {"train"}}});
     add_integer(app, "--test-samples", o.data.test_samples, 0, most_count,
                 "size of the test set (0: as in the training run)");
     add_integer(app, "--batch", o.batch, 0, most_size,
@@ -133,8 +137,10 @@ int main(int argc, char** argv) {
     add_integer(app, "--samples", o.samples, 0, most_count, "score the first so many sequences (0: all)");
     add_integer(app, "--estimate", o.estimate, 0, most_size,
                 "also the mean loss of so many random batches, from anywhere in the data (0: none)");
-    add_integer(app, "--estimates", o.estimates, 2, most_size, "such means, for their spread (10)");
-    add_integer(app, "--answers", o.answers, 0, most_count, "answer the first so many prompts of a task");
+    needs(app, add_integer(app, "--estimates", o.estimates, 2, most_size, "such means, for their spread"),
+          {{"--estimate"}});
+    needs(app, add_integer(app, "--answers", o.answers, 0, most_count, "answer the first so many prompts of a task"),
+          {task});
     add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });

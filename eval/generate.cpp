@@ -8,10 +8,13 @@
 #include <optional>
 
 #include "cli/format.h"
+#include "cli/needs.h"
 #include "cli/program.h"
 #include "cli/standard_streams.h"
 #include "cli/ticker.h"
+#include "data/foreign_format.h"
 #include "data/tokenizer.h"
+#include "engine/control_characters.h"
 #include "engine/file.h"
 #include "engine/json.h"
 #include "engine/printable.h"
@@ -44,6 +47,7 @@ struct Prompt {
 // One prompt a line, or where the file begins with {, an object with a "prompt".
 std::vector<Prompt> read_prompts(const std::string& path) {
   std::string text = read_file(path, 256 << 20);
+  if (const std::string format = foreign_format(text, path); !format.empty()) fail(Exit::bad_data, path, ": ", format);
   if (text.starts_with("\ufeff")) text.erase(0, 3);  // some editors begin UTF-8 with it
   const size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string::npos) fail(Exit::bad_data, path, ": has no prompts; write one on each line");
@@ -56,7 +60,7 @@ std::vector<Prompt> read_prompts(const std::string& path) {
     const std::string where = str(path, ": line ", prompts.size() + 1);
     if (line.find_first_not_of(" \t") == std::string::npos) fail(Exit::bad_data, where, " is empty; take it out");
     if (json) {
-      const auto object = try_parse_json(line);
+      const auto object = parse_json(line, where);
       if (!object.is_object() || !object.contains("prompt") || !object["prompt"].is_string())
         fail(Exit::bad_data, where, " is no JSON object with a \"prompt\" that is a string: ", excerpt(line));
       line = object["prompt"];
@@ -88,8 +92,9 @@ int64_t encode_all(std::vector<Prompt>& prompts, const Tokenizer& tokenizer, con
     for (const int32_t token : prompt.tokens)
       if (token < 0 || token >= config.vocab_size)
         fail(wrong, prompt.where, ": token ", token, " is outside the vocabulary of ", config.vocab_size);
-    if (std::ssize(prompt.tokens) > longest)
+    if (std::ssize(prompt.tokens) >= longest)
       fail(wrong, prompt.where, " has ", prompt.tokens.size(), " tokens, the model's longest sequence is ", longest,
+           std::ssize(prompt.tokens) == longest ? ", and nothing can follow" : "",
            "; --keep-last N takes its last N tokens");
   }
   return cut;
@@ -114,7 +119,8 @@ class Row {
   // Returns what the token adds to the text for certain.
   std::string add(int32_t token) {
     if (!show_special_ && tokenizer_.is_special(token)) return "";
-    return keep(stop_.add(tokenizer_.separator() + tokenizer_.decode({token})));
+    const std::string text = tokenizer_.decode({token});
+    return text.empty() ? "" : keep(stop_.add(tokenizer_.separator() + text));
   }
   std::string finish() { return keep(stop_.finish()); }
   bool stopped() const { return stop_.found(); }
@@ -161,7 +167,11 @@ struct Generator {
       seen[row].push_back(draw(candidates, sampling_number(o.seed, r / o.samples, r % o.samples, n)));
       return seen[row].back();
     };
-    return generate(decoder, begin, o.max_new, ends, sampler, on_token);
+    // A last token could be written behind the longest sequence, since nothing reads it; Hugging Face's ends before it.
+    const auto goes_on = [&](size_t row, int32_t token) {
+      return on_token(row, token) && std::ssize(seen[row]) < longest;
+    };
+    return generate(decoder, begin, o.max_new, ends, sampler, goes_on);
   }
 
   const char* ending(const Row& row, const std::vector<int32_t>& written) const {
@@ -173,8 +183,8 @@ struct Generator {
   // To the terminal, as it comes.
   void stream() {
     const Prompt& prompt = prompts[0];
-    std::printf("%s", prompt.text.c_str());
     Printable terminal;
+    std::printf("%s", terminal.add(prompt.text).c_str());
     Row row(o, tokenizer);
     const double start = now();
     double first = 0;
@@ -204,7 +214,8 @@ struct Generator {
     line.update(
         {{"prompt", prompt_of(r).text}, {"text", row.text()}, {"tokens", written}, {"ended", ending(row, written)}});
     // A byte that is no UTF-8, JSON cannot have: the tokens are exact.
-    std::printf("%s\n", line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+    const std::string json = line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+    std::printf("%s\n", printable_json(json).c_str());
   }
 
   // The rows [first, last), those of about the same length together, and then prints them in order. told: how many
@@ -262,8 +273,8 @@ Exit run(const Options& o) {
   const Config& config = model.config;
   const Tokenizer tokenizer = model_tokenizer(model, o.tokenizer);
   if (tokenizer.is_foreign())
-    std::fprintf(stderr, "note: %s has %s: the prompt is token ids, and so is what follows\n", o.model.c_str(),
-                 tokenizer.describe().c_str());
+    std::fprintf(stderr, "note: %s has %s: the prompt is token ids, and so is what follows\n",
+                 printable(o.model).c_str(), printable(tokenizer.describe()).c_str());
   if (const int64_t cut = encode_all(prompts, tokenizer, config, o); cut > 0)
     std::fprintf(stderr, "note: of %s the model sees the last %s tokens only (--keep-last)\n",
                  o.prompt ? "the prompt" : (format_count(cut) + " of the prompts").c_str(),
@@ -288,9 +299,11 @@ Exit run(const Options& o) {
 
 void add_sampling_flags(CLI::App& app, SamplingOptions& s) {
   add_number(app, "--temperature", s.temperature, 0, most_number, "divides the logits; 0: the most likely token");
-  add_integer(app, "--top-k", s.top_k, 0, most_size, "sample among the k most likely (0: all)");
-  add_number(app, "--top-p", s.top_p, 0, 1, "among the most likely that together reach this probability");
-  add_number(app, "--min-p", s.min_p, 0, 1, "among those with this share of the most likely one's probability");
+  for (CLI::Option* flag :
+       {add_integer(app, "--top-k", s.top_k, 0, most_size, "sample among the k most likely (0: all)"),
+        add_number(app, "--top-p", s.top_p, 0, 1, "among the most likely that together reach this probability"),
+        add_number(app, "--min-p", s.min_p, 0, 1, "among those with this share of the most likely one's probability")})
+    needs(app, flag, {{"--temperature"}});
   add_number(app, "--repetition-penalty", s.repetition_penalty, 1e-3, 1e3,
              "above 1: tokens that are there already become less likely; also without --temperature");
 }
@@ -322,10 +335,14 @@ int main(int argc, char** argv) {
         ->type_name("TEXT")
         ->allow_extra_args(false);
     add_sampling_flags(app, o.sampling);
-    add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),
-                "of the sampling; what a prompt gets depends on it and on the prompt's place, not on the batch");
-    add_integer(app, "--samples", o.samples, 1, most_size, "so many for each prompt; more than one: JSON lines");
-    add_integer(app, "--batch", o.batch, 1, most_size, "rows to continue side by side");
+    CLI::Option* seed =
+        add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),
+                    "of the sampling; what a prompt gets depends on it and on the prompt's place, not on the batch");
+    CLI::Option* samples =
+        add_integer(app, "--samples", o.samples, 1, most_size, "so many for each prompt; more than one: JSON lines");
+    for (CLI::Option* flag : {seed, samples}) needs(app, flag, {{"--temperature"}});
+    needs(app, add_integer(app, "--batch", o.batch, 1, most_size, "rows to continue side by side"),
+          {{"--prompts"}, {"--samples", {"!1"}}});
     app.add_flag("--show-special", o.show_special, "print special tokens, as the one that ends a text");
     add_choice(app, "--dtype", o.dtype, {"fp32", "bf16"}, "of activations, caches and products: fp32 or bf16");
     add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");

@@ -4,16 +4,19 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <vector>
 
+#include "cli/needs.h"
 #include "cli/program.h"
 #include "data/documents.h"
+#include "data/foreign_format.h"
 #include "data/shards.h"
+#include "engine/file.h"
 #include "engine/numbers.h"
 #include "eval/batch_model.h"
 #include "eval/loaded_model.h"
+#include "eval/own_tensors.h"
 #include "kernels/optim/optimizer.h"
 #include "models/model_dir.h"
 
@@ -50,7 +53,10 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t count, const L
     std::ifstream file(path);  // also a pipe
     if (!file && errno != ENOENT && errno != ENOTDIR) fail_io("open", path, errno);
     if (!file) fail(Exit::no_input, path, ": cannot open: check the path");
+    if (const std::string format = foreign_format_of(path); !format.empty()) fail(Exit::bad_data, path, ": ", format);
     for (std::string word; static_cast<int64_t>(tokens.size()) < count && file >> word;) {
+      if (tokens.empty() && word.starts_with("\ufeff")) word.erase(0, 3);  // a byte order mark
+      if (word.empty()) continue;
       const auto value = parse_integer(word);
       if (!value) fail(Exit::bad_data, path, ": '", word.substr(0, 40), "' is not an integer");
       if (*value < 0 || *value >= vocab)
@@ -72,28 +78,14 @@ struct Options {
   int64_t batch = 1, seq = 0;
 };
 
-// Gradients replace gradients, which the metadata tells from weights; any other file stays.
-const std::map<std::string, std::string> written_by_us = {{"crossply", "gradients"}};
-
-void check_replaceable(const std::string& path) {
-  std::error_code ignored;
-  if (!std::filesystem::is_regular_file(path, ignored) || std::filesystem::is_empty(path, ignored)) return;
-  bool ours = false;
-  try {
-    const auto metadata = SafetensorsFile(path).metadata();
-    const auto found = metadata.find("crossply");
-    ours = found != metadata.end() && found->second == "gradients";
-  } catch (const Error& error) {
-    if (error.code != Exit::bad_data) throw;
-  }
-  if (!ours)
-    fail(Exit::usage, "--out ", path,
-         " exists and was not written by this program; move it away or choose another name");
-}
+// Gradients replace gradients; any other file stays.
+const std::string kind = "gradients";
 
 Exit run(const Options& o) {
+  if (o.matmul == "bf16x3" && o.dtype == "bf16")
+    fail(Exit::usage, "--matmul bf16x3 is for --dtype fp32; --dtype bf16 multiplies in bf16 anyway");
   check_batch(o.batch, 1, o.seq);
-  check_replaceable(o.out);
+  check_replaceable_tensors("--out", o.out, kind);
   const int64_t count = o.batch * o.seq;
   LoadedModel model(o.model, o.device, true, o.matmul);
   const std::vector<int32_t> tokens = read_tokens(o.tokens, count + 1, model, o.tokenizer);
@@ -113,7 +105,9 @@ Exit run(const Options& o) {
   tape.backward(step);
   std::printf("loss %.12g\n", loss);
   if (!std::isfinite(loss)) fail(Exit::not_finite, "the loss is not finite; no gradients written");
-  save_tensors(o.out, model.params, gradients_of(model.params, model.config), written_by_us);
+  const std::vector<NamedTensor> gradients = gradients_of(model.params, model.config);
+  require_finite(model.params, gradients, Exit::not_finite);
+  save_tensors(o.out, model.params, gradients, kind_of_tensors(kind));
   return Exit::done;
 }
 
@@ -129,7 +123,9 @@ int main(int argc, char** argv) {
     add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
     add_text(app, "--tokens", o.tokens, "FILE", "whitespace-separated integers, a token shard (*.bin), or text:FILE")
         ->required();
-    add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json of a model that has none, for text:FILE");
+    needs(app,
+          add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json of a model that has none, for text:FILE"),
+          {{"--tokens", {"text:*"}}});
     add_integer(app, "--batch", o.batch, 1, most_size, "B, sequences");
     add_integer(app, "--seq", o.seq, 1, most_size, "T, tokens per sequence")->required()->default_str("");
     add_text(app, "--out", o.out, "FILE", "safetensors file to write; replaces only gradients")->required();

@@ -111,7 +111,8 @@ class Crossply(LM):
     return self.keep("loglikelihood", requests, [(answer["logprob"], answer["greedy"]) for answer in answers])
 
   def loglikelihood_rolling(self, requests, disable_tqdm=False):
-    answers = self.ask([{"text": request.args[0]} for request in requests])
+    # The harness's number: its own models score the token that begins every text, given itself.
+    answers = self.ask([{"text": request.args[0], "score_begin": True} for request in requests])
     return self.keep("loglikelihood_rolling", requests, [answer["logprob"] for answer in answers])
 
   def generate_until(self, requests, disable_tqdm=False):

@@ -23,10 +23,7 @@ std::vector<int32_t> ids_of(const nlohmann::json& value, int64_t V) {
 
 LoadedModel::LoadedModel(const std::string& path, const std::string& device_name, bool with_gradients,
                          const std::string& matmul)
-    : source(path),
-      dir(source.path()),
-      config(load_config(dir + "/config.json")),
-      device(make_device(device_name, matmul)) {
+    : source(path), dir(source.path()), config(load_model_config(dir)), device(make_device(device_name, matmul)) {
   declare_model(params, config);
   params.allocate(*device, device_name == "reference" ? Dtype::f64 : Dtype::f32, with_gradients);
   load_weights(dir, config, params);

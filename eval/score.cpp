@@ -9,6 +9,9 @@
 // Each text may be a list of token ids. A context that is too long loses its beginning, and the answer has
 // "truncated":true. Answers come at the end of the input, or at an empty line; then the next requests are read. A line
 // that is no request ends the program, after what came before it has been answered.
+//
+// In a whole text, the tokens that begin every text, such as <s>, are given and not scored. With "score_begin": true
+// they are scored, and <s> is given before itself: lm-evaluation-harness counts this.
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
@@ -18,6 +21,7 @@
 #include "cli/program.h"
 #include "cli/standard_streams.h"
 #include "cli/ticker.h"
+#include "engine/control_characters.h"
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "eval/decode.h"
@@ -77,7 +81,7 @@ class Answers {
       line.update(answers[i]);
       if (requests[i].truncated) line["truncated"] = true;
       // A model of bytes may write what is no UTF-8.
-      std::printf("%s\n", line.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+      std::printf("%s\n", printable_json(line.dump(-1, ' ', false, Json::error_handler_t::replace)).c_str());
     }
     flush_standard_output();
     requests.clear();
@@ -127,6 +131,7 @@ class Answers {
                       std::vector<Json>& answers) {
     std::vector<std::vector<int32_t>> prompts, ids(which.size());
     std::vector<StopStrings> stops;
+    std::vector<bool> begun(which.size());  // has the row a text?
     int64_t max_new = 0;
     for (const size_t i : which) {
       prompts.push_back(requests[i].prompt), stops.emplace_back(requests[i].until);
@@ -134,7 +139,8 @@ class Answers {
     }
     Decoder decoder(*model_.device, model_.params, model_.config, std::ssize(which), longest);
     generate(decoder, prompts, max_new, ends_, most_likely, [&](size_t row, int32_t token) {
-      stops[row].add((ids[row].empty() ? "" : tokenizer_.separator()) + tokenizer_.decode({token}));
+      const std::string text = tokenizer_.decode({token});
+      if (!text.empty()) stops[row].add((begun[row] ? tokenizer_.separator() : "") + text), begun[row] = true;
       ids[row].push_back(token);
       return std::ssize(ids[row]) < requests[which[row]].max_new && !stops[row].found();
     });
@@ -184,8 +190,9 @@ int main(int argc, char** argv) {
   CLI::App app(
       "Log-probabilities and greedy continuations. Standard input has one request a line, as JSON: {\"context\": T, "
       "\"continuation\": T}, {\"text\": T} or {\"context\": T, \"max_new_tokens\": N, \"until\": [TEXT]}, where T is a "
-      "text or a list of token ids; with an \"id\", which the answer then has, or none. The answers come at an empty "
-      "line and at the end, in the order of the requests.",
+      "text or a list of token ids; with an \"id\", which the answer then has, or none. The answers come at an "
+      "empty line and at the end, in the order of the requests. The tokens that begin every text are given and not "
+      "scored; {\"text\": T, \"score_begin\": true} scores them, as lm-evaluation-harness does.",
       "score");
   Options o;
   auto flags = [&] {

@@ -122,6 +122,26 @@ void ScoreRequests::parse_generation(const Json& object, ScoreRequest& request) 
   if (left_out > 0) request.prompt.erase(request.prompt.begin(), request.prompt.begin() + left_out);
 }
 
+// A model is asked for the tokens of the text. Those that begin every text are given: it never had to predict them.
+void ScoreRequests::parse_text(const Json& object, ScoreRequest& request) const {
+  const Json scores_begin = object.value("score_begin", Json(false));
+  if (!scores_begin.is_boolean())
+    fail(Exit::bad_data, "\"score_begin\" is ", excerpt(scores_begin.dump()), ", expected true or false");
+  std::vector<int32_t> ids = prompt_of(object["text"], "text");
+  if (ids.empty()) return;
+  const std::vector<int32_t>& prefix = tokenizer_.prefix();
+  size_t begin = 0;  // how many tokens begin the text
+  if (!scores_begin.get<bool>()) {
+    const bool has_prefix = ids.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), ids.begin());
+    begin = has_prefix ? prefix.size() : 0;
+    if (begin == 0 && ids[0] == prefix_) begin = 1;
+  }
+  if (begin == 0) ids.insert(ids.begin(), beginning()[0]), begin = 1;
+  if (static_cast<int64_t>(begin) > longest_)
+    fail(Exit::bad_data, "a text begins with ", begin, " tokens, the model's longest sequence has ", longest_);
+  request.passages = rolling_passages(ids, begin, longest_);
+}
+
 ScoreRequest ScoreRequests::parse(std::string_view line, const std::string& where) const {
   const Json object = parse_json<Json>(line, where);
   ScoreRequest request;
@@ -137,10 +157,9 @@ ScoreRequest ScoreRequests::parse(std::string_view line, const std::string& wher
       request.kind = ScoreRequest::generation;
       parse_generation(object, request);
     } else if (object.contains("text")) {
-      refuse_other_keys(object, {"id", "text"});
+      refuse_other_keys(object, {"id", "text", "score_begin"});
       request.kind = ScoreRequest::text;
-      const auto ids = prompt_of(object["text"], "text");
-      if (!ids.empty()) request.passages = rolling_passages(ids, beginning()[0], longest_);
+      parse_text(object, request);
     } else {
       fail(Exit::bad_data,
            "a request has \"context\" and \"continuation\", or \"context\" and \"max_new_tokens\", or \"text\"");

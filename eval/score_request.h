@@ -29,7 +29,8 @@ class ScoreRequests {
       : tokenizer_(tokenizer), V_(vocab_size), longest_(longest), prefix_(prefix) {}
 
   // {"context", "continuation"}, {"text"} or {"context", "max_new_tokens", "until"}, each with any "id" or none. A text
-  // may be a list of token ids. Throws Exit::bad_data, with `where`, for anything else.
+  // may be a list of token ids. {"text", "score_begin": true} also scores the tokens that begin the text, the first of
+  // them given itself, as lm-evaluation-harness does. Throws Exit::bad_data, with `where`, for anything else.
   ScoreRequest parse(std::string_view line, const std::string& where) const;
 
  private:
@@ -40,6 +41,7 @@ class ScoreRequests {
   std::vector<int32_t> beginning() const;
   void parse_pair(const Json& context, const Json& continuation, ScoreRequest& request) const;
   void parse_generation(const Json& object, ScoreRequest& request) const;
+  void parse_text(const Json& object, ScoreRequest& request) const;
 
   const Tokenizer& tokenizer_;
   int64_t V_, longest_;

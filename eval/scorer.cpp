@@ -35,15 +35,15 @@ Passage passage_of(const std::vector<int32_t>& context, const std::vector<int32_
   return passage;
 }
 
-std::vector<Passage> rolling_passages(const std::vector<int32_t>& ids, int32_t prefix, int64_t longest) {
+std::vector<Passage> rolling_passages(const std::vector<int32_t>& tokens, size_t first, int64_t longest) {
   std::vector<Passage> passages;
-  std::vector<int32_t> all = {prefix};
-  all.insert(all.end(), ids.begin(), ids.end());
   const size_t window = static_cast<size_t>(longest) + 1;  // with the token that is only predicted
-  for (size_t done = 1; done < all.size();) {
-    const size_t end = std::min(done + window - 1, all.size()), begin = end > window ? end - window : 0;
-    passages.push_back(
-        {{all.begin() + static_cast<ptrdiff_t>(begin), all.begin() + static_cast<ptrdiff_t>(end)}, done - begin});
+  CHECK_THAT(first >= 1 && first < window, "the first token to score is number ", first, " of windows of ", longest);
+  for (size_t done = first; done < tokens.size();) {
+    const size_t end = std::min(done == first ? window : done + window - 1, tokens.size());
+    const size_t begin = end > window ? end - window : 0;
+    const auto from = tokens.begin() + static_cast<ptrdiff_t>(begin);
+    passages.push_back({{from, from + static_cast<ptrdiff_t>(end - begin)}, done - begin});
     done = end;
   }
   return passages;

@@ -19,9 +19,9 @@ struct Passage {
 // The continuation after the context, of which the end is taken where both are too long; neither may be empty, and the
 // continuation has at most `longest` tokens.
 Passage passage_of(const std::vector<int32_t>& context, const std::vector<int32_t>& continuation, int64_t longest);
-// A whole text, of which every token is scored once: the first one given `prefix`, the others given as many tokens as
-// fit, in windows of `longest` that begin where the one before ended; the last one overlaps it, to be full.
-std::vector<Passage> rolling_passages(const std::vector<int32_t>& ids, int32_t prefix, int64_t longest);
+// A whole text, whose tokens from `first` on are scored once each, given as many tokens as fit, in windows of `longest`
+// that begin where the one before ended; the last one overlaps it, to be full. 1 <= first <= longest.
+std::vector<Passage> rolling_passages(const std::vector<int32_t>& tokens, size_t first, int64_t longest);
 
 struct Score {
   double logprob = 0;  // natural logarithm, summed over the scored tokens

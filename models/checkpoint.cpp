@@ -1,7 +1,6 @@
 #include "models/checkpoint.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,18 +10,20 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <map>
 
 #include "engine/json.h"
+#include "engine/leftovers.h"
+#include "engine/printable.h"
 #include "engine/sha256.h"
+#include "models/modelling_file.h"
 
 namespace crossply {
 namespace {
 
 namespace fs = std::filesystem;
 
-const std::string manifest_name = "manifest.json", temporary_prefix = ".tmp-", old_suffix = ".old";
+const std::string manifest_name = "manifest.json", old_suffix = ".old";
 constexpr uint64_t max_manifest = 16 << 20;
 
 struct FileEntry {
@@ -197,35 +198,12 @@ std::vector<SavedStep> steps_in(const std::string& run_dir) {
   return steps;
 }
 
-// Whether a process has ended. One that nobody has waited for yet is still listed, and in a container may be for ever.
-bool is_gone(pid_t pid) {
-  if (::kill(pid, 0) != 0) return errno == ESRCH;
-  std::ifstream stat(str("/proc/", pid, "/stat"));  // "17 (name) Z ..."; the name may be anything
-  std::string text;
-  std::getline(stat, text, '\0');
-  const size_t name_end = text.rfind(')');
-  return name_end != std::string::npos && text.compare(name_end, 3, ") Z") == 0;
-}
-
-// Whether `name` is .tmp-NAME-PID of a process that is gone; NAME goes to *of. This process counts as gone: after a
-// restart in a container the number is often the same one.
-bool is_leftover(const std::string& name, std::string* of) {
-  const size_t dash = name.rfind('-');
-  if (!name.starts_with(temporary_prefix) || dash < temporary_prefix.size()) return false;
-  const char* last = name.data() + name.size();
-  pid_t pid = 0;
-  const auto [rest, error] = std::from_chars(name.data() + dash + 1, last, pid);
-  if (error != std::errc() || rest != last || pid <= 0) return false;
-  *of = name.substr(temporary_prefix.size(), dash - temporary_prefix.size());
-  return pid == ::getpid() || is_gone(pid);
-}
-
 // The leftovers among the names in a run directory: of the files and checkpoints that a run writes, of nothing else.
 bool is_leftover_of_run(const std::string& name) {
   std::string of;
   if (!is_leftover(name, &of)) return false;
-  for (const std::string file :
-       {"metrics.jsonl", "metrics.csv", "environment.jsonl", "flags.json", "curve.svg", ".job", ".meet"})
+  for (const std::string file : {"metrics.jsonl", "metrics.csv", "environment.jsonl", "flags.json", "curve.svg",
+                                 "tensors.safetensors", ".job", ".meet"})
     if (of == file || of.starts_with(file + ".kept-")) return true;
   const std::string start = "step_";
   if (of.starts_with("damaged_")) of = of.substr(8);
@@ -252,16 +230,6 @@ bool holds_only_leftovers(const std::string& dir, const std::vector<std::string>
 void remove_leftovers_in(const std::string& run_dir) {
   for (const std::string& name : names_in(run_dir))
     if (is_leftover_of_run(name)) remove_tree(run_dir + "/" + name);
-}
-
-void remove_leftovers_of(const std::string& path) {
-  const fs::path target = full_path(path);
-  std::vector<fs::path> leftovers;
-  std::error_code error;  // of a directory that cannot be listed: then they stay
-  std::string of;
-  for (fs::directory_iterator it(target.parent_path(), error), end; !error && it != end; it.increment(error))
-    if (is_leftover(it->path().filename(), &of) && of == target.filename()) leftovers.push_back(it->path());
-  for (const fs::path& leftover : leftovers) remove_tree(leftover);
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -381,7 +349,7 @@ std::string resolve_model_dir(const std::string& path) {
   std::vector<std::string> skipped;
   std::string newest = newest_valid_checkpoint(path, &skipped);
   if (!newest.empty()) {
-    for (const std::string& line : skipped) std::fprintf(stderr, "note: %s\n", line.c_str());
+    for (const std::string& line : skipped) std::fprintf(stderr, "note: %s\n", printable(line).c_str());
     return newest;
   }
   std::string why;
@@ -392,6 +360,46 @@ std::string resolve_model_dir(const std::string& path) {
 ModelDir::ModelDir(const std::string& path) {
   do path_ = resolve_model_dir(path);
   while (!lock_directory(path_, LOCK_SH, &lock_) || !path_exists(path_));  // removed before we held it
+  note_outdated_modelling_file(path_, path);
+}
+
+std::vector<std::string> replace_files(const std::string& dir, NamedContents files) {
+  Descriptor lock;  // a training run beside this process removes no checkpoint that is locked
+  if (!lock_directory(dir, LOCK_SH, &lock) || !path_exists(dir)) return {};
+  check_manifest(dir);
+  const std::string path = dir + "/" + manifest_name;
+  const bool listed = path_exists(path);
+  Manifest manifest = listed ? read_manifest(path) : Manifest();
+  std::erase_if(files, [&](const auto& file) {
+    return file_holds(dir + "/" + file.first, file.second) && (!listed || manifest.contains(file.first));
+  });
+  if (files.empty()) return {};
+  remove_leftovers_of(path);
+  for (const auto& [name, contents] : files) manifest.erase(name);
+  if (listed && manifest.empty()) fail(Exit::bad_data, path, ": lists no weights, so it is no model's");
+  if (listed) write_file_atomically(path, text_of(manifest));
+  std::vector<std::string> names;
+  for (const auto& [name, contents] : files) {
+    CHECK_THAT(is_plain_name(name) && name != manifest_name, "not a name for a file of a checkpoint: ", name);
+    remove_leftovers_of(dir + "/" + name);
+    write_file_atomically(dir + "/" + name, contents);
+    manifest[name] = entry_of(dir + "/" + name);
+    names.push_back(name);
+  }
+  if (listed) write_file_atomically(path, text_of(manifest));
+  return names;
+}
+
+std::vector<std::string> model_dirs_in(const std::string& path) {
+  if (path_exists(path + "/config.json")) return {path};
+  std::vector<std::string> dirs;
+  std::error_code error;
+  if (fs::is_directory(path, error))
+    for (const SavedStep& step : steps_in(path)) dirs.push_back(step.dir);
+  if (error || dirs.empty())
+    fail(Exit::no_input, path,
+         ": neither config.json nor a checkpoint (step_*) in it; expected a model or run directory");
+  return dirs;
 }
 
 void set_aside_damaged_checkpoints(const std::string& run_dir) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/file.h"
@@ -74,6 +75,16 @@ class ModelDir {
   Descriptor lock_;
 };
 
+// Files of a model directory: name and contents.
+using NamedContents = std::vector<std::pair<std::string, std::string>>;
+// Replaces these files in their order, unless they have these contents already, and lists them in the manifest, if
+// there is one. A kill at any moment leaves a valid directory: the manifest does not list a file while it changes.
+// Throws what check_manifest throws, before anything has changed. Returns the names of the files that were replaced.
+std::vector<std::string> replace_files(const std::string& dir, NamedContents files);
+
+// The model directories that a path stands for: itself, or all checkpoints of a run directory, the newest first.
+std::vector<std::string> model_dirs_in(const std::string& path);
+
 // Renames every step_NUMBER newer than the newest valid checkpoint to damaged_step_NUMBER, so that the resumed run can
 // write its own. Call it only where a valid one exists.
 void set_aside_damaged_checkpoints(const std::string& run_dir);
@@ -83,12 +94,10 @@ void set_aside_damaged_checkpoints(const std::string& run_dir);
 // this process.
 void remove_old_checkpoints(const std::string& run_dir, int64_t keep);
 
-// Temporaries of dead processes, which a kill leaves. The first: whether there is nothing else in a directory, but for
-// the files `besides`. The second: removes them there. The third: removes those of this one file or directory, from
-// beside it.
+// Temporaries of dead processes, which a kill leaves (engine/leftovers.h). The first: whether there is nothing else in
+// a directory, but for the files `besides`. The second: removes them there.
 bool holds_only_leftovers(const std::string& dir, const std::vector<std::string>& besides = {});
 void remove_leftovers_in(const std::string& run_dir);
-void remove_leftovers_of(const std::string& path);
 
 // PATH.kept-1, -2, ...: the first that is free.
 std::string free_kept_name(const std::string& path);

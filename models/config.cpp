@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 #include <iterator>
-#include <numbers>
 #include <set>
 #include <span>
 #include <sstream>
@@ -45,21 +44,13 @@ constexpr SizeKey size_keys[] = {
     {"head_dim", &Config::head_dim, 1 << 16}};  // RoPE's angles are made while a model is recorded
 constexpr size_t required_sizes = 5;
 
-// The keys of Llama 3.1's scaling beside the length that it stretches.
-struct FactorKey {
-  const char* key;
-  double RopeScaling::*value;
-};
-constexpr FactorKey factor_keys[] = {{"factor", &RopeScaling::factor},
-                                     {"low_freq_factor", &RopeScaling::low_freq_factor},
-                                     {"high_freq_factor", &RopeScaling::high_freq_factor}};
-const std::string original_length = "original_max_position_embeddings";
-
 // Keys that describe the file or the library that wrote it.
 const std::set<std::string> inert_keys = split_words(
     "architectures torch_dtype dtype transformers_version use_cache _name_or_path pretraining_tp "
-    "_attn_implementation _commit_hash return_dict output_attentions output_hidden_states is_encoder_decoder "
-    "id2label label2id auto_map tokenizer_class torchscript model_max_length");
+    "_attn_implementation _attn_implementation_autoset _attn_implementation_internal attn_implementation "
+    "_flash_attn_2_enabled _commit_hash return_dict output_attentions output_hidden_states is_encoder_decoder "
+    "id2label label2id auto_map tokenizer_class torchscript model_max_length is_llama_config transformers.js_config "
+    "unsloth_fixed unsloth_version");
 
 // Keys of generation, of training and of other models, which do not change the logits.
 const std::set<std::string> ignored_keys = split_words(
@@ -69,13 +60,27 @@ const std::set<std::string> ignored_keys = split_words(
     "begin_suppress_tokens suppress_tokens remove_invalid_values exponential_decay_length_penalty output_scores "
     "return_dict_in_generate decoder_start_token_id sep_token_id prefix problem_type finetuning_task "
     "task_specific_params num_labels chunk_size_feed_forward tf_legacy_loss use_bfloat16 is_decoder "
-    "tie_encoder_decoder cross_attention_hidden_size max_window_layers router_aux_loss_coef output_router_logits");
+    "tie_encoder_decoder cross_attention_hidden_size router_aux_loss_coef output_router_logits gradient_checkpointing "
+    "max_sequence_length neftune_noise_alpha");
 
 // Keys that change the model wherever they have another value than this, or than null.
-const json neutral_values = R"({"hidden_act": "silu", "hidden_activation": "silu", "attention_bias": false,
-    "mlp_bias": false, "attention_dropout": 0.0, "partial_rotary_factor": 1.0, "use_sliding_window": false,
-    "logit_softcapping": null, "attn_logit_softcapping": null, "final_logit_softcapping": null,
-    "quantization_config": null, "pruned_heads": {}, "add_cross_attention": false})"_json;
+const json neutral_values = R"({"attention_bias": false, "mlp_bias": false, "attention_dropout": 0.0,
+    "partial_rotary_factor": 1.0, "rope_interleaved": false, "use_mrope": false, "activation": "swiglu",
+    "qk_layer_norms": false, "logit_softcapping": null, "attn_logit_softcapping": null,
+    "final_logit_softcapping": null, "quantization_config": null, "pruned_heads": {},
+    "add_cross_attention": false})"_json;
+
+// The types of model whose block is LLaMA's.
+struct ModelType {
+  const char* name;
+  const char* architecture;
+  int64_t positions;                // where max_position_embeddings says none
+  std::vector<const char*> needed;  // keys whose defaults are those of one size
+};
+const std::vector<ModelType> model_types = {{"llama", "LlamaForCausalLM", 2048, {}},
+                                            {"mistral", "MistralForCausalLM", 131072, {"num_key_value_heads"}},
+                                            {"qwen2", "Qwen2ForCausalLM", 32768, {"num_key_value_heads"}},
+                                            {"qwen3", "Qwen3ForCausalLM", 32768, {"head_dim", "num_key_value_heads"}}};
 
 }  // namespace
 
@@ -106,75 +111,78 @@ std::string check_keys(const json& object, const std::set<std::string>& used, co
 
 namespace {
 
-// Attention over all earlier tokens in every layer, whether the keys are there or not.
-void require_full_attention(const json& object, const std::string& where) {
-  if (object.contains("sliding_window") && !object.contains("use_sliding_window"))
-    require(object, "sliding_window", nullptr, where);
+// The type that model_type names. Of a model with a "crossply" object, which says it all, LLaMA's.
+const ModelType& type_of(const json& object, const std::string& where) {
+  std::string name = "llama", known;
+  read(object, "model_type", name, where);
+  for (const ModelType& type : model_types) {
+    if (type.name == name || object.contains("crossply")) return type;
+    known += str(type.name, ", ");
+  }
+  fail(Exit::bad_data, where, ": model_type \"", excerpt(name),
+       "\" is not supported without a \"crossply\" object; known: ", known, "gpt2");
+}
+
+// Whether "layer_types" lists layers that attend within a window.
+bool lists_windows(const json& object, const std::string& where) {
+  bool windows = false;
   const json types = object.value("layer_types", json());
-  for (const json& type : types.is_null() || types.is_array() ? types : json::array({types}))
-    if (type != "full_attention")
+  for (const json& type : types.is_null() || types.is_array() ? types : json::array({types})) {
+    if (type != "full_attention" && type != "sliding_attention")
       fail(Exit::bad_data, where, ": \"layer_types\" has ", shown(type),
            ", which is not computed here; only \"full_attention\" is");
+    windows = windows || type == "sliding_attention";
+  }
+  return windows;
+}
+
+// W, how many tokens the layers with a window see, or 0 where no layer has one. A Mistral's layers all have it, unless
+// it is null; a Qwen's only if use_sliding_window says so, and then from layer max_window_layers on.
+int64_t window_of(const json& object, const ModelType& type, int64_t L, const std::string& where) {
+  const bool listed = lists_windows(object, where), qwen = std::string(type.name).starts_with("qwen");
+  const bool asked = object.contains("use_sliding_window") && object["use_sliding_window"] == true;
+  bool used = !qwen;
+  int64_t first = 28, window = std::string(type.name) == "mistral" ? 4096 : 0;
+  read(object, "use_sliding_window", used, where);
+  read(object, "max_window_layers", first, where);
+  const bool none = object.contains("sliding_window") && object["sliding_window"].is_null();
+  read(object, "sliding_window", window, where);
+  if (listed && (!used || none || window == 0))
+    fail(Exit::bad_data, where, ": \"layer_types\" has \"sliding_attention\", but there is no window");
+  if (asked && !none && window == 0)
+    fail(Exit::bad_data, where, ": \"use_sliding_window\" is true, but \"sliding_window\" is missing");
+  const bool types_say = qwen && object.contains("layer_types") && !object["layer_types"].is_null();
+  const bool windows = used && !none && (!qwen || (types_say ? listed : first < L));
+  if (windows && object.contains("sliding_window") && window < 1)
+    fail(Exit::bad_data, where, ": \"sliding_window\" is ", window, "; give null where there is none");
+  return windows ? window : 0;
+}
+
+// No sequence that the model is made for may be longer than its window.
+void require_wide_window(const Config& c, const std::string& where) {
+  if (c.sliding_window == 0 || c.sliding_window >= c.max_position_embeddings) return;
+  fail(Exit::bad_data, where, ": \"sliding_window\": ", c.sliding_window, " is less than max_position_embeddings, ",
+       c.max_position_embeddings, ", and attention within a window is not computed here; for sequences of at most ",
+       c.sliding_window, " tokens, set max_position_embeddings to that");
 }
 
 // Refuses what is not computed here. Returns the names of what is there and ignored.
-std::string check_llama_keys(const json& object, const std::string& where) {
-  static const std::set<std::string> used = [] {
-    std::set<std::string> keys = split_words(
-        "rms_norm_eps rope_theta rope_parameters rope_scaling tie_word_embeddings initializer_range model_type "
-        "crossply");
-    for (const SizeKey& size : size_keys) keys.insert(size.key);
-    return keys;
-  }();
-  const std::string ignored = check_keys(object, used, neutral_values, {"layer_types", "sliding_window"}, where);
-  require_full_attention(object, where);
+std::string check_llama_keys(const json& object, const ModelType& type, const std::string& where) {
+  std::set<std::string> used = split_words(
+      "rms_norm_eps rope_theta rope_parameters rope_scaling tie_word_embeddings initializer_range model_type crossply "
+      "hidden_act hidden_activation layer_types sliding_window use_sliding_window max_window_layers");
+  for (const SizeKey& size : size_keys) used.insert(size.key);
+  json neutral = neutral_values;
+  if (std::string(type.name) == "qwen2") used.insert("attention_bias"), neutral.erase("attention_bias");  // by its type
+  const std::string ignored = check_keys(object, used, neutral, {}, where);
+  for (const char* key : {"hidden_act", "hidden_activation"})
+    if (!object.contains(key) || object[key] != "swish") require(object, key, "silu", where);  // two names of one
   return ignored;
-}
-
-RopeScaling read_llama3(const json& object, const std::string& where) {
-  RopeScaling scaling;
-  const auto read_needed = [&](const std::string& key, auto& into) {
-    if (!object.contains(key)) fail(Exit::bad_data, where, ": rope_type llama3 needs \"", key, "\"");
-    read(object, key.c_str(), into, where);
-  };
-  for (const FactorKey& f : factor_keys) read_needed(f.key, scaling.*f.value);
-  read_needed(original_length, scaling.original_max_position_embeddings);
-  if (!(scaling.factor >= 1) || !(scaling.low_freq_factor > 0) || scaling.original_max_position_embeddings < 1 ||
-      !(scaling.high_freq_factor > scaling.low_freq_factor) || !std::isfinite(scaling.factor) ||
-      !std::isfinite(scaling.high_freq_factor))
-    fail(Exit::bad_data, where, ": rope_type llama3 with ", shown(object), " has no meaning");
-  return scaling;
-}
-
-void read_rope(const json& object, Config& config, const std::string& where) {
-  read(object, "rope_theta", config.rope_theta, where);
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    const auto it = object.find(key);
-    if (it == object.end() || it->is_null()) continue;
-    if (!it->is_object()) fail(Exit::bad_data, where, ": \"", key, "\" must be an object, is ", shown(*it));
-    const json type = it->value("rope_type", it->value("type", json("default")));
-    const bool llama3 = type == "llama3";
-    if (!llama3 && type != "default")
-      fail(Exit::bad_data, where, ": \"", key, ".rope_type\": ", shown(type),
-           " is not computed here; \"default\" and \"llama3\" are");
-    require(*it, "partial_rotary_factor", 1.0, str(where, ": ", key));
-    for (const auto& [name, value] : it->items()) {
-      static const auto always = split_words("rope_theta rope_type type partial_rotary_factor");
-      static const auto scaling = split_words("factor low_freq_factor high_freq_factor " + original_length);
-      if (!always.contains(name) && !(llama3 && scaling.contains(name)))
-        fail(Exit::bad_data, where, ": \"", key, ".", excerpt(name), "\": ", shown(value), " is not computed here");
-    }
-    if (llama3) config.rope_scaling = read_llama3(*it, str(where, ": ", key));
-    if (object.contains("rope_theta") && it->contains("rope_theta") && object["rope_theta"] != (*it)["rope_theta"])
-      fail(Exit::bad_data, where, ": \"rope_theta\" is ", shown(object["rope_theta"]), ", \"", key, ".rope_theta\" is ",
-           shown((*it)["rope_theta"]), "; which one is meant? Make them equal");
-    read(*it, "rope_theta", config.rope_theta, where);
-  }
 }
 
 // Of the object "crossply", beside the architecture's options.
 const char* general_keys(const Config& config) {
-  return config.gpt2() ? "arch backbone bias" : "arch backbone qk_norm qk_norm_eps";
+  return config.gpt2() ? "arch backbone bias" : "arch backbone qk_norm qk_norm_eps qkv_bias";
 }
 
 // Is the option one of a few words? Others are JSON: a quoted number is none.
@@ -193,6 +201,7 @@ void read_crossply(const json& object, Config& config, const std::string& where)
   read(object, "backbone", config.backbone, where);
   read(object, "qk_norm", config.qk_norm, where);
   read(object, "qk_norm_eps", config.qk_norm_eps, where);
+  read(object, "qkv_bias", config.qkv_bias, where);
   read(object, "bias", config.bias, where);
   const std::set<std::string> own = split_words(general_keys(config));
   for (const auto& [key, value] : object.items())
@@ -272,22 +281,6 @@ void check_options(Config& config, Exit code, const std::string& where) {
 int64_t Config::integer(const std::string& key) const { return parse_integer(options.at(key)).value(); }
 double Config::number(const std::string& key) const { return parse_number(options.at(key)).value(); }
 
-std::vector<double> Config::rope_frequencies() const {
-  std::vector<double> frequencies;
-  for (int64_t j = 0; j < head_dim / 2; ++j) {
-    double w = std::pow(rope_theta, -2.0 * static_cast<double>(j) / static_cast<double>(head_dim));
-    if (rope_scaling) {
-      const auto length = static_cast<double>(rope_scaling->original_max_position_embeddings);
-      const double low = rope_scaling->low_freq_factor, high = rope_scaling->high_freq_factor;
-      const double turns = length * w / (2 * std::numbers::pi);
-      const double kept = std::clamp((turns - low) / (high - low), 0.0, 1.0);
-      w = (1 - kept) * w / rope_scaling->factor + kept * w;
-    }
-    frequencies.push_back(w);
-  }
-  return frequencies;
-}
-
 void Config::check(Exit code, const std::string& where) {
   auto check_size = [&](const SizeKey& size) {
     const int64_t value = this->*size.value;
@@ -310,15 +303,12 @@ void Config::check(Exit code, const std::string& where) {
     head_dim = hidden_size / num_attention_heads;
   }
   check_size(last);
-  if (gpt2()) check_gpt2(*this, code, where);
-  else if (head_dim % 2 != 0)
-    fail(code, where, ": head_dim ", head_dim, " is odd; RoPE rotates pairs, so it must be even");
+  gpt2() ? check_gpt2(*this, code, where) : check_rope(*this, code, where);
   if (num_attention_heads % num_key_value_heads != 0)
     fail(code, where, ": num_attention_heads ", num_attention_heads, " is not a multiple of num_key_value_heads ",
          num_key_value_heads);
   const std::pair<const char*, double> positive[] = {{gpt2() ? "layer_norm_epsilon" : "rms_norm_eps", norm_eps},
-                                                     {"crossply.qk_norm_eps", qk_norm_eps},
-                                                     {"rope_theta", rope_theta}};
+                                                     {"crossply.qk_norm_eps", qk_norm_eps}};
   for (const auto& [key, number] : positive)
     if (!(number > 0) || !std::isfinite(number))
       fail(code, where, ": ", key, " must be positive and finite, is ", number);
@@ -328,18 +318,15 @@ void Config::check(Exit code, const std::string& where) {
 namespace {
 
 // What the model_type says beside the sizes; a "crossply" object says it all.
-void read_model_type(const json& object, Config& config, const std::string& where) {
-  std::string model_type = "llama";
-  read(object, "model_type", model_type, where);
+void take_type(const json& object, const ModelType& type, Config& config, const std::string& where) {
   if (object.contains("crossply")) return read_crossply(object["crossply"], config, where);
-  if (model_type == "llama") return;
-  if (model_type != "qwen3")
-    fail(Exit::bad_data, where, ": model_type \"", excerpt(model_type),
-         "\" is not supported without a \"crossply\" object; known: llama, qwen3, gpt2");
-  for (const char* key : {"head_dim", "num_key_value_heads"})  // defaults there are those of one size
+  for (const char* key : type.needed)
     if (!object.contains(key)) fail(Exit::bad_data, where, ": key \"", key, "\" is missing");
-  config.qk_norm = true;
-  config.qk_norm_eps = config.norm_eps;
+  const std::string name = type.name;
+  config.mistral = name == "mistral";
+  config.qkv_bias = name == "qwen2";
+  config.qk_norm = name == "qwen3";
+  if (config.qk_norm) config.qk_norm_eps = config.norm_eps;
 }
 
 }  // namespace
@@ -347,7 +334,8 @@ void read_model_type(const json& object, Config& config, const std::string& wher
 Config parse_config(const json& object, const std::string& where, std::string* ignored) {
   if (!object.is_object()) fail(Exit::bad_data, where, ": a configuration must be a JSON object");
   if (is_gpt2(object, where)) return parse_gpt2(object, where, ignored);
-  const std::string names = check_llama_keys(object, where);
+  const ModelType& type = type_of(object, where);
+  const std::string names = check_llama_keys(object, type, where);
   if (ignored != nullptr) *ignored = names;
   for (const SizeKey& size : std::span(size_keys).first<required_sizes>())
     if (!object.contains(size.key)) fail(Exit::bad_data, where, ": key \"", size.key, "\" is missing");
@@ -355,6 +343,7 @@ Config parse_config(const json& object, const std::string& where, std::string* i
     if (object.contains(key) && object[key].is_null())
       fail(Exit::bad_data, where, ": \"", key, "\" is null; give the number that the model was trained with");
   Config config;
+  config.max_position_embeddings = type.positions;
   for (const SizeKey& size : size_keys) read(object, size.key, config.*size.value, where);
   read(object, "rms_norm_eps", config.norm_eps, where);
   read(object, "tie_word_embeddings", config.tie_word_embeddings, where);
@@ -362,8 +351,10 @@ Config parse_config(const json& object, const std::string& where, std::string* i
   read_rope(object, config, where);
   for (const std::string& key : token_keys)
     if (object.contains(key)) config.token_ids[key] = object[key].dump();
-  read_model_type(object, config, where);
+  take_type(object, type, config, where);
+  config.sliding_window = window_of(object, type, config.num_hidden_layers, where);
   config.check(Exit::bad_data, where);
+  require_wide_window(config, where);
   return config;
 }
 
@@ -371,32 +362,38 @@ Config load_config(const std::string& path) {
   std::string ignored;
   Config config = parse_config(read_json(path), path, &ignored);
   if (!ignored.empty())
-    std::fprintf(stderr, "note: %s: ignored, since nothing here depends on them: %s\n", path.c_str(), ignored.c_str());
+    std::fprintf(stderr, "note: %s: ignored, since nothing here depends on them: %s\n", printable(path).c_str(),
+                 printable(ignored).c_str());
+  std::fputs(note_idle_options(config, path).c_str(), stderr);
   return config;
 }
 
 namespace {
 
-json rope_json(const Config& config) {
-  json rope = {{"rope_type", "default"}, {"rope_theta", config.rope_theta}};
-  if (!config.rope_scaling) return rope;
-  const RopeScaling& scaling = *config.rope_scaling;
-  rope["rope_type"] = "llama3";
-  for (const FactorKey& f : factor_keys) rope[f.key] = scaling.*f.value;
-  rope[original_length] = scaling.original_max_position_embeddings;
-  return rope;
+// The type of model that a plain LLaMA with these options is; null where there is none.
+const ModelType* plain_type(const Config& c) {
+  const bool qwen3 = c.qk_norm && !c.qkv_bias && c.qk_norm_eps == c.norm_eps, qwen2 = c.qkv_bias && !c.qk_norm;
+  if (c.arch != "llama" || (c.qk_norm && !qwen3)) return nullptr;
+  const std::string name = qwen3 ? "qwen3" : qwen2 ? "qwen2" : c.mistral ? "mistral" : "llama";
+  return &*std::find_if(model_types.begin(), model_types.end(), [&](const ModelType& t) { return t.name == name; });
+}
+
+// The window in the words of each type.
+void write_window(json& object, const Config& c, const std::string& type) {
+  const json window = c.sliding_window > 0 ? json(c.sliding_window) : json();
+  if (c.sliding_window > 0 || type == "mistral") object["sliding_window"] = window;
+  if (!type.starts_with("qwen")) return;
+  object["use_sliding_window"] = c.sliding_window > 0;
+  if (c.sliding_window > 0) object["max_window_layers"] = 0;
 }
 
 }  // namespace
 
 json to_json(const Config& config) {
   if (config.gpt2()) return gpt2_json(config);
-  const bool qwen3 = config.arch == "llama" && config.qk_norm && config.qk_norm_eps == config.norm_eps;
-  const bool plain = config.arch == "llama" && (qwen3 || !config.qk_norm);
+  const ModelType* type = plain_type(config);
   json object = R"({"hidden_act": "silu", "attention_bias": false, "mlp_bias": false, "attention_dropout": 0.0,
                     "torch_dtype": "float32", "dtype": "float32", "use_cache": true})"_json;
-  object["architectures"] = json::array({qwen3 ? "Qwen3ForCausalLM" : "LlamaForCausalLM"});
-  object["model_type"] = qwen3 ? "qwen3" : "llama";
   object["rms_norm_eps"] = config.norm_eps;
   object["rope_theta"] = config.rope_theta;
   object["rope_parameters"] = rope_json(config);
@@ -404,12 +401,18 @@ json to_json(const Config& config) {
   object["initializer_range"] = config.initializer_range;
   for (const SizeKey& size : size_keys) object[size.key] = config.*size.value;
   if (config.rope_scaling) object["rope_scaling"] = rope_json(config);  // the name that older readers know
-  if (qwen3) object["use_sliding_window"] = false;
   for (const auto& [key, value] : config.token_ids) object[key] = json::parse(value);
-  if (plain) return object;
-  mark_as_variant(object, config);
-  object["crossply"]["qk_norm"] = config.qk_norm;
-  if (config.qk_norm) object["crossply"]["qk_norm_eps"] = config.qk_norm_eps;
+  write_window(object, config, type == nullptr ? "" : type->name);
+  if (config.qkv_bias) object.erase("attention_bias");  // which would speak of the output's, too
+  if (type == nullptr) {
+    mark_as_variant(object, config);
+    object["crossply"]["qk_norm"] = config.qk_norm;
+    if (config.qk_norm) object["crossply"]["qk_norm_eps"] = config.qk_norm_eps;
+    if (config.qkv_bias) object["crossply"]["qkv_bias"] = true;
+  } else {
+    object["model_type"] = type->name;
+    object["architectures"] = json::array({type->architecture});
+  }
   return object;
 }
 

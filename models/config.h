@@ -13,11 +13,23 @@
 
 namespace crossply {
 
-// Llama 3.1's stretching of slow rotary frequencies: those that turn less than low_freq_factor times in the original
-// length are divided by factor, those that turn more than high_freq_factor times stay, in between it is gradual.
+// How rotary frequencies are divided by `factor`, for sequences longer than those that a model was first trained on.
+// The fields are transformers' keys of rope_parameters.
+//
+//   linear   all of them
+//   llama3   those that turn less than low_freq_factor times in the original length; those that turn more than
+//            high_freq_factor times stay; in between it is gradual
+//   yarn     those of the channels where a pair turns less than beta_slow times in the original length; those that turn
+//            more than beta_fast times stay; in between it is gradual, channel by channel. Cosines and sines are
+//            multiplied by attention_factor (arXiv 2309.00071).
 struct RopeScaling {
+  std::string rope_type = "llama3";
   double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
   int64_t original_max_position_embeddings = 8192;
+  double beta_fast = 32, beta_slow = 1;
+  std::optional<double> attention_factor, mscale, mscale_all_dim;  // without the first it follows from the others
+  bool truncate = true;                                            // yarn's limits are whole channels
+  bool operator==(const RopeScaling&) const = default;
 };
 
 struct Config {
@@ -38,6 +50,9 @@ struct Config {
   double initializer_range = 0.02;
   bool qk_norm = false;  // RMSNorm over the head width on q and k, before RoPE, as in Qwen3
   double qk_norm_eps = 1e-5;
+  bool qkv_bias = false;       // the projections of queries, keys and values have biases, as in Qwen2
+  bool mistral = false;        // a plain LLaMA is saved as a Mistral, which is the same model
+  int64_t sliding_window = 0;  // W, where tokens see the W last ones only: no sequence may be longer. 0: they see all
   // Of the backbone gpt2 only:
   bool bias = true;                              // false: no biases anywhere, norms with a gain only
   std::string activation_function = "gelu_new";  // the tanh form, or gelu, the erf form
@@ -54,19 +69,23 @@ struct Config {
 
   // (D/2): the angles, in radians, by which RoPE turns each pair of channels from one position to the next.
   std::vector<double> rope_frequencies() const;
+  // What RoPE multiplies queries and keys by.
+  double rope_factor() const;
 
   // Fills in what other keys imply, the connection's defaults included, and refuses what cannot be: throws `code` with
   // `where` (a file, or "flags") and the offending values.
   void check(Exit code, const std::string& where);
 };
 
-// From a config.json. Unknown keys, and known ones with a value that crossply does not compute (sliding windows,
-// biases), are refused by name. Throws Exit::no_input, Exit::bad_data. load_config names on stderr the keys that mean
-// something elsewhere and nothing here; parse_config lists them in *ignored.
+// From a config.json. A model of another type, unknown keys, and known ones with a value that crossply does not compute
+// (windows shorter than the context, biases of other layers), are refused by name. Throws Exit::no_input,
+// Exit::bad_data. load_config names on stderr the keys that mean something elsewhere and nothing here; parse_config
+// lists them in *ignored.
 Config load_config(const std::string& path);
 Config parse_config(const nlohmann::json& json, const std::string& where, std::string* ignored = nullptr);
-// What a config.json holds. A plain LLaMA, one with q/k norms of the same epsilon, which is a Qwen3, and a plain GPT-2
-// with biases get no "crossply" object and load in transformers as they are.
+// What a config.json holds. A plain LLaMA, one with q/k norms of the same epsilon, which is a Qwen3, one with biases of
+// q, k and v, which is a Qwen2, and a plain GPT-2 with biases get no "crossply" object and load in transformers as they
+// are.
 nlohmann::json to_json(const Config& config);
 
 }  // namespace crossply

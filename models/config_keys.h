@@ -27,6 +27,12 @@ std::string check_keys(const nlohmann::json& object, const std::set<std::string>
 void read_crossply(const nlohmann::json& object, Config& config, const std::string& where);
 void mark_as_variant(nlohmann::json& object, const Config& config);
 
+// The rotary keys of a LLaMA (config_rope.cpp), and what they say as "rope_parameters". The model's length must be read
+// before: it is the original one where yarn's keys say none.
+void read_rope(const nlohmann::json& object, Config& config, const std::string& where);
+nlohmann::json rope_json(const Config& config);
+void check_rope(const Config& config, Exit code, const std::string& where);
+
 // GPT-2's keys (config_gpt2.cpp).
 bool is_gpt2(const nlohmann::json& object, const std::string& where);
 Config parse_gpt2(const nlohmann::json& object, const std::string& where, std::string* ignored);

@@ -23,8 +23,6 @@ class KvShare : public Connection {
     if (factor < 1) fail(Exit::usage, "kv_share: cla_factor ", factor, " must be at least 1");
     if (shared < 0 || shared >= L)
       fail(Exit::usage, "kv_share: num_kv_shared_layers ", shared, " must be 0..", L - 1, " for ", L, " layers");
-    refuse_beside_other("num_kv_shared_layers", "sharing", "suffix", config);
-    refuse_beside_other("kv_owners", "sharing", "list", config);
     for (int64_t i = 0; i < L; ++i) owner_.push_back(sharing == "cla" ? i % factor == 0 : i < L - shared);
     if (sharing == "list") read_owners(config.text("kv_owners"));
   }
@@ -86,13 +84,26 @@ class KvShare : public Connection {
 Architecture kv_share_architecture() {
   return {"kv_share",
           "groups of layers share the keys and values of their first",
-          {{"sharing", "cla", "cla, suffix or list", {"cla", "suffix", "list"}},
-           {"cla_factor", "2", "an integer, for cla: every so many-th layer has keys and values of its own", {}},
+          {{"sharing",
+            "cla",
+            "cla, suffix or list",
+            {"cla", "suffix", "list"},
+            {{.key = "num_kv_shared_layers", .only_for = "suffix"}}},
+           {"cla_factor",
+            "2",
+            "an integer, for cla: every so many-th layer has keys and values of its own",
+            {},
+            {{"sharing", {"cla"}}}},
            {"num_kv_shared_layers",
             "0",
             "an integer, for suffix: so many last layers have none; with 0 it is the plain model",
-            {}},
-           {"kv_owners", "[0]", "a list like [0,4,8], for the sharing list: the layers that have keys and values", {}}},
+            {},
+            {{"sharing", {"suffix"}}}},
+           {"kv_owners",
+            "[0]",
+            "a list like [0,4,8], for the sharing list: the layers that have keys and values",
+            {},
+            {{"sharing", {"list"}}}}},
           [](const Config& config) { return std::make_unique<KvShare>(config); }};
 }
 

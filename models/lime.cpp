@@ -109,7 +109,7 @@ Architecture lime_architecture() {
       "lime",
       "attention over key/value heads mixed from all layers so far",
       {{"routing", "full", "full, average, last, first or own", {"full", "average", "last", "first", "own"}},
-       {"window", "0", "an integer: how many layers routing last or first reads", {}},
+       {"window", "0", "an integer: how many layers routing last or first reads", {}, {{"routing", {"last", "first"}}}},
        {"kv_init", "uniform", "uniform (the code's) or normal (the backbone's): how keys and values start", starts}},
       [](const Config& config) { return std::make_unique<Lime>(config); }};
 }

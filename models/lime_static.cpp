@@ -23,6 +23,7 @@ class LimeStatic : public Connection {
  public:
   LimeStatic(const Config& config, bool dynamic) : dynamic_(dynamic), literal_(config.text("kv_init") == "literal") {
     if (!dynamic) top_p_ = config.number("top_p"), renormalize_ = config.flag("top_p_renormalize");
+    if (config.qkv_bias) fail(Exit::usage, config.arch, ": its keys and values have no biases, as a Qwen2's have");
     if (!(top_p_ >= 0 && top_p_ <= 1)) fail(Exit::usage, "lime_static: top_p ", top_p_, " must be in 0..1");
     const auto L = static_cast<double>(config.num_hidden_layers);  // sources at most; the largest weight is >= 1/L
     if (renormalize_ && L > 1 && top_p_ * L < 1)
@@ -104,7 +105,7 @@ Architecture lime_static_architecture() {
   return {"lime_static",
           "every key/value head reads its own mixture of all earlier outputs",
           {{"top_p", "1.0", "a number in 0..1: weights beyond this sum are pruned (renormalised: >= 1/layers)", {}},
-           {"top_p_renormalize", "true", "true or false: what is left is divided by its sum", {}},
+           {"top_p_renormalize", "true", "true or false: what is left is divided by its sum", {}, {{"top_p"}}},
            kv_init()},
           [](const Config& config) { return std::make_unique<LimeStatic>(config, false); }};
 }

@@ -8,13 +8,17 @@ void declare_llama_block(ParameterTable& params, const Config& c, int layer) {
   auto matrix = [&](const std::string& name, int64_t out, int64_t in) {
     params.add(layer_name(layer, name), Shape{out, in}, Init::normal(c.initializer_range), 1, 1);
   };
+  auto projection = [&](const std::string& name, int64_t out) {
+    matrix(name + ".weight", out, C);
+    if (c.qkv_bias) params.add(layer_name(layer, name + ".bias"), Shape{out}, Init::constant(0), 1, 0);
+  };
   auto gain = [&](const std::string& name, int64_t width) {
     params.add(layer_name(layer, name), Shape{width}, Init::constant(1), 1, 0);
   };
   gain("input_layernorm.weight", C);
-  matrix("self_attn.q_proj.weight", H * D, C);
-  matrix("self_attn.k_proj.weight", K * D, C);
-  matrix("self_attn.v_proj.weight", K * D, C);
+  projection("self_attn.q_proj", H * D);
+  projection("self_attn.k_proj", K * D);
+  projection("self_attn.v_proj", K * D);
   if (c.qk_norm) gain("self_attn.q_norm.weight", D);
   if (c.qk_norm) gain("self_attn.k_norm.weight", D);
   matrix("self_attn.o_proj.weight", C, H * D);

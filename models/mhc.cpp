@@ -30,7 +30,6 @@ class Mhc : public Connection {
     if (E_ < 1 || E_ > most) fail(Exit::usage, "mhc: hc_mult ", E_, " must be in 1..", most, " with mixing ", mixing);
     if (iterations < 1 || iterations > max_sinkhorn_iterations)
       fail(Exit::usage, "mhc: hc_sinkhorn_iters ", iterations, " must be in 1..", max_sinkhorn_iterations);
-    refuse_beside_other("hc_sinkhorn_iters", "mixing", "sinkhorn", config);
     if (!(eps >= 0 && eps <= 1)) fail(Exit::usage, "mhc: hc_eps ", eps, " must be in 0..1");
     form_ = {mixing == "sinkhorn"   ? Mixing::sinkhorn
              : mixing == "identity" ? Mixing::identity
@@ -139,7 +138,7 @@ Architecture mhc_architecture() {
        {"reads", "own", "own or previous: whose weights a sublayer reads by, its own or the one's before", reads},
        {"start", "even", "even or one_hot: what a sublayer reads at first, all streams or one more than others",
         starts},
-       {"hc_sinkhorn_iters", "20", "an integer in 1..64: iterations of Sinkhorn", {}},
+       {"hc_sinkhorn_iters", "20", "an integer in 1..64: iterations of Sinkhorn", {}, {{"mixing", {"sinkhorn"}}}},
        {"hc_eps", "1e-06", "a number in 0..1: added to sums and reading weights", {}}},
       [](const Config& config) { return std::make_unique<Mhc>(config); }};
 }

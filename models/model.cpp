@@ -34,7 +34,7 @@ Value* embed(const Build& b) {
 void record_blocks(const Build& b, Connection& connection) {
   const Config& c = b.config;
   const int64_t longest = std::max(b.T, b.tape.cache_length());
-  Value* rope = c.gpt2() ? nullptr : ops::rope_positions(b.tape, longest, c.rope_frequencies());
+  Value* rope = c.gpt2() ? nullptr : ops::rope_positions(b.tape, longest, c.rope_frequencies(), c.rope_factor());
   for (int i = 0; i < c.num_hidden_layers; ++i) {
     c.gpt2() ? record_gpt2_block(b, connection, i) : record_llama_block(b, connection, i, rope);
     if (b.tape.looked_at() && i + 1 < c.num_hidden_layers) b.mark("hidden", i + 1, connection.hidden());
@@ -47,6 +47,9 @@ ops::LogitHead record_hidden(const Build& b) {
   if (const int64_t longest = std::max(b.T, b.tape.cache_length()); c.gpt2() && longest > c.max_position_embeddings)
     fail(Exit::usage, "sequences of ", longest, " tokens: the model has learned ", c.max_position_embeddings,
          " positions; ask for no more");
+  if (const int64_t longest = std::max(b.T, b.tape.cache_length()); c.sliding_window > 0 && longest > c.sliding_window)
+    fail(Exit::usage, "sequences of ", longest, " tokens: the model attends within a window of ", c.sliding_window,
+         ", which is not computed here; ask for no more");
   const auto connection = find_architecture(c.arch).make(c);
   Value* embeddings = embed(b);
   b.mark("hidden", 0, embeddings);

@@ -4,16 +4,19 @@
 #include <cmath>
 #include <cstdio>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <unordered_map>
 
+#include "engine/json.h"
 #include "engine/printable.h"
 #include "models/file_layout.h"
 #include "models/json_file.h"
 #include "models/model.h"
+#include "models/modelling_file.h"
 #include "models/registry.h"
 
 namespace crossply {
@@ -33,10 +36,28 @@ struct Found {
        shape.str());
 }
 
+// Weights that PyTorch has pickled are never read: loading a pickle runs what is in it.
+void refuse_pickle(const std::string& dir) {
+  std::string quoted;  // for a shell
+  for (const char c : printable(dir)) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename();
+    if (!name.starts_with("pytorch_model") || !name.ends_with(".bin")) continue;
+    fail(Exit::no_input, printable(it->path().string()),
+         ": weights in PyTorch's own format are not read, only model.safetensors. To convert them: python3 -c \"import "
+         "glob, sys, torch, safetensors.torch as s; s.save_file({k: v.contiguous().clone() for f in "
+         "glob.glob(sys.argv[1] + '/pytorch_model*.bin') for k, v in torch.load(f, map_location='cpu', "
+         "weights_only=True).items()}, sys.argv[1] + '/model.safetensors', {'format': 'pt'})\" '",
+         quoted, "'");
+  }
+}
+
 // The weight files of a directory: one, or those of the index.
 std::deque<SafetensorsFile> open_weights(const std::string& dir) {
   std::deque<SafetensorsFile> files;
   const std::string single = dir + "/model.safetensors", index_path = single + ".index.json";
+  if (!path_exists(single) && !path_exists(index_path)) refuse_pickle(dir);
   if (path_exists(single) || !path_exists(index_path)) {
     files.emplace_back(single);
     return files;
@@ -54,6 +75,80 @@ std::deque<SafetensorsFile> open_weights(const std::string& dir) {
   return files;
 }
 
+// A tensor by its name in file_layout; null where no file has it.
+struct Stored {
+  const SafetensorsFile* file = nullptr;
+  const TensorInfo* info = nullptr;
+};
+Stored find_stored(const std::deque<SafetensorsFile>& files, const std::string& name, const Config& config) {
+  for (const SafetensorsFile& file : files)
+    for (const TensorInfo& info : file.tensors())
+      if (file_name(info.name, config) == name) return {&file, &info};
+  return {};
+}
+
+// Compares a piece at a time: an embedding may be larger than what memory has room for twice.
+bool same_values(const Stored& a, const Stored& b) {
+  if (a.info->shape != b.info->shape) return false;
+  const int64_t numel = a.info->numel(), piece = std::min<int64_t>(numel, 1 << 20);
+  std::vector<double> x(static_cast<size_t>(piece)), y(x.size());
+  for (int64_t i = 0; i < numel; i += piece) {
+    const int64_t n = std::min(piece, numel - i);
+    a.file->read_f64(*a.info, i, n, x.data());
+    b.file->read_f64(*b.info, i, n, y.data());
+    if (!std::equal(x.begin(), x.begin() + n, y.begin())) return false;
+  }
+  return true;
+}
+
+// A head that differs from the embedding although the configuration ties the two; null where there is none.
+Stored untied_head(const std::deque<SafetensorsFile>& files, const Config& config) {
+  if (!config.tie_word_embeddings) return {};
+  const Stored head = find_stored(files, "lm_head.weight", config);
+  const Stored embedding =
+      find_stored(files, config.gpt2() ? "transformer.wte.weight" : "model.embed_tokens.weight", config);
+  const bool differs = head.info != nullptr && embedding.info != nullptr && !same_values(head, embedding);
+  return differs ? head : Stored{};
+}
+
+std::vector<double> numbers_of(const SafetensorsFile& file, const TensorInfo& info) {
+  std::vector<double> numbers(static_cast<size_t>(info.numel()));
+  if (info.dtype != "U8" && info.dtype != "BOOL") {
+    file.read_f64(info, numbers.data());
+    return numbers;
+  }
+  std::vector<uint8_t> raw(numbers.size());
+  file.read_raw(info, info.dtype, raw.data());
+  return {raw.begin(), raw.end()};
+}
+
+// A GPT-2's causal mask (1, 1, P, P): each token sees itself and those before it.
+bool is_causal(const std::vector<double>& mask) {
+  const auto P = static_cast<size_t>(std::llround(std::sqrt(static_cast<double>(mask.size()))));
+  for (size_t i = 0; i < mask.size(); ++i)
+    if ((mask[i] != 0) != (i % P <= i / P)) return false;
+  return P * P == mask.size();
+}
+
+// RoPE's frequencies in the precision of the file; older programs stored them without their scaling.
+bool is_rotation(const std::vector<double>& stored, Config config) {
+  const auto close = [](double a, double b) { return std::abs(a - b) <= 1e-2 * b + 1e-6; };
+  const auto equals = [&](const std::vector<double>& w) {
+    return std::equal(stored.begin(), stored.end(), w.begin(), w.end(), close);
+  };
+  const bool scaled = equals(config.rope_frequencies());
+  config.rope_scaling.reset();
+  return scaled || equals(config.rope_frequencies());
+}
+
+// Older exports hold constants, which the model computes itself. Others than it computes would change it.
+void check_constant(const SafetensorsFile& file, const TensorInfo& info, const Config& config) {
+  const bool mask = info.name.ends_with(".attn.bias"), rotation = info.name.ends_with(".rotary_emb.inv_freq");
+  if ((mask && !is_causal(numbers_of(file, info))) || (rotation && !is_rotation(numbers_of(file, info), config)))
+    fail(Exit::bad_data, file.path(), ": tensor ", info.str(), " is not ",
+         mask ? "the causal mask" : "the rotary frequencies of config.json", ", which is what is computed here");
+}
+
 using Rows = std::unordered_map<std::string, Found>;
 
 // Every row by name. The files must hold exactly what the table declares.
@@ -61,10 +156,16 @@ Rows find_rows(const std::deque<SafetensorsFile>& files, const Config& config, c
   const std::vector<FileTensor> layout = file_layout(params, config);
   std::unordered_map<std::string, const FileTensor*> known;
   for (const FileTensor& tensor : layout) known[tensor.name] = &tensor;
+  if (const Stored head = untied_head(files, config); head.info != nullptr)
+    fail(Exit::bad_data, head.file->path(), ": tensor ", head.info->str(),
+         " differs from the embedding, but config.json ties the two; set tie_word_embeddings to false");
   Rows found;
   for (const SafetensorsFile& file : files) {
     for (const TensorInfo& info : file.tensors()) {
-      if (is_no_row(info.name, config)) continue;
+      if (is_no_row(info.name, config)) {
+        check_constant(file, info, config);
+        continue;
+      }
       const auto it = known.find(file_name(info.name, config));
       if (it == known.end())
         fail(Exit::bad_data, file.path(), ": tensor ", info.str(), " is not part of a ", config.arch,
@@ -97,7 +198,7 @@ std::vector<double> part_of(const std::vector<double>& tensor, const Found& at) 
   return part;
 }
 
-std::vector<double> read_tensor(const Found& source) {
+std::vector<double> read_tensor(const Found& source, Dtype dtype) {
   const std::vector<int64_t>& shape = source.info->shape;
   std::vector<double> host(
       static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<int64_t>())));
@@ -106,6 +207,12 @@ std::vector<double> read_tensor(const Found& source) {
   if (bad != host.end())
     fail(Exit::bad_data, source.file->path(), ": tensor ", source.info->str(), " holds ", *bad, " at its element ",
          bad - host.begin(), "; no model can be run with that");
+  if (dtype == Dtype::f64) return host;
+  const auto large =
+      std::find_if(host.begin(), host.end(), [](double weight) { return !std::isfinite(static_cast<float>(weight)); });
+  if (large != host.end())
+    fail(Exit::bad_data, source.file->path(), ": tensor ", source.info->str(), " holds ", *large, " at its element ",
+         large - host.begin(), ", which is too large for fp32");
   return host;
 }
 
@@ -116,13 +223,43 @@ void read_rows(ParameterTable& params, std::vector<std::pair<const Parameter*, c
   std::vector<double> host;
   const TensorInfo* read = nullptr;
   for (const auto& [row, found] : rows) {
-    if (found->info != read) host = read_tensor(*found), read = found->info;
+    if (found->info != read) host = read_tensor(*found, params.dtype()), read = found->info;
     const bool whole = found->shape.numel() == std::ssize(host) && !found->transposed;
     params.write(*row, whole ? host.data() : part_of(host, *found).data());
   }
 }
 
+// Of a plain model that becomes another architecture: every row must have come along, but those of blocks that are left
+// out. Without one the model would not start as the plain one.
+void require_all_taken(const Rows& found, const std::vector<std::pair<const Parameter*, const Found*>>& taken,
+                       const Config& config) {
+  std::set<const Found*> used;
+  for (const auto& [row, source] : taken) used.insert(source);
+  for (const auto& [name, source] : found) {
+    const std::string blocks = "model.layers.";
+    const bool left_out =
+        name.starts_with(blocks) && std::stoll(name.substr(blocks.size())) >= config.num_hidden_layers;
+    if (!left_out && !used.contains(&source))
+      fail(Exit::usage, source.file->path(), ": tensor ", source.info->str(), " has no place in a ", config.arch);
+  }
+}
+
 }  // namespace
+
+Config load_model_config(const std::string& dir) {
+  Config config = load_config(dir + "/config.json");
+  const std::string single = dir + "/model.safetensors";
+  if (!config.tie_word_embeddings || !(path_exists(single) || path_exists(single + ".index.json"))) return config;
+  const std::deque<SafetensorsFile> files = open_weights(dir);
+  const Stored head = untied_head(files, config);
+  if (head.info == nullptr) return config;
+  std::fprintf(stderr,
+               "note: %s: lm_head.weight differs from the embedding, so it is used, although config.json says "
+               "tie_word_embeddings true\n",
+               printable(head.file->path()).c_str());
+  config.tie_word_embeddings = false;
+  return config;
+}
 
 void load_weights(const std::string& dir, const Config& config, ParameterTable& params) {
   const std::deque<SafetensorsFile> files = open_weights(dir);
@@ -145,6 +282,7 @@ void load_initial_weights(const std::string& dir, const Config& source, const Co
     if (it->second.shape != row.shape) refuse_shape(it->second, row.shape);
     taken.emplace_back(&row, &it->second);
   }
+  if (source.arch != config.arch) require_all_taken(found, taken, config);
   read_rows(params, std::move(taken));
 }
 
@@ -184,6 +322,16 @@ std::vector<NamedTensor> values_of(const ParameterTable& params, const Config& c
 
 std::vector<NamedTensor> gradients_of(const ParameterTable& params, const Config& config) {
   return named(params, config, &Parameter::grad);
+}
+
+void require_finite(const ParameterTable& params, const std::vector<NamedTensor>& tensors, Exit code) {
+  for (const NamedTensor& tensor : tensors) {
+    const std::vector<float> host = assemble(params, tensor);
+    const auto bad = std::find_if(host.begin(), host.end(), [](float number) { return !std::isfinite(number); });
+    if (bad != host.end())
+      fail(code, "tensor \"", tensor.name, "\" ", tensor.shape.str(), " has ", *bad, " at its element ",
+           bad - host.begin(), " in fp32; nothing was written");
+  }
 }
 
 void save_tensors(const std::string& path, const ParameterTable& params, const std::vector<NamedTensor>& tensors,
@@ -233,6 +381,40 @@ std::vector<std::string> save_weights(const CheckpointWriter& writer, const Para
 
 void save_config(const std::string& path, const Config& config) {
   write_file_atomically(path, to_json(config).dump(2) + "\n");
+}
+
+namespace {
+
+// The text of config.json, with the keys by which transformers finds the modelling file. It stays as it is where they
+// are there.
+std::string config_with_modelling_file(const std::string& path, const nlohmann::json& ours) {
+  constexpr uint64_t max_config = 64 << 20;
+  const std::string text = read_file(path, max_config);
+  auto config = parse_json<nlohmann::ordered_json>(text, path);
+  const auto names_ours = [&](const auto& entry) {
+    const auto found = config.find("auto_map");
+    return found != config.end() && found->is_object() && found->contains(entry.key()) &&
+           (*found)[entry.key()] == entry.value();
+  };
+  const auto& wanted = ours.at("auto_map").items();
+  if (std::all_of(wanted.begin(), wanted.end(), names_ours)) return text;
+  for (const char* key : {"model_type", "architectures", "auto_map"}) config[key] = ours[key];
+  return config.dump(2) + "\n";
+}
+
+}  // namespace
+
+std::vector<std::string> refresh_model_dir(const std::string& dir) {
+  const std::string config_path = dir + "/config.json";
+  const Config config = load_config(config_path);
+  const nlohmann::json ours = to_json(config);
+  std::vector<std::string> archs = modelling_files_in(dir);
+  const bool needs_one = ours.contains("auto_map");
+  if (needs_one && std::find(archs.begin(), archs.end(), config.arch) == archs.end()) archs.push_back(config.arch);
+  NamedContents files;
+  for (const std::string& arch : archs) files.emplace_back(modelling_module(arch) + ".py", modelling_file(arch));
+  if (needs_one) files.emplace_back("config.json", config_with_modelling_file(config_path, ours));
+  return replace_files(dir, std::move(files));
 }
 
 }  // namespace crossply

@@ -1,12 +1,15 @@
 #include "models/modelling_file.h"
 
 #include <cctype>
+#include <cstdio>
 #include <set>
 #include <sstream>
 #include <vector>
 
-#include "engine/check.h"
+#include "engine/file.h"
+#include "engine/printable.h"
 #include "engine/python_files.h"
+#include "models/registry.h"
 
 namespace crossply {
 namespace {
@@ -88,8 +91,38 @@ std::string modelling_file(const std::string& arch) {
   for (size_t i = 0; i < parts.size(); ++i)
     text += "\n\n# " + std::string(118, '-') + "\n" + (i == main ? "" : docstring(i) + "\n") + parts[i].code;
   text += "\n\nclass " + name + "Config(CrossplyConfig):\n  model_type = \"crossply_" + arch + "\"\n";
-  return text + "\n\nclass " + name + "ForCausalLM(CrossplyForCausalLM):\n  reference, config_class = " + stem + ", " +
-         name + "Config\n";
+  text += "\n\nclass " + name + "Model(CrossplyModel, " + stem + ".backbone):\n  pass\n";
+  return text + "\n\nclass " + name + "ForCausalLM(CrossplyForCausalLM):\n  model_class = " + name +
+         "Model\n  reference, config_class = " + stem + ", " + name + "Config\n";
+}
+
+std::vector<std::string> modelling_files_in(const std::string& model_dir) {
+  std::vector<std::string> there;
+  for (const Architecture& architecture : architectures())
+    if (const std::string module = modelling_module(architecture.name);
+        !module.empty() && path_exists(model_dir + "/" + module + ".py"))
+      there.push_back(architecture.name);
+  return there;
+}
+
+void note_outdated_modelling_file(const std::string& model_dir, const std::string& named) {
+  static std::set<std::string> said;
+  for (const std::string& arch : modelling_files_in(model_dir)) {
+    const std::string path = model_dir + "/" + modelling_module(arch) + ".py";
+    if (file_holds(path, modelling_file(arch)) || !said.insert(model_dir).second) continue;
+    std::fprintf(stderr,
+                 "note: %s is not what this build writes, and transformers may compute other numbers with it; to "
+                 "rewrite it, give %s to build/transplant --refresh\n",
+                 printable(path).c_str(), printable(named).c_str());
+  }
+}
+
+bool file_holds(const std::string& path, const std::string& contents) {
+  try {
+    return read_file(path, contents.size()) == contents;
+  } catch (const Error&) {  // a file that cannot be read does not
+    return false;
+  }
 }
 
 }  // namespace crossply

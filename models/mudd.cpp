@@ -157,7 +157,11 @@ Architecture mudd_architecture() {
   return {"mudd",
           "queries, keys, values and stream each read their own token-wise mixture of all earlier outputs",
           {{"norm", "prepost", "prepost or none: norms around the mixtures", {"prepost", "none"}},
-           {"intermediate_sizes", "[]", "a list like [96,128]: every layer's feed-forward width ([]: all alike)", {}},
+           {.key = "intermediate_sizes",
+            .default_value = "[]",
+            .help = "a list like [96,128]: every layer's feed-forward width ([]: all alike)",
+            .choices = {},
+            .instead_of = "--ffn"},
            {"w1_init", "fan_in", spread, {"fan_in", "literal"}}},
           [](const Config& config) { return std::make_unique<Mudd>(config); }};
 }

@@ -1,5 +1,7 @@
 #include "models/registry.h"
 
+#include <algorithm>
+
 #include "engine/printable.h"
 
 namespace crossply {
@@ -35,16 +37,44 @@ const Architecture& find_architecture(const std::string& name, Exit code, const 
     if (architecture.name == name) return architecture;
     known += " " + architecture.name;
   }
-  fail(code, where, ": unknown architecture '", excerpt(name), "'; known:", known);
+  if (code == Exit::usage) fail(code, where, ": unknown architecture '", excerpt(name), "'; known:", known);
+  fail(code, where, ": this build does not know the architecture '", excerpt(name),
+       "'. If the sources have it, this program was built before it: make generate, or whichever program this is, ",
+       "builds it again. Known here:", known);
 }
 
-void refuse_beside_other(const std::string& key, const std::string& chooser, const std::string& choice,
-                         const Config& config) {
-  const std::string& chosen = config.options.at(chooser);
-  if (chosen == choice) return;
-  for (const Option& option : find_architecture(config.arch).options)
-    if (option.key == key && option.default_value != config.options.at(key))
-      fail(Exit::usage, config.arch, ": ", key, " is for ", chooser, " ", choice, ", and this is ", chosen);
+std::vector<IdleOption> idle_options(const Config& config) {
+  std::vector<IdleOption> idle;
+  const std::vector<Option>& options = find_architecture(config.arch).options;
+  const auto is_default = [&](const std::string& key) {
+    const auto option = std::ranges::find(options, key, &Option::key);
+    return option->default_value == config.options.at(key);
+  };
+  for (const Option& option : options)
+    for (const OptionNeed& need : option.needs) {
+      const std::string &value = config.options.at(option.key), &other = config.options.at(need.key);
+      const bool concerned = need.only_for.empty() || need.only_for == value;
+      const bool met = need.values.empty() ? !is_default(need.key) : std::ranges::count(need.values, other) > 0;
+      if (concerned && !met) idle.push_back({option.key, is_default(option.key), need});
+    }
+  return idle;
+}
+
+std::string wanted_values(const OptionNeed& need) {
+  std::string words;
+  for (const std::string& value : need.values) words += (words.empty() ? "" : " or ") + value;
+  return words;
+}
+
+std::string note_idle_options(const Config& config, const std::string& where) {
+  std::string notes;
+  for (const IdleOption& idle : idle_options(config)) {
+    if (idle.is_default) continue;
+    const std::string wanted = wanted_values(idle.need);
+    notes += str("note: ", where, ": ", idle.key, " ", excerpt(config.options.at(idle.key)), " has no effect without ",
+                 idle.need.key, wanted.empty() ? "" : " ", wanted, "\n");
+  }
+  return notes;
 }
 
 }  // namespace crossply

@@ -12,11 +12,20 @@ namespace crossply {
 
 // A key of config.json's "crossply" object, and a flag of the trainer by the same name; where every trainer has a flag
 // of that name already, the architecture's stands in front (--sla-heads).
+// What gives an option its effect: another option with one of these values; no values: any but its default.
+struct OptionNeed {
+  std::string key;
+  std::vector<std::string> values = {};
+  std::string only_for = "";  // this value of the option itself needs it, others do not; "": all of them
+};
+
 struct Option {
   std::string key;
   std::string default_value;  // the default, as it would stand in JSON; a text without quotes
   std::string help;
   std::vector<std::string> choices;  // of a text; empty for numbers, truth values and lists
+  std::vector<OptionNeed> needs = {};
+  std::string instead_of = "";  // a flag of the trainer that has no effect unless this option has its default
 };
 
 struct Architecture {
@@ -52,9 +61,17 @@ std::vector<Architecture>& architectures();  // tests add some of their own
 const Architecture& find_architecture(const std::string& name, Exit code = Exit::usage,
                                       const std::string& where = "--arch");
 
-// For constructors of connections. An option that has a meaning for one choice of another option alone: throws
-// Exit::usage where it has not its default beside another choice.
-void refuse_beside_other(const std::string& key, const std::string& chooser, const std::string& choice,
-                         const Config& config);
+// An option that has no effect, because this need is not met.
+struct IdleOption {
+  std::string key;
+  bool is_default;
+  OptionNeed need;
+};
+// Those of a configuration that Config::check() has completed.
+std::vector<IdleOption> idle_options(const Config& config);
+// A note for each of them that has not its default; "" if there is none. where: the file that has them, or what else.
+std::string note_idle_options(const Config& config, const std::string& where);
+// "suffix", "alternate or list": the values that a need asks for; "" for any but the default.
+std::string wanted_values(const OptionNeed& need);
 
 }  // namespace crossply

@@ -107,13 +107,16 @@ class ResFormer : public Connection {
 Architecture resformer_architecture() {
   const std::vector<std::string> variants = {"plus", "identity", "constant", "learnable", "sparse", "svformer"},
                                  scales = {"learned", "frozen"};
-  return {
-      "resformer",
-      "attention's values are mixed with the first layer's",
-      {{"variant", "plus", "plus, identity, constant, learnable, sparse or svformer", variants},
-       {"last_k", "0", "an integer: how many last layers mix (0: all from the second on)", {}},
-       {"lambda_scale", "learned", "learned or frozen (as bf16 weights leave it): the sum of plus's shares", scales}},
-      [](const Config& config) { return std::make_unique<ResFormer>(config); }};
+  return {"resformer",
+          "attention's values are mixed with the first layer's",
+          {{"variant", "plus", "plus, identity, constant, learnable, sparse or svformer", variants},
+           {"last_k", "0", "an integer: how many last layers mix (0: all from the second on)", {}},
+           {"lambda_scale",
+            "learned",
+            "learned or frozen (as bf16 weights leave it): the sum of plus's shares",
+            scales,
+            {{"variant", {"plus"}}}}},
+          [](const Config& config) { return std::make_unique<ResFormer>(config); }};
 }
 
 }  // namespace crossply

@@ -36,7 +36,6 @@ class Shortcuts : public Connection {
     if (gate_channels_ == 0) gate_channels_ = std::min<int64_t>(12, config.hidden_size);
     if (!(gate_scale_ > 0)) fail(Exit::usage, "shortcuts: gate_scale ", gate_scale_, " must be more than 0");
     const std::string which = config.text("value_embeds");
-    refuse_beside_other("value_layers", "value_embeds", "list", config);
     for (int64_t i = 0; i < L_; ++i) has_table_.push_back(which == "alternate" && i % 2 == (L_ - 1) % 2);
     if (which == "list") read_layers(config.text("value_layers"));
   }
@@ -164,21 +163,29 @@ class Shortcuts : public Connection {
 }  // namespace
 
 Architecture shortcuts_architecture() {
-  return {
-      "shortcuts",
-      "layers take in the embedding again, and values from tables of their own",
-      {{"value_embeds",
-        "alternate",
-        "alternate, none or list: which layers have tables of values",
-        {"alternate", "none", "list"}},
-       {"value_layers", "[]", "a list like [1,3], for the list: the layers that have one", {}},
-       {"gate_channels", "0", "an integer: so many channels decide about a table's gates (0: 12, or the width)", {}},
-       {"gate_scale", "3.0", "a number above 0: the largest gate", {}},
-       {"resid", "true", "true or false: the stream is scaled before every layer", {}},
-       {"x0", "true", "true or false: and takes in the embedding", {}},
-       {"backout", "true", "true or false: the output loses a part of the middle layer's", {}},
-       {"embed_norm", "false", "true or false: the embedding is normalised", {}}},
-      [](const Config& config) { return std::make_unique<Shortcuts>(config); }};
+  return {"shortcuts",
+          "layers take in the embedding again, and values from tables of their own",
+          {{"value_embeds",
+            "alternate",
+            "alternate, none or list: which layers have tables of values",
+            {"alternate", "none", "list"},
+            {{.key = "value_layers", .only_for = "list"}}},
+           {"value_layers",
+            "[]",
+            "a list like [1,3], for the list: the layers that have one",
+            {},
+            {{"value_embeds", {"list"}}}},
+           {"gate_channels",
+            "0",
+            "an integer: so many channels decide about a table's gates (0: 12, or the width)",
+            {},
+            {{"value_embeds", {"alternate", "list"}}}},
+           {"gate_scale", "3.0", "a number above 0: the largest gate", {}, {{"value_embeds", {"alternate", "list"}}}},
+           {"resid", "true", "true or false: the stream is scaled before every layer", {}},
+           {"x0", "true", "true or false: and takes in the embedding", {}},
+           {"backout", "true", "true or false: the output loses a part of the middle layer's", {}},
+           {"embed_norm", "false", "true or false: the embedding is normalised", {}}},
+          [](const Config& config) { return std::make_unique<Shortcuts>(config); }};
 }
 
 }  // namespace crossply

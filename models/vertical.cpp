@@ -104,8 +104,16 @@ Architecture vertical_architecture() {
           "a block reads a softmax mixture of all earlier outputs",
           {{"map", "learned", "learned, unet or inet", {"learned", "unet", "inet"}},
            {"residual", "true", residual, {}},
-           {"init_diag", "0.0", "a number: how the score of the ordinary stream starts (4: nearly LLaMA)", {}},
-           {"mirror_offset", "1", "1 or 2: unet reads the input or the output of the mirrored block", {}}},
+           {"init_diag",
+            "0.0",
+            "a number: how the score of the ordinary stream starts (4: nearly LLaMA)",
+            {},
+            {{"map", {"learned"}}}},
+           {"mirror_offset",
+            "1",
+            "1 or 2: unet reads the input or the output of the mirrored block",
+            {},
+            {{"map", {"unet"}}}}},
           [](const Config& config) { return std::make_unique<Vertical>(config); }};
 }
 

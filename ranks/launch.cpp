@@ -14,6 +14,8 @@
 #include <sched.h>
 #endif
 
+#include "engine/threads.h"
+
 namespace crossply {
 
 namespace {
@@ -176,7 +178,8 @@ std::string take_cpu_share(const Place& place) {
   const CpuShare share = cpu_share(place, mine, static_cast<int>(mine.size()), asked);
 #endif
   if (share.threads > 0) omp_set_num_threads(share.threads);
-  return share.advice;
+  const std::string note = choose_thread_count(place.local_size);
+  return share.advice.empty() ? note : share.advice;
 }
 
 }  // namespace crossply

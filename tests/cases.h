@@ -67,6 +67,7 @@ inline std::vector<Case> cases() {
     list.push_back({arch + " grouped heads", tiny_config(arch, 2)});
     list.push_back({arch + " full heads, q/k norm", tiny_config(arch, 4, true)});
     list.push_back({arch + " one key head, untied, H*D != C", tiny_config(arch, 1, true, false, 6)});
+    if (!arch.starts_with("lime_")) list.push_back({arch + " biases, yarn", tiny_qwen2(arch)});  // those take none
   }
   const char* grouped =
       "lime:routing=average:window=2,lime:routing=own,lime:routing=last:window=2,lime:routing=first:window=2,"

@@ -15,6 +15,10 @@ failed() {
   [ ! -s "$work/output" ] || tail -n 20 "$work/output" | sed 's/^/  | /'
 }
 
+# Whether Open MPI's mpirun took ranks for lost that had ended well. MPI_Finalize waits two seconds for its answer, and then
+# goes on without: an mpirun that gets no CPU for so long sees that a process has ended before it sees that it was about to.
+lost_an_end() { grep -q 'exiting improperly' "$work/output"; }
+
 tests=$build/tests
 mpiruns=() modules=() patient=()  # patient: an mpirun that does not end the others when one rank has failed
 while read -r mpirun module; do

@@ -15,8 +15,10 @@ mapfile -t trainers < <(cd "$root/train" && grep -l 'return train_program(' trai
 
 # train I W TRAINER DIR FLAG...
 train() {
+  local rank lost=""
   run_job "$1" "$2" "$3" --out "$4" "${@:5}"
-  [ $code = 0 ] || failed "$3, $2 ranks by ${mpiruns[$1]}: exit code $code: ${*:5}"
+  for ((rank = 0; rank < $2; ++rank)); do [ "$(code_of $rank)" = 0 ] || lost=$rank; done
+  [ $code = 0 ] || { lost_an_end && [ -z "$lost" ]; } || failed "$3, $2 ranks by ${mpiruns[$1]}: exit code $code: ${*:5}"
   jobs=$((jobs + 1))
 }
 jobs=0 turn=0

@@ -1,7 +1,11 @@
 #include "cli/format.h"
 #include "train/arch_list.h"
 
+#include <nlohmann/json.hpp>
+
+#include "models/config.h"
 #include "models/registry.h"
+#include "tests/check.h"
 #include "tests/temp_dir.h"
 
 using namespace crossply;
@@ -88,6 +92,25 @@ TEST_CASE("arch list: options that amount to nothing are refused, or said") {
                            "kv_share:sharing=suffix:num_kv_shared_layers=1", "shortcuts:value_embeds=none",
                            "shortcuts:value_embeds=list:value_layers=[1]", "mhc:mixing=identity", "llama"})
     CHECK(remark(text).empty());
-  check_fails(Exit::usage, {"hc_sinkhorn_iters is for mixing sinkhorn", "identity"},
-              [&] { remark("mhc:mixing=identity:hc_sinkhorn_iters=3"); });
+}
+
+TEST_CASE("arch list: a model of an architecture that came after this build") {
+  const nlohmann::json config = {{"vocab_size", 16},         {"hidden_size", 16},
+                                 {"intermediate_size", 16},  {"num_hidden_layers", 1},
+                                 {"num_attention_heads", 2}, {"crossply", {{"arch", "later"}}}};
+  check_fails(Exit::bad_data, {"m/config.json: this build does not know the architecture 'later'", "make generate"},
+              [&] { parse_config(config, "m/config.json"); });
+}
+
+TEST_CASE("arch list: every need names an option of the architecture and values that it takes") {
+  for (const Architecture& architecture : architectures())
+    for (const Option& option : architecture.options)
+      for (const OptionNeed& need : option.needs) {
+        CAPTURE(architecture.name + " " + option.key);
+        const auto other = std::ranges::find(architecture.options, need.key, &Option::key);
+        REQUIRE(other != architecture.options.end());
+        for (const std::string& value : need.values)
+          CHECK((other->choices.empty() || std::ranges::count(other->choices, value) == 1));
+        CHECK((need.only_for.empty() || std::ranges::count(option.choices, need.only_for) == 1));
+      }
 }

@@ -30,6 +30,7 @@ std::vector<Config> on_backbones(const std::string& choice) {
   std::vector<Config> list;
   for (const int64_t K : {1, 2, 4}) list.push_back(tiny_with(choice, K));
   for (const bool plain : {true, false}) list.push_back(connected(choice, tiny_gpt2(plain)));
+  if (!choice.starts_with("lime_")) list.push_back(connected(choice, tiny_qwen2()));  // those take no biases
   return list;
 }
 

@@ -249,7 +249,7 @@ TEST_CASE("arithmetic: a checkpoint of another GPU, driver or library is refused
   CHECK(Trainer(o, data, checkpoint.dir).steps_done() == 2);
 
   check_outcome(train(checkpoint.scratch, {"--data", "arith:3", "--out", checkpoint.scratch.file("x"), "--other-gpu"}),
-                Exit::usage, "--other-gpu is for --resume");
+                Exit::usage, "--other-gpu has no effect without --resume");
 }
 
 TEST_CASE("arithmetic: --other-gpu is said in one line of the run") {

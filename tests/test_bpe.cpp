@@ -372,8 +372,8 @@ TEST_CASE("bpe: what is not computed is refused by name, and leaves a model's id
   foreign("/pre_tokenizer", split({{"Text", "a"}}, "Isolated"), "pattern");
   foreign("/post_processor", {{"type", "Surprise"}}, "post-processor Surprise");
   foreign("/decoder", {{"type", "WordPiece"}}, "decoder WordPiece");
-  foreign("/truncation", {{"max_length", 8}}, "truncation");
-  foreign("/padding", {{"length", 8}}, "padding");
+  foreign("/truncation", 8, "truncation");
+  foreign("/padding", true, "padding");
   foreign("/surprise", 1, "surprise");
   foreign("/version", "2.0", "2.0");
   foreign("/model/dropout", 0.1, "dropout");
@@ -415,7 +415,8 @@ TEST_CASE("bpe: a file that contradicts itself is refused") {
   refused("/pre_tokenizer", split({{"Regex", "("}}, "Isolated"), "regular expression");
   Json hole = byte_level({"a a"});  // an id that no token has is none of a text, and written as a number
   hole["model"]["vocab"]["aa"] = 300;
-  CHECK((read(dir, hole).decode({299, 300}) == "<299>aa" && read(dir, hole).vocab_size() == 301));
+  CHECK((read(dir, hole).decode({299, 300, 301}) == "aa" && read(dir, hole).vocab_size() == 301));
+  CHECK((read(dir, hole).name_of(299) == "<299>" && read(dir, hole).name_of(300) == "aa"));
 }
 
 TEST_CASE("bpe: broken UTF-8 is refused with its place") {

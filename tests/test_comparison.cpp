@@ -297,6 +297,52 @@ TEST_CASE("comparison: the time left counts only the runs that have steps to do"
   CHECK(again.runs[1].state == RunState::waiting);  // what was removed is trained again
 }
 
+TEST_CASE("comparison: a run that was stopped is not among those that have ended") {
+  Comparison comparison = example();
+  comparison.runs[3].tried = true;
+  CHECK(comparison.runs[3].state == RunState::stopped);
+  CHECK(runs_left(comparison) == 1);  // the one that waits
+  CHECK(runs_in_all(comparison) == 5);
+  CHECK(runs_ended(comparison) == 3);  // two are done, one failed
+}
+
+TEST_CASE("comparison: any value of any type in results.json is taken or refused as bad data, with what to do") {
+  const TempDir scratch;
+  const auto two_runs = [&] {
+    Comparison comparison = example(scratch.path);
+    comparison.runs.resize(2, comparison.runs[0]);
+    comparison.runs[1].options.seed = 7;
+    return comparison;
+  };
+  write_results(two_runs());
+  const json all = read_json(scratch.file("results.json")).flatten();
+  const json others[] = {json(), 3, -1, 1e300, 0.5, "x", "", true, json::array(), json::object(), json::array({3})};
+  size_t refused = 0;
+  for (const auto& [key, value] : all.items()) {
+    for (size_t i = 0; i <= std::size(others); ++i) {
+      json changed = all.unflatten();
+      const json::json_pointer place(key);
+      if (i < std::size(others)) changed[place] = others[i];
+      else if (changed[place.parent_pointer()].is_object()) changed[place.parent_pointer()].erase(place.back());
+      write_text(scratch.file("results.json"), changed.dump());
+      Experiment experiment;
+      Comparison again = two_runs();
+      const Error first = error_of([&] { take_comparison_settings(scratch.path, experiment); });
+      const Error second = error_of([&] { take_up(again); });
+      const std::string what = key + " " + (i < std::size(others) ? others[i].dump() : "erased");
+      CHECK_MESSAGE((first.code == Exit::done || first.code == Exit::bad_data), what << ": " << first.what());
+      CHECK_MESSAGE((second.code == Exit::done || second.code == Exit::bad_data || second.code == Exit::usage),
+                    what << ": " << second.what());
+      for (const Error& error : {first, second}) {
+        if (error.code != Exit::bad_data) continue;
+        ++refused;
+        CHECK_MESSAGE(has(error.what(), "; restore results.json from a copy, or start a new comparison"), error.what());
+      }
+    }
+  }
+  CHECK(refused > 100);
+}
+
 TEST_CASE("comparison: runs that shared the machine have no tokens/s that could be compared") {
   Comparison comparison = example();
   comparison.runs[1].side_by_side = 2;

@@ -33,14 +33,15 @@ TEST_CASE("config: keys that mean nothing here are named and ignored, harmful on
                     "bos_token_id": 1, "partial_rotary_factor": 1.0})"_json);
   std::string ignored;
   parse_config(object, "c", &ignored);
-  CHECK(ignored == "layer_types, max_window_layers, sliding_window, temperature, top_p");
+  CHECK(ignored == "temperature, top_p");
   parse_config(minimal(), "c", &ignored);
   CHECK(ignored.empty());
-  const Json harmful = R"({"sliding_window": [4096], "use_sliding_window": [true], "hidden_act": ["gelu"],
+  const Json harmful = R"({"sliding_window": [1024, 0], "use_sliding_window": [true], "hidden_act": ["gelu", "relu"],
       "attention_bias": [true], "mlp_bias": [true], "final_logit_softcapping": [30.0], "attn_logit_softcapping": [50.0],
       "partial_rotary_factor": [0.5], "layer_types": [["full_attention", "sliding_attention"], "sliding_attention"],
       "quantization_config": [{"bits": 4}], "never_heard_of": [1],
-      "rope_scaling": [{"rope_type": "yarn", "factor": 2.0}, {"type": "linear"}, {"factor": 2.0}],
+      "rope_scaling": [{"rope_type": "dynamic", "factor": 2.0}, {"type": "linear"}, {"factor": 2.0}],
+      "rope_interleaved": [true], "use_mrope": [true],
       "rope_parameters": [{"partial_rotary_factor": 0.5}], "rms_norm_eps": [null], "rope_theta": [null],
       "head_dim": [1073741824]})"_json;
   for (const auto& [key, values] : harmful.items())
@@ -51,7 +52,7 @@ TEST_CASE("config: keys that mean nothing here are named and ignored, harmful on
   Json rope = with("rope_theta", 10000.0);
   rope["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 500000.0}};
   check_fails(Exit::bad_data, {"rope_theta", "10000", "500000"}, [&] { parse_config(rope, "c"); });
-  check_fails(Exit::bad_data, {"mistral", "qwen3"}, [] { parse_config(with("model_type", "mistral"), "c"); });
+  check_fails(Exit::bad_data, {"gemma", "qwen3"}, [] { parse_config(with("model_type", "gemma"), "c"); });
 }
 
 TEST_CASE("config: what a hostile file holds is quoted in one short line") {

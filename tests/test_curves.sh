@@ -114,7 +114,7 @@ mkdir measured
 for step in 1 2 4; do
   echo "{\"step\":$step,\"tokens\":${step}00,\"seconds\":$step.5,\"loss\":$step,\"test_loss\":$step}"
 done >measured/metrics.jsonl
-expect 65 'environment.jsonl: has no "flops_per_token"' measured --x flops
+expect 65 'environment.jsonl: has no "flops_per_token"' measured --x flops --out axis.svg
 printf '%s\n' '{"flops_per_token":1}' '{"flops_per_token":2}' '{"flo' >measured/environment.jsonl
 for axis in step:'>step<':'>4<' tokens:'>tokens<':'>400<' flops:'>FLOPs of training<':'>800<' \
   seconds:'>seconds of training, without pauses<':'>4.5<'; do
@@ -124,7 +124,12 @@ for axis in step:'>step<':'>4<' tokens:'>tokens<':'>400<' flops:'>FLOPs of train
 done
 expect 0 picture measured --x tokens --log-x --log-y --out axis.svg
 grep -q '>tokens; logarithmic<' axis.svg && grep -q '>test loss; logarithmic<' axis.svg || fail "no logarithmic axes"
-expect 65 'a1/metrics.jsonl: its lines have no number of tokens, which --x needs' a1 --x tokens
+expect 65 'a1/metrics.jsonl: its lines have no number of tokens, which --x needs' a1 --x tokens --out axis.svg
+mkdir unreadable
+ln -s /proc/self/mem unreadable/metrics.jsonl  # opens, and cannot be read
+if [ -e /proc/self/mem ]; then expect 74 'cannot read unreadable/metrics.jsonl' unreadable; fi
+cp -r a1 forbidden && chmod 000 forbidden/metrics.jsonl
+if [ ! -r forbidden/metrics.jsonl ]; then expect 74 'cannot open forbidden/metrics.jsonl: Permission denied' forbidden; fi
 expect 64 '^error: --x' a1 --x hours
 expect 64 '^error: --smooth' a1 --smooth -1
 expect 0 picture a1 --loss train --smooth 2 --out axis.svg

@@ -136,11 +136,40 @@ TEST_CASE("documents: what is no JSON line is named by file and line, the first 
   };
   refuses("{\"text\": \"cut", "is not a JSON object in UTF-8");
   refuses("{\"text\": \"\xff\"}", "UTF-8");
-  refuses("{\"text\": \"\\ud800\"}", "wrong at byte");
+  refuses("{\"text\": \"\\ud800\"}", "a lone surrogate, \\ud800, at byte 10");
   refuses("[\"text\"]", "no JSON object: [\"text\"]");
   refuses("{\"texts\": \"x\", \"id\": 1}", "no field \"text\", but id, texts");
   refuses("{}", "but none");
   refuses("{\"text\": 5}", "\"text\" is no text: 5");
+}
+
+TEST_CASE("documents: a byte order mark at the start is no text, and bytes count from the start of the file") {
+  const TempDir dir;
+  for (const char* name : {"a.txt", "a"}) {
+    write_text(dir.file(name), "\xef\xbb\xbfone\xff");
+    std::vector<Document> documents = all_of(dir.file(name));
+    REQUIRE(documents.size() == 1);
+    CHECK(documents[0].text == "one\xff");
+    check_fails(Exit::bad_data, {name, "not UTF-8", "byte 6, \\xff"}, [&] { require_utf8(documents); });
+    require_utf8(documents, Faults::keep);
+    CHECK((documents[0].text.empty() && documents[0].fault.find("byte 6") != std::string::npos));
+  }
+}
+
+TEST_CASE("documents: faults are kept in their documents, and only there") {
+  const TempDir dir;
+  write_text(dir.file("a.jsonl"), "{\"text\": \"1\"}\n{\"text\": NaN}\n");
+  write_text(dir.file("b.txt"), std::string("\xff\xfeo\0n\0", 6));
+  write_text(dir.file("c.txt"), "3");
+  const std::vector<SourceFile> sources = list_sources({dir.path.string()});
+  check_fails(Exit::bad_data, {"b.txt", "UTF-16"}, [&] { DocumentFeed(sources, {}, "x").next(); });
+  FeedBatch all = DocumentFeed(sources, {}, "x", Faults::keep).next();
+  parse_documents(all.documents, "text", Faults::keep);
+  REQUIRE((all.documents.size() == 4 && all.finished.size() == 3));
+  CHECK((all.documents[0].text == "1" && all.documents[0].fault.empty() && all.documents[3].text == "3"));
+  CHECK(all.documents[1].fault.find("line 2") != std::string::npos);
+  CHECK(all.documents[2].fault.find("UTF-16") != std::string::npos);
+  CHECK(all.finished[1].sha256 == digest_of_file(dir.file("b.txt")));
 }
 
 TEST_CASE("documents: encoded with what begins and ends a text, by any number of threads") {

@@ -182,3 +182,32 @@ TEST_CASE("dump tape: forward, backward in its order, and totals") {
     if (next != std::string::npos) at = next;
   }
 }
+
+TEST_CASE("dump tensors: what a kill left is no obstacle, and a file that somebody else wrote stays") {
+  const TempDir scratch;
+  write_text(scratch.file("text"), std::string(400, 'a') + std::string(400, 'b'));
+  const std::string out = scratch.file("tap"), file = out + "/tensors.safetensors",
+                    left = out + "/.tmp-tensors.safetensors-1073741824";  // a process of this number there never is
+  const std::vector<std::string> flags =
+      split_words("--seq 8 --width 8 --layers 1 --heads 1 --steps 2 --batch 2 --eval-samples 2 --data text:" +
+                  scratch.file("text") + " --out " + out);
+  std::vector<std::string> look = flags;
+  look.insert(look.end(), {"--dump-tensors", "tokens"});
+  std::filesystem::create_directory(out);
+  write_text(left, "half");
+  check_outcome(train(scratch, look), Exit::done, "wrote 1 tensor");
+  CHECK(!path_exists(left));
+  check_outcome(train(scratch, look), Exit::done, "wrote 1 tensor");  // ours is replaced
+  const float mine = 3;
+  for (int other = 0; other < 2; ++other) {
+    if (other == 0) write_safetensors(file, {{"mine", "F32", {1}, &mine}}, {{"crossply", "gradients"}});
+    else write_text(file, "notes");
+    const std::string before = read_text(file);
+    check_outcome(train(scratch, look), Exit::usage, "was not written by this program");
+    CHECK(read_text(file) == before);
+  }
+  std::filesystem::remove(file);
+  write_text(left, "half");
+  check_outcome(train(scratch, flags), Exit::done, "step 2/2");  // a run starts there, too
+  CHECK(!path_exists(left));
+}

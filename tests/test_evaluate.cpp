@@ -86,3 +86,10 @@ TEST_CASE("evaluation: --estimate is the mean of random batches with its spread,
         doctest::Approx(number_after(still, "loss ")).epsilon(1e-3));
   CHECK(still.find("standard deviation 0.0000 of 3 such\n") != std::string::npos);
 }
+
+TEST_CASE("evaluation: a batch larger than the data is as large as the data") {
+  Trained t(random_text(600));
+  const std::string usual = t.evaluate("");
+  CHECK(t.evaluate(" --batch 1000000000") == usual);  // its rows would take terabytes
+  CHECK(t.evaluate(" --batch 1000000000 --samples 3") == t.evaluate(" --batch 3 --samples 3"));
+}

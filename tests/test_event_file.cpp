@@ -140,6 +140,13 @@ std::vector<std::string> tiny(const std::string& out, const std::vector<std::str
       std::vector{out}, more);
 }
 
+// metrics.jsonl with these lines.
+void write_lines(const std::string& path, const std::vector<json>& lines) {
+  std::string text;
+  for (const json& line : lines) text += line.dump() + "\n";
+  write_text(path, text);
+}
+
 }  // namespace
 
 TEST_CASE("event file: checksums and records as others have them") {
@@ -165,13 +172,15 @@ TEST_CASE("event file: names are in the order of their writing, and a restart fo
   }
   for (int step = 1; step <= 3; ++step) lines.push_back(line(step, step));
   {
-    EventFile second(path, 3, lines);  // in the same second; the lines are there already
+    write_lines(dir.file("metrics.jsonl"), lines);
+    EventFile second(path, 3, dir.file("metrics.jsonl"));  // in the same second; the lines are there already
     for (int step = 4; step <= 6; ++step) second.write(line(step, 10 * step));
   }
   for (int step = 4; step <= 6; ++step) lines.push_back(line(step, 10 * step));
   CHECK(files_in(path).size() == 2);
   check_same(scalars_in(path), lines);
-  EventFile(dir.file("late"), 6, lines);  // asked for when the run is resumed
+  write_lines(dir.file("metrics.jsonl"), lines);
+  EventFile(dir.file("late"), 6, dir.file("metrics.jsonl"));  // asked for when the run is resumed
   check_same(scalars_in(dir.file("late")), lines);
   write_text(dir.file("file"), "x");
   CHECK(error_of([&] { EventFile(dir.file("file"), 0, {}); }).code == Exit::io);
@@ -194,7 +203,8 @@ TEST_CASE("metrics.csv: every column has its place from the start, and what is n
   const std::string path = dir.file("metrics.csv");
   const json first = {{"step", 1}, {"loss", 2.5}, {"lr", 0.1}};
   {
-    MetricsTable table(path, {first});
+    write_lines(dir.file("metrics.jsonl"), {first});
+    MetricsTable table(path, dir.file("metrics.jsonl"));
     table.write({{"step", 2}, {"loss", 2.25}, {"test_loss", 1e-7}});
   }
   const std::string header =
@@ -202,11 +212,12 @@ TEST_CASE("metrics.csv: every column has its place from the start, and what is n
       "waiting_s,"
       "busy_least_s,busy_median_s,busy_most_s\n";
   CHECK(read_text(path) == header + "1,,2.5,,,0.1,,,,,,,,,,\n2,,2.25,,1e-07,,,,,,,,,,,\n");
-  MetricsTable(path, {first});
+  MetricsTable(path, dir.file("metrics.jsonl"));
   CHECK(read_text(path) == header + "1,,2.5,,,0.1,,,,,,,,,,\n");
   CHECK(!fs::exists(path + ".kept-1"));
   write_text(path, "mine\n");
-  MetricsTable(path, {});
+  write_lines(dir.file("metrics.jsonl"), {});
+  MetricsTable(path, dir.file("metrics.jsonl"));
   CHECK(read_text(path) == header);
   CHECK(read_text(path + ".kept-1") == "mine\n");
 }

@@ -120,7 +120,11 @@ TEST_CASE("generate: the length of a prompt, and what comes after the model's lo
   check_outcome(cut, Exit::done, "of the prompt the model sees the last 40 tokens only");
   check_outcome(cut, Exit::done, "note: ended at the model's longest sequence, 48 tokens");
   check_outcome(cut, Exit::done, "prompt: 40 tokens, ");
-  check_outcome(cut, Exit::done, "; written: 9 tokens, ");
+  check_outcome(cut, Exit::done, "; written: 8 tokens, ");
+  check_outcome(model.run({"--prompt", "xy", "--max-new", "500"}), Exit::done, "; written: 46 tokens, ");
+  check_outcome(model.run({"--prompt", std::string(47, 'y'), "--max-new", "500"}), Exit::done, "; written: 1 tokens");
+  check_outcome(model.run({"--prompt", std::string(48, 'y')}), Exit::usage, "longest sequence is 48");
+  check_outcome(model.run({"--prompt", long_prompt, "--keep-last", "48"}), Exit::usage, "longest sequence is 48");
   CHECK(cut.output.find("trained on") == std::string::npos);  // nothing says on what
   write_text(model.dir + "/train_state.json", "{\"trajectory\": {\"seq\": 30}}");
   check_outcome(model.run({"--prompt", "a prompt", "--max-new", "30"}), Exit::done,

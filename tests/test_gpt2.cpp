@@ -228,7 +228,9 @@ TEST_CASE("gpt2: older exports, a model without its head, and shards") {
   Tensors bare;
   for (const auto& [name, held] : saved.tensors) bare[name.substr(std::string("transformer.").size())] = held;
   for (const char* l : {"0", "3"}) {
-    bare[str("h.", l, ".attn.bias")] = {{1, 1, 11, 11}, std::vector<float>(121)};
+    std::vector<float> mask;
+    for (int i = 0; i < 121; ++i) mask.push_back(i % 11 <= i / 11 ? 1 : 0);
+    bare[str("h.", l, ".attn.bias")] = {{1, 1, 11, 11}, mask};
     bare[str("h.", l, ".attn.masked_bias")] = {{}, {-1e4f}};
   }
   bare["lm_head.weight"] = bare["wte.weight"];

@@ -90,6 +90,11 @@ done
 
 # Where bench was built: a table is in the file as soon as its part is done, also when another part is killed.
 if [ -x "$build/bench" ]; then
+  # A torch.py of the current directory is somebody's file, and not PyTorch.
+  mkdir -p "$box/trap" && echo 'open("ran", "w")' >"$box/trap/torch.py"
+  (cd "$box/trap" && timeout -s KILL 20 "$build/bench" products --rounds 1 >"$box/output" 2>&1)
+  grep -qE '^PyTorch |has no PyTorch' "$box/output" || fail "bench does not look for PyTorch"
+  [ ! -e "$box/trap/ran" ] || fail "bench ran torch.py of the current directory"
   "$build/bench" gpu --device cpu --only attention,nothing >"$box/output" 2>&1
   [ $? = 64 ] || fail "bench gpu takes any --only"
   grep -q 'is none of machine, products, attention, steps, architectures, ops, torch$' "$box/output" || fail "no names of parts"

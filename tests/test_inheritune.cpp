@@ -194,7 +194,7 @@ TEST_CASE("inheritune: the tolerance decides, and a start of all blocks is one r
   check_outcome(lab.start("near", "--lr 0 --tolerance 100"), Exit::done, "round 1, 2 of 4 blocks, matches");
   CHECK(lab.state("near")["rounds"].size() == 1);
   check_outcome(lab.start("all", "--lr 0 --start 4"), Exit::done, "round 1, 4 of 4 blocks, matches");
-  check_outcome(lab.start("far", "--lr 0 --start 2 --grow 2 --steps 1 --rounds 1"), Exit::done, "\n--rounds 1 ends it");
+  check_outcome(lab.start("far", "--lr 0 --start 2 --steps 1 --rounds 1"), Exit::done, "\n--rounds 1 ends it");
   check_outcome(lab.start("last", "--lr 10 --start 3"), Exit::done, "5 blocks would be more than it has");
 }
 
@@ -354,3 +354,41 @@ TEST_CASE("inheritune: does not go on with another reference, other data or a da
 }
 
 }  // namespace
+
+TEST_CASE("inheritune: a run goes on after its directory was renamed in a round, with and without a checkpoint") {
+  const Lab lab;
+  const std::string recipe = "--lr 0.0003 --warmup 2 --grow 1 --rounds 2";
+  check_outcome(lab.start("whole", recipe), Exit::done, "round 2");
+  const std::string place = lab.scratch.file("part");
+  {
+    const Fault fault("0:1:exit=74");  // round 1 has no checkpoint yet
+    check_outcome(lab.start("part", recipe), Exit::io, "CROSSPLY_FAULT");
+  }
+  fs::rename(place, place + "2");
+  {
+    const Fault fault("0:4:exit=74");
+    check_outcome(lab.run("--resume --out " + place + "2"), Exit::io, "CROSSPLY_FAULT");
+  }
+  fs::rename(place + "2", place + "3");
+  check_outcome(lab.run("--resume --out " + place + "3"), Exit::done, "resumed after step 2");
+  for (const std::string file :
+       {"/round_1_blocks_2/step_00000006/model.safetensors", "/round_2_blocks_3/step_00000006/optimizer.safetensors"})
+    CHECK_MESSAGE(read_text(lab.scratch.file("whole" + file)) == read_text(place + "3" + file), file);
+}
+
+TEST_CASE("inheritune: a reference under another name is taken where it has the weights that were measured") {
+  const Lab lab;
+  {
+    const Fault fault("0:4:exit=74");
+    check_outcome(lab.start("out", "--lr 0.0003 --grow 1 --rounds 2"), Exit::io, "CROSSPLY_FAULT");
+  }
+  const std::string resume = "--resume --out " + lab.scratch.file("out"), moved = lab.scratch.file("elsewhere");
+  const std::string first = lab.reference + "/step_00000180";
+  REQUIRE(fs::exists(first));
+  check_outcome(lab.run(resume + " --reference " + first), Exit::bad_data, "holds other weights than");
+  fs::rename(lab.reference, moved);
+  check_outcome(lab.run(resume), Exit::no_input, "if it has moved, say with --reference where it is now");
+  check_outcome(lab.run(resume + " --reference " + moved), Exit::done, "round 2, 3 of 4 blocks");
+  CHECK(lab.state("out")["recipe"]["reference"] == moved);
+  check_outcome(lab.run(resume + " --rounds 3"), Exit::done, "round 3, 4 of 4 blocks");  // the new name is kept
+}

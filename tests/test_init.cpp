@@ -24,6 +24,14 @@ void start_from(const std::string& dir, TinyModel& model) {
   load_initial_weights(dir, source, model.config, model.params);
 }
 
+// Leaves out a bias of the plain backbone, and says nothing of it.
+struct Forgetful : Connection {
+  void declare(ParameterTable& params, const Config&) const override {
+    params.remove(layer_name(1, "self_attn.k_proj.bias"));
+  }
+  std::string start_as_plain(ParameterTable&, const Config&) const override { return ""; }
+};
+
 const char* able =
     "lime,lime:routing=own,lime:routing=last:window=2,lime:routing=first:window=1,hyper:rate=1:prenorm=rmsnorm,"
     "vertical,"
@@ -43,7 +51,7 @@ const char* unable =
 
 TEST_CASE("init: a LLaMA or a GPT-2 becomes every architecture that can start as it, bit for bit") {
   for (const Config& from :
-       {tiny_config("llama", 2, true), tiny_config("llama", 4, true), tiny_gpt2(), tiny_gpt2(false)}) {
+       {tiny_config("llama", 2, true), tiny_config("llama", 4, true), tiny_qwen2(), tiny_gpt2(), tiny_gpt2(false)}) {
     const TempDir dir;
     TinyModel plain(from, "cpu");
     save(plain, dir.path.string());
@@ -62,8 +70,10 @@ TEST_CASE("init: a LLaMA or a GPT-2 becomes every architecture that can start as
     }
     for (const ArchChoice& choice : parse_arch_list(unable)) {
       CAPTURE(choice.text);
-      TinyModel model(connected(choice.text, from), "cpu");
-      check_fails(Exit::usage, {choice.arch}, [&] { start_from(dir.path.string(), model); });
+      check_fails(Exit::usage, {choice.arch}, [&] {
+        TinyModel model(connected(choice.text, from), "cpu");
+        start_from(dir.path.string(), model);
+      });
       seen.insert(choice.arch);
     }
     for (const Architecture& one : architectures()) {
@@ -75,6 +85,17 @@ TEST_CASE("init: a LLaMA or a GPT-2 becomes every architecture that can start as
       CHECK((code == Exit::usage || (code == Exit::done && equals(model.loss()))));  // or it says that it cannot
     }
   }
+}
+
+TEST_CASE("init: an architecture that has no place for one of the plain model's tensors is refused with its name") {
+  const TempDir dir;
+  TinyModel plain(tiny_qwen2(), "cpu");
+  save(plain, dir.path.string());
+  architectures().push_back({"forgetful", "", {}, [](const Config&) { return std::make_unique<Forgetful>(); }, true});
+  TinyModel model(connected("forgetful", tiny_qwen2()), "cpu");
+  check_fails(Exit::usage, {"model.layers.1.self_attn.k_proj.bias", "no place in a forgetful"},
+              [&] { start_from(dir.path.string(), model); });
+  architectures().pop_back();
 }
 
 TEST_CASE("init: the first blocks of a model are that model without the last ones") {

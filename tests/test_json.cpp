@@ -45,9 +45,30 @@ TEST_CASE("json: what is no JSON is bad data, with the place") {
   for (const std::string number : {"1e999", "-1e-400", "0.1e-400"})  // the parser would take the small ones for 0
     check_fails(Exit::bad_data, {"here", "too large or too small"}, [&] { parse_json("[" + number + "]", "here"); });
   CHECK(parse_json("[-0.0e-999, 1e-310, 18446744073709551616, \"1e-400\"]", "here")[1] == 1e-310);
-  check_fails(Exit::bad_data, {"here", "zero byte", " 3"}, [] { parse_json(std::string("{}\0x", 4), "here"); });
+  check_fails(Exit::bad_data, {"here", "zero byte", " 2"}, [] { parse_json(std::string("{}\0x", 4), "here"); });
   CHECK(try_parse_json(std::string("{}\0", 3)).is_discarded());
   CHECK(try_parse_json("{").is_discarded());
+}
+
+TEST_CASE("json: what is wrong is said in words, with its byte from 0") {
+  const auto says = [](const std::string& text, const std::string& what) {
+    check_fails(Exit::bad_data, {"here", what}, [&] { parse_json(text, "here"); });
+  };
+  says("{\"text\":\"one\",\"score\":NaN}", "NaN at byte 22: JSON has no such number");
+  says("[-Infinity]", "-Infinity at byte 1: JSON has no such number");
+  says("[nan]", "nan at byte 1");
+  says("[True]", "True at byte 1: JSON writes true, false and null");
+  says("{'a': 1}", "a single quote at byte 1");
+  says("[\"a\\ud800\"]", "a lone surrogate, \\ud800, at byte 3");
+  says("[\"a\\ud800\\u0841\"]", "a lone surrogate, \\ud800, at byte 3");
+  says("[\"\\udc00\"]", "a lone surrogate, \\udc00, at byte 2");
+  says("[\"abc\xff\"]", "\\xff at byte 5 is not UTF-8");
+  says("[\"\x01\"]", "a control character in a string, \\x01, at byte 2");
+  says("[1", "it ends too early, at byte 2");
+  says("[\"ab", "it ends too early, at byte 4, inside a string");
+  says("[] []", "more text behind the value, wrong at byte 3");
+  says("[1,]", "wrong at byte 3");
+  says("\xef\xbb\xbf[x]", "wrong at byte 4");  // a byte order mark counts
 }
 
 TEST_CASE("json: a name that is not UTF-8 is escaped, any other stays") {
@@ -74,7 +95,7 @@ TEST_CASE("json: every reader refuses a document that is nested too deep") {
   config.options["intermediate_sizes"] = nested(80000);
   check_fails(Exit::usage, {"intermediate_sizes"}, [&] { config.check(Exit::usage, "flags"); });
   write_text(dir.file("metrics.jsonl"), "{\"step\": 1, \"loss\": 2}\n" + deep_object("step") + "\n");
-  CHECK(Metrics(dir.file("metrics.jsonl"), 5).lines().size() == 1);
+  CHECK(Metrics(dir.file("metrics.jsonl"), 5).curves().step.size() == 1);
   ParameterTable params;
   write_text(dir.file("model.safetensors.index.json"), deep_object("weight_map"));
   check_fails(Exit::bad_data, {"index.json", "deep"},

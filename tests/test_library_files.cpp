@@ -74,8 +74,14 @@ TEST_CASE("library files: tokens that end a text are those of the configuration,
   CHECK(files.size() == 2);
   CHECK(Json::parse(files["tokenizer_config.json"]) == Json{{"tokenizer_class", "PreTrainedTokenizerFast"},
                                                             {"clean_up_tokenization_spaces", false},
-                                                            {"eos_token", "<eos>"}});
-  CHECK(Json::parse(files["generation_config.json"]) == Json{{"eos_token_id", 1}});
+                                                            {"model_input_names", {"input_ids", "attention_mask"}},
+                                                            {"eos_token", "<eos>"},
+                                                            {"pad_token", "<eos>"},
+                                                            {"padding_side", "left"}});
+  CHECK(Json::parse(files["generation_config.json"]) == Json{{"eos_token_id", 1}, {"pad_token_id", 1}});
+  files = library_files(config, Tokenizer::words({"<pad>", "a", "<eos>"}));
+  CHECK(Json::parse(files["tokenizer_config.json"])["pad_token"] == "<pad>");
+  CHECK(Json::parse(files["generation_config.json"]) == Json{{"eos_token_id", 2}, {"pad_token_id", 0}});
   config.token_ids = {{"eos_token_id", "[0,1]"}, {"pad_token_id", "0"}};
   files = library_files(config, words);
   CHECK(Json::parse(files["generation_config.json"]) == Json{{"eos_token_id", {0, 1}}, {"pad_token_id", 0}});

@@ -67,7 +67,7 @@ if [ -n "$package" ]; then
   commit=$(basename "$package" | cut -d- -f2)
   expect 0 "commit $commit" train_lime --version
   expect 64 'its programs.* bench .* train_lime' crossply
-  expect 0 'rmsnorm' bench ops --rounds 1 --no-torch
+  expect 0 'rmsnorm' bench ops --rounds 1
   # The tests open files of the system's.
   # shellcheck disable=SC2016
   enter=("${alone[@]}" bash -c

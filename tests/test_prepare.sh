@@ -3,6 +3,7 @@
 # fit, and what trains and evaluates on it.   tests/test_prepare.sh BUILD_DIR
 set -uo pipefail
 . "$(dirname "$0")/expect.sh"
+. "$(dirname "$0")/tiny_tokenizer.sh"
 build=$(cd "$1" && pwd)
 work=$(mktemp -d)
 trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT
@@ -16,20 +17,7 @@ encode() { "$build/tokenize" --tokenizer t.json; }
 # ids FILE: of a shard of uint16 tokens.
 ids() { tail -c +1025 "$1" | od -An -v -tu2 -w2 | tr -d ' ' | paste -sd' ' -; }
 
-# A tokenizer of the 256 bytes, an end-of-text token and two merges: "th" and "the".
-awk 'BEGIN {
-  for (b = 0; b < 256; b++) {
-    prints = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174
-    code = prints ? b : 256 + extra++
-    vocab = vocab sprintf("\"\\u%04x\": %d, ", code, b)
-  }
-  print "{\"added_tokens\": [{\"id\": 256, \"content\": \"<|endoftext|>\", \"special\": true, \"single_word\": false,",
-    "\"lstrip\": false, \"rstrip\": false, \"normalized\": false}],"
-  print "\"normalizer\": null, \"post_processor\": null, \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true,",
-    "\"trim_offsets\": true, \"use_regex\": true},"
-  print "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, \"use_regex\": true},"
-  print "\"model\": {\"type\": \"BPE\", \"vocab\": {" vocab "\"<|endoftext|>\": 256, \"th\": 257, \"the\": 258}, \"merges\": [\"t h\", \"th e\"]}}"
-}' >t.json
+tiny_tokenizer >t.json
 
 # --- what is written ---------------------------------------------------------------------------------------------
 mkdir -p texts/deeper
@@ -160,6 +148,10 @@ refuses 64 'excludes' prepare --tokenizer t.json --vocab 300 texts
 refuses 66 'missing.txt' prepare --tokenizer t.json missing.txt
 refuses 66 'none[*].*no such file' prepare --tokenizer t.json 'none*.txt'
 refuses 66 'missing.json' prepare --tokenizer missing.json texts
+if [ -c /dev/full ]; then
+  head -c 100000 long.jsonl | "$build/tokenize" --tokenizer t.json >/dev/full 2>output
+  [ $? = 74 ] && grep -q 'standard output: No space left on device' output || fail "tokenize on a full disk: $(cat output)"
+fi
 mkdir -p bare/one bare/two && : >bare/one/picture.png
 refuses 66 'bare/[*]: no file of text' prepare --tokenizer t.json 'bare/*'
 refuses 65 'no text in these inputs' prepare --tokenizer t.json texts/empty.txt
@@ -177,7 +169,7 @@ refuses 65 'list.jsonl, line 2: is no JSON object' prepare --tokenizer t.json li
 refuses 65 'lines.jsonl, line 1: has no field "body", but id, text' prepare --tokenizer t.json --field body lines.jsonl
 refuses 65 'lines.jsonl, line 1: "id" is no text: 0' prepare --tokenizer t.json --field id lines.jsonl
 printf 'fine\xff' >latin.txt
-refuses 65 'latin.txt: .*not UTF-8: wrong at byte 4' prepare --tokenizer t.json latin.txt
+refuses 65 'latin.txt: the text is not UTF-8: wrong at byte 4, .xff; if it is Latin-1: iconv' prepare --tokenizer t.json latin.txt
 head -c 20000 lines.jsonl.gz >early.jsonl.gz
 refuses 65 'early.jsonl.gz: the gzip data ends early at byte 20000' prepare --tokenizer t.json early.jsonl.gz
 (head -c 5000 lines.jsonl.gz; head -c 500 /dev/zero; tail -c +5500 lines.jsonl.gz) >damaged.gz

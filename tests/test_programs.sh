@@ -353,7 +353,7 @@ expect 0 'all; 2 of the runs are left to do$' "$build/compare" --resume --seeds 
 expect 64 'done and was tested with --eval-samples 16, the flags say 8' "$build/compare" --resume --eval-samples 8 --out beside
 expect 0 'beside/results.md' "$build/compare" --resume --seeds 1,2,3 --out beside
 grep -qE '^8/8 lime lr 0.003 seed 3 ' output || fail "a third seed was not added"
-expect 64 'one of them' compare llama --seed 1 --seeds 1,2 --out x
+expect 64 'excludes' compare llama --seed 1 --seeds 1,2 --out x
 expect 64 'names 1 twice' compare llama --seeds 1,2,1 --out x
 expect 64 '--lr' compare llama --lr 1e-3,fast --out x
 expect 64 'for compare itself' "$build/compare" --one-run '{"parent": 1'
@@ -413,10 +413,7 @@ period denseformer --period 0
 attn_res_block_size attnres --attn-res-block-size -1
 cla_factor kv_share --cla-factor 0
 num_kv_shared_layers kv_share --num-kv-shared-layers 99
-num_kv_shared_layers kv_share --num-kv-shared-layers 2
 kv_owners kv_share --kv-owners 7
-kv_owners kv_share --kv-owners [0,1]
-value_layers shortcuts --value-layers [1]
 value_embeds shortcuts --value-embeds all
 gate_channels shortcuts --gate-channels 999
 gate_scale shortcuts --gate-scale 0

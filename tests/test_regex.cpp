@@ -144,6 +144,32 @@ TEST_CASE("regex: a long run is matched, a hostile expression ends") {
   check_fails(Exit::bad_data, {"cannot split"}, [] { matches("(a|a)*[bc]", std::string(5000, 'a')); });
 }
 
+TEST_CASE("regex: a long text is searched in stretches, and has the same matches") {
+  std::string text;
+  Strings numbers, pairs;
+  for (size_t gap = 1; gap < 30000; gap += 1 + gap / 3) {
+    text += std::string(gap, 'x') + "12ab";
+    numbers.push_back("12"), pairs.push_back("ab");
+  }
+  REQUIRE(text.size() > 100000);
+  CHECK(matches("\\p{N}{1,3}", text) == numbers);
+  CHECK(matches("a(?!x)b(?=x|\\z)", text) == pairs);
+  CHECK(matches("y", text).empty());
+  CHECK(matches("b\\z", text) == Strings{"b"});
+}
+
+TEST_CASE("regex: a stop request ends the search of a long text, even one that looks at all of the rest each time") {
+  const std::string spaces = std::string(1 << 20, ' ') + "x";
+  static int asked;
+  asked = 0;
+  set_search_stop([] { return ++asked > 20; });
+  check_fails(Exit::stopped, {"1048577 characters"}, [&] { matches("\\s+$", spaces); });
+  asked = 0;
+  check_fails(Exit::stopped, {"1048577 characters"}, [&] { matches(" (?=[^y]*y| )", spaces); });
+  CHECK(matches("a+", "aab") == Strings{"aa"});  // a short one is not worth it
+  set_search_stop(nullptr);
+}
+
 TEST_CASE("regex: at the begin of a longer text only what is sure is a match") {
   const Regex regex("a+|b(?!c)|\\s+(?!\\S)", "P");
   std::string classes;

@@ -86,7 +86,7 @@ TEST_CASE("run directory: only the last line of metrics.jsonl can be cut; a file
     const std::string aside = free_kept_name(path);
     const Metrics metrics(path, c.step);
     CHECK(read_text(path) == c.after);
-    CHECK(metrics.lines().size() == static_cast<size_t>(std::count(c.after.begin(), c.after.end(), '\n')));
+    CHECK(metrics.curves().step.size() == static_cast<size_t>(std::count(c.after.begin(), c.after.end(), '\n')));
     CHECK(metrics.notes().size() == (c.kept ? 1 : 0));
     CHECK(fs::exists(aside) == c.kept);
     if (c.kept) CHECK(read_text(aside) == c.before);

@@ -191,9 +191,9 @@ TEST_CASE("plan of many ranks: what cannot be, and what can instead") {
   refused({"--dry-run", "--world", "48"}, "Possible are 32 or 64 ranks; --accumulate 240 or 288 (another step)");
   refused({"--dry-run", "--world", "512"}, "with --batch 2 --accumulate 512 (the same step) 512 ranks");
   refused({"--dry-run", "--world", "2000"}, "--batch 1 --accumulate 1024 up to 1024 ranks");
-  refused({"--dry-run", "--net", "10"}, "for --dry-run --world");
+  refused({"--dry-run", "--net", "10"}, "--net has no effect without --world");
   refused({"--dry-run", "--world", "2", "--device", "cpu", "--gpu", "h100"}, "--gpu");
-  refused({"--data", "arith:3", "--out", scratch.file("run"), "--world", "2"}, "plans a job and starts none");
+  refused({"--data", "arith:3", "--out", scratch.file("run"), "--world", "2"}, "--world has no effect without");
   check_outcome(run_program_inside(scratch, {"compare", "--dry-run", "--world", "2"}), Exit::usage, "for the trainers");
 }
 

@@ -100,6 +100,13 @@ expect 65 0 'line 1: .*"a"' --model unknown --prefix-token 1 <<<'{"text": "a b"}
 cp run/step_00000060/tokenizer.json unknown
 expect 65 0 'unknown: the tokenizer has 256 tokens.* only 21: ' --model unknown <<<"$good"
 
+# --- ids that the tokenizer does not have have no text, and no stop text is in it ---------------------------------
+"$build/train_gpt2" --data text:numbers.txt --vocab 2000 --width 16 --layers 1 --heads 2 --seq 16 --steps 0 \
+  --out padded >output 2>&1 || { cat output; exit 1; }
+expect 0 4 '"ids":\[[0-9,]*(2[6-9][0-9]|[3-9][0-9][0-9]|1[0-9][0-9][0-9])' --model padded < <(
+  for id in 300 700 1500 1999; do printf '{"context": [%s], "max_new_tokens": 4, "until": ["<", "0>"]}\n' $id; done)
+grep -q '"text":"[^"]*<[0-9]' answers && fail "an id became text"
+
 # --- a reader that goes away, a full disk -------------------------------------------------------------------------
 for _ in {1..20000}; do echo "$good"; done >many
 "$build/score" "${bytes[@]}" <many 2>errors | head -1 >answers

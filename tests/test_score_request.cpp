@@ -3,6 +3,7 @@
 
 #include "tests/data_check.h"
 #include "tests/temp_dir.h"
+#include "tests/tiny_bpe.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -10,6 +11,7 @@ using namespace crossply::test;
 namespace {
 
 using Ids = std::vector<int32_t>;
+using Json = nlohmann::json;
 
 const Tokenizer bytes = Tokenizer::bytes();
 const Tokenizer words = Tokenizer::words({"<eos>", "2", "3", "5", "+", "="});
@@ -73,6 +75,33 @@ TEST_CASE("score_request: what is too long") {
   CHECK(parse(R"({"text": ""})").passages.empty());
 }
 
+TEST_CASE("score_request: a token that begins every text is given; with score_begin it is scored given itself") {
+  const TempDir dir;
+  Json json = tiny_bpe_json();
+  json["post_processor"] = {{"type", "TemplateProcessing"},
+                            {"single", {{{"SpecialToken", {{"id", "<|endoftext|>"}}}}, {{"Sequence", {{"id", "A"}}}}}},
+                            {"special_tokens", {{"<|endoftext|>", {{"ids", Json::array({256})}}}}}};
+  write_text(dir.file("tokenizer.json"), json.dump());
+  const Tokenizer tokenizer = Tokenizer::read(dir.path.string());
+  const auto passages = [&](const std::string& line, int32_t prefix = 256) {
+    return parse(line, tokenizer, 259, 16, prefix).passages;
+  };
+  for (const char* text : {R"("the")", R"("<|endoftext|>the")", "[256, 258]"}) {
+    CAPTURE(text);
+    const auto plain = passages(str("{\"text\": ", text, "}"));
+    const auto harness = passages(str("{\"text\": ", text, ", \"score_begin\": true}"));
+    REQUIRE((plain.size() == 1 && harness.size() == 1));
+    CHECK((plain[0].tokens == Ids{256, 258} && plain[0].first == 1));
+    CHECK((harness[0].tokens == Ids{256, 256, 258} && harness[0].first == 1));
+  }
+  CHECK(passages(R"({"text": ""})").empty());  // nothing but what begins a text
+  CHECK(passages(R"({"text": [258]})")[0].tokens == Ids{256, 258});
+  CHECK(passages(R"({"text": [200, 258]})", 200)[0].tokens == Ids{200, 258});  // --prefix-token
+  check_fails(Exit::bad_data, {"line 3", "score_begin"}, [&] { passages(R"({"text": "a", "score_begin": 1})"); });
+  check_fails(Exit::bad_data, {"line 3", "score_begin"},
+              [&] { passages(R"({"context": "a", "continuation": "b", "score_begin": true})"); });
+}
+
 TEST_CASE("score_request: generation") {
   const ScoreRequest request =
       parse(R"({"id": [1, {"a": null}], "context": "ab", "max_new_tokens": 4, "until": "\n"})");
@@ -89,8 +118,8 @@ TEST_CASE("score_request: what is no request is refused with its line") {
     const char *line, *says;
   };
   for (const Case& bad : {
-           Case{"", "wrong at byte"},
-           {"{", "wrong at byte"},
+           Case{"", "ends too early, at byte 0"},
+           {"{", "ends too early, at byte 1"},
            {"[1]", "a JSON object"},
            {"7", "a JSON object"},
            {"{}", "\"context\""},

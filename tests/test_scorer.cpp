@@ -160,7 +160,9 @@ TEST_CASE("scorer: the windows of a text score every token once, with all the co
     CAPTURE(n);
     std::vector<int32_t> ids(n), scored;
     std::iota(ids.begin(), ids.end(), 100);
-    for (const Passage& passage : rolling_passages(ids, 7, 4)) {
+    std::vector<int32_t> all = {7};
+    all.insert(all.end(), ids.begin(), ids.end());
+    for (const Passage& passage : rolling_passages(all, 1, 4)) {
       CHECK(passage.tokens.size() == std::min<size_t>(n + 1, 5));  // full, unless the text is too short
       CHECK((passage.first >= 1 && passage.first < passage.tokens.size()));
       scored.insert(scored.end(), passage.tokens.begin() + static_cast<ptrdiff_t>(passage.first), passage.tokens.end());
@@ -169,4 +171,10 @@ TEST_CASE("scorer: the windows of a text score every token once, with all the co
     }
     CHECK(scored == ids);
   }
+  // Three given tokens in the first window.
+  const std::vector<Passage> given = rolling_passages({7, 8, 9, 100, 101, 102}, 3, 4);
+  REQUIRE(given.size() == 2);
+  CHECK((given[0].tokens == std::vector<int32_t>{7, 8, 9, 100, 101} && given[0].first == 3));
+  CHECK((given[1].tokens == std::vector<int32_t>{8, 9, 100, 101, 102} && given[1].first == 4));
+  CHECK(rolling_passages({7, 8}, 2, 4).empty());
 }

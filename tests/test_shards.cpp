@@ -1,7 +1,11 @@
 #include "data/shards.h"
 
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <map>
 
@@ -240,6 +244,114 @@ TEST_CASE("shards: more files than the process may have open") {
   const Dataset data = open_dataset(data_options(dir.file("*.bin"), 4));
   ::setrlimit(RLIMIT_NOFILE, &before);
   CHECK(data.train->size() + data.test->size() == 60 * 4);
+}
+
+// What this process has read from files so far, in bytes; 0 where the system does not count it.
+int64_t bytes_read() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  int64_t bytes = 0;
+  return io >> name >> bytes && name == "rchar:" ? bytes : 0;
+}
+
+// Whether body() holds in a process that may never have more than 24 files open. A hard limit cannot be raised again.
+template <class F>
+bool holds_with_few_files(F&& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const rlimit few{24, 24};
+    bool right = ::setrlimit(RLIMIT_NOFILE, &few) == 0;
+    try {
+      right = right && body();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      right = false;
+    }
+    ::_exit(right ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST_CASE("shards: more files than the system ever lets the process open are read all the same") {
+  const TempDir dir;
+  for (uint32_t i = 0; i < 80; ++i)
+    write_shard(dir.file(str("s", 100 + i, ".bin")), counting(100 * i, 21), ShardFormat::uint16);
+  CHECK(holds_with_few_files([&] {
+    const Dataset data = open_dataset(data_options(dir.file("s*.bin"), 10));
+    data.train->check_tokens(10000);
+    bool right = data.train->digest() != 0 && data.train->size() == 159;
+    for (int64_t i = 0; i < data.train->size(); ++i)
+      right = right && read_sample(*data.train, i).tokens[0] == 100 * (i / 2) + 10 * (i % 2);
+    return right;
+  }));
+}
+
+TEST_CASE("shards: a file that was closed meanwhile must be what it was when it is opened again") {
+  const TempDir dir;
+  const auto name = [&](int i) { return dir.file(str("s", 100 + i, ".bin")); };
+  for (int i = 0; i < 80; ++i) write_shard(name(i), counting(0, 21), ShardFormat::uint16);
+  const auto fails = [](Exit code, const std::string& says, const Source& source, int64_t index) {
+    const Error error = error_of([&] { read_sample(source, index); });
+    return error.code == code && has(error.what(), says);
+  };
+  CHECK(holds_with_few_files([&] {
+    const Dataset data = open_dataset(data_options(dir.file("s*.bin"), 10));
+    data.train->digest();  // opens them all, and so closes the first ones
+    std::filesystem::last_write_time(name(0), std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+    bool right = read_sample(*data.train, 0).tokens[3] == 3;                       // another time, the same contents
+    for (int64_t i = 2; i < data.train->size(); ++i) read_sample(*data.train, i);  // closes it again
+    std::vector<uint32_t> other = counting(0, 21);
+    other[20] = 7;
+    write_shard(name(0), other, ShardFormat::uint16);
+    right = right && fails(Exit::bad_data, name(0) + ": was changed while in use", *data.train, 0);
+    std::filesystem::resize_file(name(1), 1030);
+    return right && fails(Exit::io, "shortened", *data.train, 2);
+  }));
+}
+
+TEST_CASE("shards: a file with many names is read once, and what reads a part reads only that") {
+  const TempDir dir;
+  write_shard(dir.file("one.bin"), std::vector<uint32_t>(1 << 20, 5), ShardFormat::uint16);  // 2 MiB
+  for (int i = 0; i < 10; ++i) std::filesystem::create_symlink("one.bin", dir.file(str("s", i, ".bin")));
+  const Dataset data = open_dataset(data_options(dir.file("s*.bin"), 64));
+  const int64_t before = bytes_read();
+  if (before == 0) return;
+  data.train->check_when_read(6);
+  read_sample(*data.train, 0);
+  CHECK(bytes_read() - before < 1 << 20);
+  data.train->check_tokens(6);
+  data.train->digest();
+  CHECK(bytes_read() - before < 3 << 20);
+  data.train->check_when_read(5);
+  check_fails(Exit::bad_data, {"s0.bin", "token 0 is 5", "vocabulary has only 5"},
+              [&] { read_sample(*data.train, 0); });
+}
+
+TEST_CASE("shards: validation files that are training files are known by name, link and contents") {
+  const TempDir dir;
+  const auto both = [&](const std::string& data, const std::string& val, int64_t train_samples = 0) {
+    DataOptions o = data_options(dir.file(data), 10, dir.file(val));
+    o.train_samples = train_samples;
+    const Dataset set = open_dataset(o);
+    const int64_t by_name = std::ssize(set.test->files_of_both());
+    set.train->digest();
+    CHECK(set.test->files_of_both().size() == set.train->files_of_both().size());
+    return std::vector<int64_t>{by_name, std::ssize(set.test->files_of_both()), std::ssize(set.test->files())};
+  };
+  write_shard(dir.file("train_1.bin"), counting(0, 31), ShardFormat::uint16);
+  write_shard(dir.file("train_2.bin"), counting(100, 31), ShardFormat::uint16);
+  write_shard(dir.file("val_1.bin"), counting(200, 31), ShardFormat::uint16);
+  CHECK(both("train_*.bin", "val_*.bin") == std::vector<int64_t>{0, 0, 1});
+  CHECK(both("*.bin", "val_*.bin") == std::vector<int64_t>{1, 1, 1});
+  std::filesystem::create_symlink("train_2.bin", dir.file("val_2.bin"));
+  CHECK(both("train_*.bin", "val_*.bin") == std::vector<int64_t>{1, 1, 2});
+  write_shard(dir.file("val_3.bin"), counting(0, 31), ShardFormat::uint16);  // a copy: its contents tell
+  CHECK(both("train_*.bin", "val_*.bin") == std::vector<int64_t>{1, 2, 3});
+  write_shard(dir.file("train_3.bin"), {}, ShardFormat::uint16);  // nothing in it: nothing is shared
+  write_shard(dir.file("val_4.bin"), {}, ShardFormat::uint16);
+  CHECK(both("train_[23].bin", "val_[14].bin") == std::vector<int64_t>{0, 0, 1});
 }
 
 TEST_CASE("shards: a file of exactly the given name wins over the pattern") {

@@ -383,12 +383,42 @@ TEST_CASE("teacher: one that does not fit is refused with a line that says why")
     refused(Exit::usage, "--kd-tau: '" + std::string(tau) + "' is not a number from 0.01 to 100",
             {"--teacher", teacher, "--kd-tau", tau});
   refused(Exit::usage, "--kd-reduction", {"--teacher", teacher, "--kd-reduction", "sum"});
-  refused(Exit::usage, "--kd-alpha is for --teacher", {"--kd-alpha", "0.6"});
+  refused(Exit::usage, "--kd-alpha has no effect without --teacher", {"--kd-alpha", "0.6"});
   check_outcome(run_program_inside(dir, {"compare", "--teacher", teacher, "--out", out}), Exit::usage,
                 "compare trains without a teacher");
   check_outcome(run_program_inside(dir, {"compare", "--kd-alpha", "0.6", "--out", out}), Exit::usage,
-                "--kd-alpha is for --teacher");
+                "--kd-alpha has no effect without --teacher");
   check_outcome(run_program_inside(dir, {"compare", "--kd-reduction", "sum", "--out", out}), Exit::usage,
                 "--kd-reduction: 'sum' is not one of: token element");
   CHECK(!fs::exists(out));
+}
+
+TEST_CASE("teacher: a run that is resumed takes one under another name where it has the same weights") {
+  const TempDir dir;
+  Config config = gpt2_config();
+  config.vocab_size = 21;
+  save_teacher(config, dir.file("teacher"));
+  const std::string out = dir.file("run"), moved = dir.file("elsewhere");
+  const auto start = [&](const std::string& to, const std::string& steps) {
+    return train(dir, split_words("--data arith:3 --train-samples 64 --test-samples 8 --width 16 --ffn 24 --layers 2 "
+                                  "--heads 2 --batch 4 --answer-samples 2 --seq 25 --teacher " +
+                                  dir.file("teacher") + " --steps " + steps + " --out " + to));
+  };
+  check_outcome(start(dir.file("whole"), "4"), Exit::done, "step 4/4");
+  setenv("CROSSPLY_FAULT", "0:3:exit=75", 1);
+  check_outcome(start(out, "4"), Exit::stopped, "CROSSPLY_FAULT");
+  unsetenv("CROSSPLY_FAULT");
+  std::filesystem::copy(dir.file("teacher"), dir.file("other"));
+  std::string bytes = read_text(dir.file("other/model.safetensors"));
+  bytes[bytes.size() - 2] ^= 1;
+  write_text(dir.file("other/model.safetensors"), bytes);
+  check_outcome(train(dir, {"--resume", "--out", out, "--teacher", dir.file("other")}), Exit::usage,
+                "only a directory with the same weights can take its place");
+  std::filesystem::rename(dir.file("teacher"), moved);
+  check_outcome(train(dir, {"--resume", "--out", out}), Exit::no_input,
+                "if it has moved, say with --teacher where it is now");
+  check_outcome(train(dir, {"--resume", "--out", out, "--teacher", moved}), Exit::done, "resumed after step 2");
+  CHECK(read_text(out + "/step_00000004/model.safetensors") ==
+        read_text(dir.file("whole/step_00000004/model.safetensors")));
+  check_outcome(train(dir, {"--resume", "--out", out, "--steps", "5"}), Exit::done, "step 5/5");  // the name is kept
 }

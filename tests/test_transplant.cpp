@@ -1,6 +1,7 @@
 // Models made of other models' blocks: which numbers come along, which are a new model's, and what they compute.
 #include <algorithm>
 
+#include "engine/safetensors.h"
 #include "eval/loaded_model.h"
 #include "models/checkpoint.h"
 #include "models/registry.h"
@@ -354,4 +355,42 @@ TEST_CASE("transplant: bad input ends with one line, the documented code, and no
   check_outcome(run_transplant(scratch, source, {}), Exit::bad_data, "model.safetensors");
   for (const auto& entry : std::filesystem::directory_iterator(scratch.path))
     CHECK_MESSAGE((entry.path().filename() == "source" || entry.path().filename() == "output"), entry.path());
+}
+
+TEST_CASE("transplant and --init: a weight that fp32 cannot hold is refused by name, place and value") {
+  const TempDir scratch;
+  const std::string source = make_source(scratch), made = scratch.file("made"), file = source + "/model.safetensors";
+  std::filesystem::remove(source + "/manifest.json");
+  std::vector<TensorInfo> infos;
+  std::vector<std::vector<double>> values;
+  std::string broken;
+  {
+    const SafetensorsFile old(file);
+    infos = old.tensors();
+    for (const TensorInfo& info : infos) {
+      values.emplace_back(static_cast<size_t>(info.numel()));
+      old.read_f64(info, values.back().data());
+    }
+  }
+  const auto write = [&] {
+    std::vector<TensorToWrite> all;
+    for (size_t i = 0; i < infos.size(); ++i) all.push_back({infos[i].name, "F64", infos[i].shape, values[i].data()});
+    write_safetensors(file, all);
+  };
+  write();
+  check_outcome(run_transplant(scratch, source, {}), Exit::done, "wrote");
+  std::filesystem::remove_all(made);
+  const auto init = [&] {
+    return train(scratch, {"--init", source, "--data", "arith:3", "--steps", "0", "--out", made}, "gpt2");
+  };
+  for (const double bad : {1e300, -3.5e38, double{INFINITY}, double{NAN}}) {
+    CAPTURE(bad);
+    values[2][1] = bad;
+    write();
+    for (const Outcome& outcome : {run_transplant(scratch, source, {}), init()}) {
+      check_outcome(outcome, Exit::bad_data, infos[2].name);
+      check_outcome(outcome, Exit::bad_data, str(bad, " at its element 1"));
+      CHECK(!path_exists(made));
+    }
+  }
 }

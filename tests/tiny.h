@@ -44,6 +44,19 @@ inline Config tiny_config(const std::string& arch, int64_t K = 2, bool qk_norm =
   config.check(Exit::usage, "test");
   return config;
 }
+// A LLaMA as Qwen2's are, with biases of q, k and v. Of yarn's two frequencies one stays and one is divided.
+inline Config tiny_qwen2(const std::string& arch = "llama", int64_t K = 2) {
+  Config config = tiny_config(arch, K, false, true, 4);
+  config.qkv_bias = true;
+  config.rope_theta = 100;
+  RopeScaling yarn;
+  yarn.rope_type = "yarn";
+  yarn.factor = 4, yarn.original_max_position_embeddings = 8;
+  yarn.beta_fast = 1.2, yarn.beta_slow = 0.2;
+  config.rope_scaling = yarn;
+  config.check(Exit::usage, "test");
+  return config;
+}
 // A GPT-2 as OpenAI's are, or one with the other choice of every option, as Inheritune's larger ones and more.
 inline Config tiny_gpt2(bool plain = true) {
   Config config = tiny_config("gpt2", 4, false, plain);
@@ -108,10 +121,10 @@ class Counting : public Source {
   int64_t samples_, T_, V_;
 };
 
-// A key's bias, or that of a norm which only keys read, moves all logits of a query alike, which softmax does not see:
-// its gradient is 0 but for rounding.
-inline bool is_key_bias(const Parameter& row) {
-  return row.name.ends_with("k_proj.bias") || row.name.ends_with("input_layernorm_k.bias");
+// A GPT-2's key bias, or that of a norm which only keys read, moves all logits of a query alike, which softmax does not
+// see: its gradient is 0 but for rounding. A LLaMA's is rotated, so it moves them by the distance.
+inline bool is_key_bias(const Parameter& row, const Config& config) {
+  return config.gpt2() && (row.name.ends_with("k_proj.bias") || row.name.ends_with("input_layernorm_k.bias"));
 }
 
 // A model recorded for training with fixed tokens, some of them not scored. On the reference device in f64 or in f32.

@@ -1,24 +1,24 @@
 // compare: trains several architectures on the same batches, from one seed or several, at one learning rate or at the
 // best of several; ends with one table and one picture. Without --data and --preset it is the demonstration,
 // arith-quick.
-#include <fcntl.h>
-#include <sys/file.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <thread>
 
 #include "cli/format.h"
 #include "cli/program.h"
+#include "cli/shell.h"
 #include "data/arith.h"
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "kernels/devices.h"
+#include "models/registry.h"
 #include "ranks/launch.h"
 #include "train/comparison.h"
+#include "train/comparison_dir.h"
 #include "train/environment.h"
+#include "train/idle_flags.h"
+#include "train/progress.h"
 #include "train/run.h"
 #include "train/side_by_side.h"
 
@@ -57,15 +57,6 @@ void print_plans(const Comparison& comparison, int64_t jobs) {
                 format_bytes(static_cast<double>(jobs) * memory).c_str());
 }
 
-// The directory to write to: `out`, or with a number appended where that holds an earlier comparison.
-std::string fresh_dir(const std::string& out) {
-  std::error_code error;
-  std::string dir = out;
-  for (int i = 2; fs::exists(dir, error) && !(fs::is_directory(dir, error) && fs::is_empty(dir, error)); ++i)
-    dir = out + "-" + std::to_string(i);
-  return dir;
-}
-
 void refuse_flags_of_trainers(const TrainOptions& o) {
   if (!o.init.empty()) fail(Exit::usage, "compare trains from scratch; --init is for the trainers");
   if (!o.teacher.empty()) fail(Exit::usage, "compare trains without a teacher; --teacher is for the trainers");
@@ -89,26 +80,9 @@ void add_runs(Comparison& comparison, const ComparedRun& plan, const Experiment&
     }
 }
 
-// Created, and held for this comparison and its processes, which inherit the descriptor: those of one that was killed
-// take a moment to end.
-Descriptor hold_directory(const std::string& out) {
-  std::error_code error;
-  fs::create_directories(out, error);
-  if (error) fail_io("create", out, error.value());
-  const Descriptor opened(uninterrupted([&] { return ::open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-  if (opened.get() < 0) fail_io("open", out, errno);
-  Descriptor held(::fcntl(opened.get(), F_DUPFD, 16));  // above what a process is given in the place of its own
-  if (held.get() < 0) fail_io("hold", out, errno);
-  for (int tries = 0; ::flock(held.get(), LOCK_EX | LOCK_NB) != 0; ++tries) {
-    if (errno != EWOULDBLOCK && errno != EINTR) break;  // a file system without locks
-    if (tries == 30) fail(Exit::usage, out, " is in use by another comparison; wait for it or choose another --out");
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
-  return held;
-}
-
-// The runs in the order of --arch, complete. Refuses here what would only fail after hours of training.
-Comparison prepare(Experiment& experiment) {
+// The runs in the order of --arch, complete. Claims the directory before it looks into it. Refuses here what would only
+// fail after hours of training.
+Comparison prepare(Experiment& experiment, ComparisonDir& dir) {
   refuse_flags_of_trainers(experiment.train);
   TrainOptions plain = experiment.train;
   if (experiment.rates.empty()) experiment.rates = {plain.lr};
@@ -119,10 +93,13 @@ Comparison prepare(Experiment& experiment) {
   const Dataset data = open_inputs(plain);
   // A GPT-2 among LLaMAs learns as many as it is given.
   const int64_t positions = plain.config.gpt2() ? plain.config.max_position_embeddings : plain.data.seq_len;
-  const bool fresh = !plain.resume && !plain.dry_run;
-  Comparison comparison{plain.data.spec, fresh ? fresh_dir(plain.out) : plain.out, {}};
+  if (!plain.dry_run && !dir.is_held())
+    dir = plain.resume ? ComparisonDir::claim(plain.out) : ComparisonDir::claim_fresh(plain.out);
+  Comparison comparison{plain.data.spec, plain.dry_run ? plain.out : dir.path(), {}};
   if (data.test != nullptr) comparison.test_size = data.test->size();
   if (!plain.dry_run) comparison.data_digest = plain.data_digest = digest_of_files(plain, data);
+  comparison.data_note = validation_note(data);
+  bool uses_routers = false;
   for (const ArchChoice& choice : choices) {
     ComparedRun run{choice, plain, {}};
     run.options.config.arch = choice.arch;
@@ -130,20 +107,19 @@ Comparison prepare(Experiment& experiment) {
     if (choice.arch == "gpt2") run.options.config.max_position_embeddings = positions;
     apply_preset_to_architecture(run.options);
     run.options.config.check(Exit::usage, "--arch " + choice.text);
+    if (!plain.resume) refuse_idle_options(choice, run.options.config);
+    std::fputs(note_idle_options(run.options.config, "--arch " + choice.text).c_str(), stderr);
     run.result = plan_training(run.options);
+    uses_routers |= uses_router_lr(run.options);
     add_runs(comparison, run, experiment);
   }
+  if (experiment.router_lr_given && !uses_routers)
+    fail(Exit::usage, "--router-lr has no effect: nothing in these architectures learns at another rate than --lr");
   return comparison;
 }
 
-// As it was called. The other programs lie beside it.
-std::string program() {
-  const std::vector<std::string> words = command_line();
-  return words.empty() ? "compare" : words[0];
-}
-
 // What to look at and what to do next.
-void print_next(const Comparison& comparison) {
+void print_next(const Comparison& comparison, const std::string& program) {
   const std::string out = printable(comparison.out);
   std::printf("\nresults:  %s/results.md, results.json\npicture:  %s/compare.svg\n", out.c_str(), out.c_str());
   std::string best;
@@ -158,17 +134,18 @@ void print_next(const Comparison& comparison) {
   const char* prompt = !arith ? "..." : integers ? "\"( 3 + 4 ) * 2 - 6 / 3 =\"" : "\"( 3 + 4 ) * 2 - 5 / 6 =\"";
   if (!best.empty())
     std::printf("next:     %s --model %s --prompt %s\n",
-                printable(fs::path(program()).replace_filename("generate").string()).c_str(), printable(best).c_str(),
+                shell_word(fs::path(program).replace_filename("generate").string()).c_str(), shell_word(best).c_str(),
                 prompt);
 }
 
-// The exit code is that of the first architecture that failed.
-Exit conclude(const Comparison& comparison) {
+// The exit code is that of the first architecture that failed. unwritten: the error of the last attempt to write a file
+// of the comparison; "" if all are written.
+Exit conclude(const Comparison& comparison, const std::string& program, const std::string& unwritten) {
   const bool stopped = std::any_of(comparison.runs.begin(), comparison.runs.end(),
                                    [](const ComparedRun& run) { return run.tried && run.state == RunState::stopped; });
   if (stopped || next_run(comparison)) {
-    std::printf("\nto continue this comparison: %s --resume --out %s\n", printable(program()).c_str(),
-                printable(comparison.out).c_str());
+    std::printf("\nto continue this comparison: %s --resume --out %s\n", shell_word(program).c_str(),
+                shell_word(comparison.out).c_str());
     return Exit::stopped;
   }
   std::string failed;
@@ -178,20 +155,32 @@ Exit conclude(const Comparison& comparison) {
   if (!failures.empty())
     fail(failures[0]->result.code, "failed:", failed, "; the reason stands above",
          passing ? "; --resume tries again what has not diverged" : "");
+  if (!unwritten.empty())
+    fail(Exit::io, unwritten, "; the runs are done and kept: mend that, then --resume --out ",
+         shell_word(comparison.out), " writes the results again");
+  for (const ComparedRun& run : comparison.runs)
+    if (run.tried && run.state == RunState::done && run.result.code == Exit::io)
+      fail(Exit::io, run_name(comparison, run), ": its figure could not be written; the reason stands above");
   return Exit::done;
 }
 
-void train_all(Comparison& comparison, int64_t asked) {
+// Returns the error of the last attempt to write the results. A figure that cannot be written does not end the runs.
+std::string train_all(Comparison& comparison, int64_t asked) {
   const Jobs jobs = choose_jobs(comparison, asked);
   if (!jobs.reason.empty()) std::printf("%s\n", jobs.reason.c_str());
-  const auto after_each = [&] { write_results(comparison); };
+  std::string told;
+  const auto after_each = [&] {
+    const std::string error = write_results(comparison);
+    if (!error.empty() && error != told) print_line("note: " + error + "; the runs go on", false);
+    told = error;
+  };
   if (jobs.count > 1) train_side_by_side(comparison, jobs.count, after_each);
   else train_one_by_one(comparison, after_each);
-  write_results(comparison);  // where there was no run left, with those that are shown now
+  return write_results(comparison);  // also if no run was left to do: --arch may show others now
 }
 
-Exit run(Experiment& o) {
-  Comparison comparison = prepare(o);
+Exit run(Experiment& o, ComparisonDir& dir) {
+  Comparison comparison = prepare(o, dir);
   if (o.train.dry_run) {
     if (o.train.resume && !comparison.out.empty()) take_up(comparison);
     print_plans(comparison, o.jobs);
@@ -200,26 +189,27 @@ Exit run(Experiment& o) {
   const auto device = make_device(o.train.device, o.train.matmul);  // refuses one that is not there
   for (const Arm& arm : arms_of(comparison))                        // not when their turns come
     refuse_too_large(comparison.runs[arm.sweep[0]].options, *device);
-  const Descriptor held = hold_directory(comparison.out);
   if (o.train.resume) take_up(comparison);
   if (comparison.out != o.train.out)
-    std::printf("%s holds an earlier comparison; this one is in %s\n", printable(o.train.out).c_str(),
+    std::printf("%s holds another comparison; this one is in %s\n", printable(o.train.out).c_str(),
                 printable(comparison.out).c_str());
-  for (const std::string& warning : {warmup_warning(o.train), parameter_warning(comparison)})
-    if (!warning.empty()) std::printf("%s\n", warning.c_str());
+  for (const std::string& warning : {warmup_warning(o.train), parameter_warning(comparison), comparison.data_note})
+    if (!warning.empty()) std::printf("%s\n", printable(warning).c_str());
   // Before the first run ends: a kill then leaves what --resume needs.
   write_file_atomically(comparison.out + "/results.json", results_json(comparison));
-  train_all(comparison, o.jobs);
-  std::printf("\n%s", results_table(comparison).c_str());
-  print_next(comparison);
-  return conclude(comparison);
+  const std::string unwritten = train_all(comparison, o.jobs);
+  std::printf("\n%s", printable(results_table(comparison)).c_str());
+  print_next(comparison, o.program);
+  return conclude(comparison, o.program, unwritten);
 }
 
 // A comparison that is resumed has its flags. Otherwise, with --data, the sizes and steps that the trainers have, too;
 // without, the demonstration. The flags that are given come on top.
-void set_defaults(int argc, char** argv, Experiment& o) {
+void set_defaults(int argc, char** argv, Experiment& o, ComparisonDir& dir) {
   const std::string out = find_flag(argc, argv, "--out"), given = find_flag(argc, argv, "--preset");
   const bool resume = has_flag(argc, argv, "--resume") && !out.empty();
+  // Claimed before its results.json is read: another comparison may be writing it.
+  if (resume && path_exists(out) && !has_flag(argc, argv, "--dry-run")) dir = ComparisonDir::claim(out);
   const bool found = resume && take_comparison_settings(out, o);
   if (!found && find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(o.train.config);
   const bool demonstration = !found && given.empty() && find_flag(argc, argv, "--data").empty();
@@ -267,6 +257,7 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
               "several seeds or rates, on a CPU, and a step of the first run, which is timed, is too small for all "
               "threads)");
   add_train_flags(app, o.train);
+  app.get_option("--seeds")->excludes(app.get_option("--seed"));
   app.remove_option(app.get_option("--lr"));
   app.add_option_function<std::string>(
          "--lr", set_rates,
@@ -276,6 +267,7 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
       ->default_str(CLI::detail::to_string(o.train.lr))
       ->group("Optimiser");
 }
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -284,15 +276,18 @@ int main(int argc, char** argv) {
       "Without --data and --preset: --preset arith-quick.",
       "compare");
   Experiment o;
+  o.program = argv[0];
+  ComparisonDir dir;
   std::string request;  // of the comparison whose child this process is
   auto flags = [&] {
-    set_defaults(argc, argv, o);
+    set_defaults(argc, argv, o, dir);
     add_text(app, "--one-run", request, "JSON", "for compare itself")->group(hidden_group);
     add_experiment_flags(app, o);
     for (const char* refused :
          {"--init", "--teacher", "--kd-alpha", "--kd-tau", "--kd-reduction", "--dump-tape", "--dump-tensors", "--world",
           "--node-gpus", "--gpu", "--nvlink", "--net", "--rank-rate"})
       app.get_option(refused)->group(hidden_group);  // prepare() says why
+    for (const char* refused : flags_of_ranks) app.get_option(refused)->group(hidden_group);
     app.get_option("--steps")->description("optimizer steps of each run");
     app.get_option("--out")->description("directory of the comparison: results.md, compare.svg, a directory per run");
     app.get_option("--resume")
@@ -302,11 +297,13 @@ int main(int argc, char** argv) {
   };
   return run_program(app, argc, argv, flags, [&] {
     if (!request.empty()) return train_for_parent(request);
-    check_teacher_flags(app, o.train);
-    if (app.count("--seed") > 0 && app.count("--seeds") > 0) fail(Exit::usage, "--seed and --seeds: give one of them");
+    for (const char* refused : flags_of_ranks)
+      if (app.count(refused) > 0) fail(Exit::usage, refused, " is for the trainers; compare trains in one process");
+    std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
     if (app.count("--seed") > 0) o.seeds = {o.train.seed};
+    o.router_lr_given = app.count("--router-lr") > 0;
     if (!place_from_environment().alone())
       fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");
-    return run(o);
+    return run(o, dir);
   });
 }

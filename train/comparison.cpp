@@ -173,6 +173,12 @@ int64_t runs_unfinished(const Comparison& comparison) {
   return count_runs(comparison, is_unfinished, [](const Arm&) { return true; });
 }
 
+int64_t runs_ended(const Comparison& comparison) {
+  return count_runs(
+      comparison, [](const ComparedRun& run) { return !is_pending(run) && run.state != RunState::stopped; },
+      [](const Arm&) { return false; });
+}
+
 int64_t runs_in_all(const Comparison& comparison) {
   int64_t ended = 0;
   for (const Arm& arm : arms_of(comparison))

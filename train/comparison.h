@@ -38,14 +38,17 @@ struct Comparison {
   int64_t test_size = 0;                 // sequences in the test set; 0: unknown
   std::string data_digest = "";          // of files; "" of what is generated
   std::vector<std::string> others = {};  // runs in `out` that are not compared now, as results.json had them
+  std::string data_note = "";            // on validation files among the training files; "" where there are none
 };
 
 // What is compared, by its flags.
 struct Experiment {
   std::string archs = "llama,lime";
-  std::vector<double> rates;    // none: that of `train`
-  std::vector<uint64_t> seeds;  // the same
-  int64_t jobs = 0;             // runs side by side; 0: chosen
+  std::vector<double> rates;     // none: that of `train`
+  std::vector<uint64_t> seeds;   // the same
+  int64_t jobs = 0;              // runs side by side; 0: chosen
+  bool router_lr_given = false;  // on the command line, and not by a preset
+  std::string program;           // compare as it was called, for commands to paste
   TrainOptions train;
 };
 
@@ -70,7 +73,9 @@ std::optional<size_t> next_run(const Comparison& comparison);
 // before the rest is, but how many runs that makes is.
 int64_t runs_left(const Comparison& comparison);
 int64_t runs_in_all(const Comparison& comparison);
-// The same with those that were stopped, or failed otherwise than by diverging: what --resume would do.
+// Of the runs that are needed, those that ended by themselves: done or failed. A stopped run is not among them.
+int64_t runs_ended(const Comparison& comparison);
+// The same as runs_left with those that were stopped, or failed otherwise than by diverging: what --resume would do.
 int64_t runs_unfinished(const Comparison& comparison);
 // Of each architecture that came to nothing the run that says why: one whose loss is not finite at every rate, or one
 // that failed otherwise, so that nobody knows which rate is the best.
@@ -116,8 +121,9 @@ std::string results_table(const Comparison& comparison, size_t width = 80);
 std::string results_markdown(const Comparison& comparison);
 // Everything, with all settings, for programs; the curves by the paths of the runs' metrics.jsonl.
 std::string results_json(const Comparison& comparison);
-// compare.svg, results.json and results.md in the directory of the comparison.
-void write_results(const Comparison& comparison);
+// Writes results.json, results.md and compare.svg in the directory of the comparison. Returns the text of the first
+// Exit::io error, such as that of a full disk; "" if all three are written.
+std::string write_results(const Comparison& comparison);
 
 // A run as results.json has it, and back: what only the run could say. path: where it stood, for errors.
 nlohmann::json to_json(const Comparison& comparison, const ComparedRun& run);

@@ -6,6 +6,8 @@
 
 #include "engine/file.h"
 #include "engine/json.h"
+#include "engine/leftovers.h"
+#include "engine/printable.h"
 #include "models/checkpoint.h"
 #include "models/json_file.h"
 #include "train/comparison.h"
@@ -75,12 +77,33 @@ constexpr const char* about =
     "run's "
     "last part";
 
-// results.json in the directory of a comparison: an object with an array of runs, which have names. Null if there is
-// none.
+// Calls read(). If it finds that results.json is damaged, the message also says what to do.
+template <class F>
+auto with_advice(const std::string& path, F&& read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    if (error.code != Exit::bad_data || !std::string(error.what()).starts_with(path)) throw;
+    fail(error.code, error.what(), "; restore results.json from a copy, or start a new comparison with another --out");
+  }
+}
+
+// Throws Exit::bad_data unless the name is that of an architecture, as --arch takes it.
+void check_name(const std::string& name, const std::string& path) {
+  try {
+    if (parse_arch_list(name).size() == 1) return;
+  } catch (const Error& error) {
+    fail(Exit::bad_data, path, ": the name of a run is wrong: ", error.what());
+  }
+  fail(Exit::bad_data, path, ": \"name\" cannot be \"", excerpt(name), "\"");
+}
+
+// results.json in the directory of a comparison: an object with two arrays of runs. Each run has a name, those in
+// "runs" that of an architecture and flags. Null if there is none. Throws Exit::bad_data for other values.
 json read_results(const std::string& path) {
   if (!path_exists(path)) return {};
   json all = read_json(path);
-  if (!all.is_object() || !all.contains("runs") || !all["runs"].is_array() || all["runs"].empty())
+  if (!all.contains("runs") || !all["runs"].is_array() || all["runs"].empty())
     fail(Exit::bad_data, path, ": \"runs\" is missing");
   if (!all.contains("others")) all["others"] = json::array();
   if (!all["others"].is_array()) fail(Exit::bad_data, path, ": \"others\" is not a list");
@@ -88,6 +111,11 @@ json read_results(const std::string& path) {
     for (const json& run : all[list])
       if (!run.is_object() || !run.contains("name") || !run["name"].is_string())
         fail(Exit::bad_data, path, ": a run has no \"name\"");
+  for (const json& run : all["runs"]) {
+    check_name(run["name"], path);
+    if (!run.contains("flags") || !run["flags"].is_object())
+      fail(Exit::bad_data, path, ": the run ", run["name"].get<std::string>(), " has no \"flags\"");
+  }
   return all;
 }
 
@@ -161,7 +189,7 @@ std::vector<T> list_of(const json& all, const char* key, const char* flag, doubl
   if (listed && (!all[key].is_array() || all[key].empty())) fail(Exit::bad_data, path, ": \"", key, "\" is no list");
   std::vector<T> out;
   for (const json& item : listed ? all[key] : all["runs"]) {
-    const json value = listed ? item : item.value("flags", json::object()).value(flag, json());
+    const json value = listed ? item : item["flags"].value(flag, json());
     if (!holds<T>(value, 0, most)) fail(Exit::bad_data, path, ": \"", flag, "\" cannot be ", value.dump());
     if (std::find(out.begin(), out.end(), value.get<T>()) == out.end()) out.push_back(value.get<T>());
   }
@@ -260,10 +288,9 @@ std::string results_json(const Comparison& comparison) {
   return all.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
-bool take_comparison_settings(const std::string& out, Experiment& experiment) {
-  const std::string path = out + "/results.json";
-  const json old = read_results(path);
-  if (old.is_null()) return false;
+namespace {
+
+void take_experiment(const json& old, const std::string& path, Experiment& experiment) {
   std::vector<std::string> names;
   experiment.archs.clear();
   for (const json& run : old["runs"]) {
@@ -275,21 +302,18 @@ bool take_comparison_settings(const std::string& out, Experiment& experiment) {
   // A GPT-2 among LLaMAs does not have all their sizes.
   const json& runs = old["runs"];
   const auto llama = std::find_if(runs.begin(), runs.end(), [](const json& run) {
-    return run.contains("flags") && run["flags"].contains("config") && run["flags"]["config"].contains("hidden_size");
+    return run["flags"].contains("config") && run["flags"]["config"].contains("hidden_size");
   });
   TrainOptions& options = experiment.train;
-  take_settings((llama == runs.end() ? runs[0] : *llama).value("flags", json()), path + ": flags", options);
+  take_settings((llama == runs.end() ? runs[0] : *llama)["flags"], path + ": flags", options);
   options.config.arch = "llama";  // what the first one has of its own is in its name
   options.config.options.clear();
   experiment.rates = list_of<double>(old, "rates", "lr", most_number, path);
   experiment.seeds = list_of<uint64_t>(old, "seeds", "seed", most_of<uint64_t>, path);
-  return true;
 }
 
-void take_up(Comparison& comparison) {
-  const std::string &out = comparison.out, path = out + "/results.json";
-  for (const char* file : {"/compare.svg", "/results.md", "/results.json"}) remove_leftovers_of(out + file);
-  const json old = read_results(path);
+void take_results(Comparison& comparison, const json& old, const std::string& path) {
+  const std::string& out = comparison.out;
   if (old.is_null()) {
     const bool has_run = std::any_of(comparison.runs.begin(), comparison.runs.end(), [&](const ComparedRun& run) {
       return path_exists(out + "/" + run_directory(run));
@@ -319,6 +343,23 @@ void take_up(Comparison& comparison) {
       if (is_done(*run)) refuse_other_tests(saved["flags"], *run, run->options.out);
     }
   }
+}
+
+}  // namespace
+
+bool take_comparison_settings(const std::string& out, Experiment& experiment) {
+  const std::string path = out + "/results.json";
+  return with_advice(path, [&] {
+    const json old = read_results(path);
+    if (!old.is_null()) take_experiment(old, path, experiment);
+    return !old.is_null();
+  });
+}
+
+void take_up(Comparison& comparison) {
+  const std::string &out = comparison.out, path = out + "/results.json";
+  for (const char* file : {"/compare.svg", "/results.md", "/results.json"}) remove_leftovers_of(out + file);
+  with_advice(path, [&] { take_results(comparison, read_results(path), path); });
 }
 
 }  // namespace crossply

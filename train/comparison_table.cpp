@@ -237,6 +237,7 @@ std::string notes_on_tests(const View& view) {
   const int64_t sequences = o.eval_samples > 0 ? o.eval_samples : comparison.test_size;
   std::string out =
       "test loss: over " + (sequences > 0 ? part(sequences, "test sequences") : "all test sequences") + ".\n";
+  if (!comparison.data_note.empty()) out += comparison.data_note + ".\n";
   if (view.is_task()) {
     const int64_t prompts =
         comparison.test_size > 0 ? std::min(o.answer_samples, comparison.test_size) : o.answer_samples;
@@ -430,10 +431,21 @@ std::string results_markdown(const Comparison& comparison) {
          notes_on_tests(view);
 }
 
-void write_results(const Comparison& comparison) {
-  draw(View(comparison));
-  write_file_atomically(comparison.out + "/results.md", results_markdown(comparison));
-  write_file_atomically(comparison.out + "/results.json", results_json(comparison));
+std::string write_results(const Comparison& comparison) {
+  std::string first;
+  const auto attempt = [&](auto&& write) {
+    try {
+      write();
+    } catch (const Error& error) {
+      if (error.code != Exit::io) throw;
+      if (first.empty()) first = error.what();
+    }
+  };
+  // results.json first: --resume needs it.
+  attempt([&] { write_file_atomically(comparison.out + "/results.json", results_json(comparison)); });
+  attempt([&] { write_file_atomically(comparison.out + "/results.md", results_markdown(comparison)); });
+  attempt([&] { draw(View(comparison)); });
+  return first;
 }
 
 }  // namespace crossply

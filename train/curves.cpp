@@ -7,6 +7,7 @@
 //   curves --out fig.svg runs/llama runs/lime comparison
 //   curves --out fig.svg random=runs/a/seed_1 random=runs/a/seed_2 inherited=runs/b/seed_1 inherited=runs/b/seed_2
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -17,6 +18,7 @@
 
 #include "cli/curve.h"
 #include "cli/format.h"
+#include "cli/needs.h"
 #include "cli/program.h"
 #include "engine/file.h"
 #include "engine/json.h"
@@ -64,20 +66,15 @@ struct Groups {
   std::string notes;
 };
 
-// Of every step, what stands for it on the x axis.
-std::map<double, double> places_of(const Options& o, const std::string& dir, const RunCurves& all) {
-  double factor = 1;
-  if (o.x == "flops") {
-    const std::string path = dir + "/environment.jsonl";
-    factor = recorded_flops_per_token(path);
-    if (std::isnan(factor))
-      fail(Exit::bad_data, path, ": has no \"flops_per_token\", which --x flops needs; take --x tokens, or resume the ",
-           "run, which records it");
-  }
-  std::map<double, double> places;
-  const std::vector<double>& xs = o.x == "step" ? all.step : o.x == "seconds" ? all.seconds : all.tokens;
-  for (size_t i = 0; i < all.step.size(); ++i) places[all.step[i]] = factor * xs[i];
-  return places;
+// What the numbers of --x are multiplied with.
+double factor_of(const Options& o, const std::string& dir) {
+  if (o.x != "flops") return 1;
+  const std::string path = dir + "/environment.jsonl";
+  const double factor = recorded_flops_per_token(path);
+  if (std::isnan(factor))
+    fail(Exit::bad_data, path, ": has no \"flops_per_token\", which --x flops needs; take --x tokens, or resume the ",
+         "run, which records it");
+  return factor;
 }
 
 Run read_run(const Options& o, const std::string& dir) {
@@ -86,12 +83,15 @@ Run read_run(const Options& o, const std::string& dir) {
     fail(Exit::no_input, path, ": no such file; ", dir, " must be a run directory, or that of a comparison");
   const bool test = o.loss == "test";
   const RunCurves all = read_curves(path);
-  const auto places = places_of(o, dir, all);
+  const double factor = factor_of(o, dir);
   const std::vector<double>&steps = test ? all.test_step : all.step, &losses = test ? all.test_loss : all.loss;
+  const std::vector<double>& xs = o.x == "step"      ? steps
+                                  : o.x == "seconds" ? (test ? all.test_seconds : all.seconds)
+                                                     : (test ? all.test_tokens : all.tokens);
   Run run{dir, {}, read_run_settings(dir)};
   size_t lost = 0;
   for (size_t i = 0; i < steps.size(); ++i) {
-    const double x = places.at(steps[i]);
+    const double x = factor * xs[i];
     if (!std::isfinite(losses[i])) continue;
     if (!std::isfinite(x)) {
       ++lost;
@@ -164,10 +164,18 @@ void add_comparison(const Options& o, Groups& groups, const std::string& name, c
          " loss yet");
 }
 
+// Throws Exit::io where that cannot be known: nothing is taken for absent that may be there.
+std::filesystem::file_type type_of(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::file_type type = std::filesystem::status(path, error).type();
+  const bool unknown = type == std::filesystem::file_type::none && error.value() != ENAMETOOLONG;
+  if (unknown) fail_io("inspect", path, error.value());
+  return type;
+}
+
 void add_argument(const Options& o, Groups& groups, const std::string& argument) {
   const size_t equals = argument.find('=');
-  std::error_code ignored;
-  const bool plain = std::filesystem::is_directory(argument, ignored);
+  const bool plain = type_of(argument) == std::filesystem::file_type::directory;
   if (!plain && (equals == 0 || equals == std::string::npos || equals + 1 == argument.size()))
     fail(Exit::usage, "'", excerpt(argument), "' is no directory, and is not NAME=DIR");
   const std::string name = plain ? "" : argument.substr(0, equals),
@@ -238,6 +246,21 @@ std::string test_notes(const std::vector<Group>& groups) {
   return notes;
 }
 
+// A line for each name whose runs were tested on files that they trained on.
+std::string validation_notes(const std::vector<Group>& groups) {
+  std::string notes;
+  for (const Group& group : groups) {
+    ValidationFiles files;
+    for (const Run& run : group.runs)
+      if (files.trained_on == 0) files = recorded_validation_files(run.dir + "/environment.jsonl");
+    if (files.trained_on > 0)
+      notes += str("note: '", printable(group.name), "': ", files.trained_on, " of ", files.all, " validation file",
+                   files.all == 1 ? "" : "s", files.trained_on == 1 ? " is" : " are",
+                   " among the training files: the test loss is of tokens that the model trained on\n");
+  }
+  return notes;
+}
+
 // At the steps that all of them have. Where the command line named them, their last one must be everybody's; else a
 // note says where the curve ends.
 Curve curve_of(const Group& group, std::string& notes) {
@@ -274,10 +297,10 @@ std::string table_of(const std::vector<Group>& groups, const std::string& loss) 
 
 // An older picture may go, any other file stays.
 void check_replaceable(const std::string& path) {
-  std::error_code ignored;
-  if (path.empty() || !std::filesystem::exists(path, ignored)) return;
+  const std::filesystem::file_type type = type_of(path);
+  if (path.empty() || type == std::filesystem::file_type::not_found) return;
   std::string start(4, ' ');
-  if (std::filesystem::is_regular_file(path, ignored)) std::ifstream(path).read(start.data(), std::ssize(start));
+  if (type == std::filesystem::file_type::regular) std::ifstream(path).read(start.data(), std::ssize(start));
   if (start != "<svg")
     fail(Exit::usage, "--out ", path, " exists and is no picture; move it away or choose another name");
 }
@@ -291,9 +314,9 @@ Exit run(const Options& o) {
     notes += check_flags(group);
     curves.push_back(curve_of(group, notes));
   }
-  if (o.loss == "test") notes += test_notes(groups);
+  if (o.loss == "test") notes += test_notes(groups) + validation_notes(groups);
   std::printf("%s%s loss: of each run the last; mean and standard deviation over the seeds\n%s",
-              table_of(groups, o.loss).c_str(), o.loss.c_str(), notes.c_str());
+              printable(table_of(groups, o.loss)).c_str(), o.loss.c_str(), printable(notes).c_str());
   if (o.out.empty()) return Exit::done;
   const bool bands = std::any_of(curves.begin(), curves.end(), [](const Curve& curve) { return !curve.low.empty(); });
   Panel panel{o.loss + " loss" + (bands ? std::string(", ") + about_bands : ""), "", curves};
@@ -314,15 +337,23 @@ int main(int argc, char** argv) {
         ->type_name("[NAME=]DIR...")
         ->required();
     add_text(app, "--out", o.out, "FILE", "the picture, an SVG file");
-    add_text(app, "--title", o.title, "TEXT", "its title");
+    const std::vector<Need> picture = {{"--out"}};
+    needs(app, add_text(app, "--title", o.title, "TEXT", "its title"), picture);
     add_choice(app, "--loss", o.loss, {"test", "train"}, "test or train");
-    add_choice(app, "--x", o.x, {"step", "tokens", "flops", "seconds"},
-               "step, tokens, flops (of training) or seconds (of training, over all its parts, without the pauses)");
-    add_integer(app, "--smooth", o.smooth, 0, most_size,
-                "draw the mean of N points around each: steps of the training loss, evaluations of the test loss; as "
-                "they are, pale, behind it where there are few curves (1: no mean; 0: a fiftieth of long curves)");
-    app.add_flag("--log-x", o.log_x, "logarithmic x axis");
-    app.add_flag("--log-y", o.log_y, "logarithmic y axis (which losses over a decade have anyway)");
+    needs(app,
+          add_choice(
+              app, "--x", o.x, {"step", "tokens", "flops", "seconds"},
+              "step, tokens, flops (of training) or seconds (of training, over all its parts, without the pauses)"),
+          picture);
+    needs(app,
+          add_integer(app, "--smooth", o.smooth, 0, most_size,
+                      "draw the mean of N points around each: steps of the training loss, evaluations of the test "
+                      "loss; as they are, pale, behind it where there are few curves (1: no mean; 0: a fiftieth of "
+                      "long curves)"),
+          picture);
+    needs(app, app.add_flag("--log-x", o.log_x, "logarithmic x axis"), picture);
+    needs(app, app.add_flag("--log-y", o.log_y, "logarithmic y axis (which losses over a decade have anyway)"),
+          picture);
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

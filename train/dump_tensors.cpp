@@ -5,6 +5,7 @@
 
 #include "engine/safetensors.h"
 #include "eval/batch_model.h"
+#include "eval/own_tensors.h"
 
 namespace crossply {
 namespace {
@@ -112,7 +113,7 @@ void write(const std::string& path, const Taps& taps) {
     tensors.push_back(
         {name, file_type(tap.value->dtype), {shape.dim.begin(), shape.dim.begin() + shape.rank}, tap.copy.data()});
   }
-  write_safetensors(path, tensors, {{"crossply", "tensors of one step"}});
+  write_safetensors(path, tensors, kind_of_tensors(dumped_kind));
 }
 
 }  // namespace

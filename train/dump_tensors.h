@@ -8,6 +8,8 @@
 
 namespace crossply {
 
+inline const char* const dumped_kind = "tensors of one step";  // in the file's metadata
+
 struct Dumped {
   double loss;
   size_t tensors;

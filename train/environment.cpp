@@ -118,7 +118,7 @@ std::vector<std::string> command_line() {
   return words;
 }
 
-void record_environment(const std::string& path, const TrainOptions& o, const Trainer& trainer) {
+void record_environment(const std::string& path, const TrainOptions& o, const Trainer& trainer, const Dataset& data) {
   Job& job = *o.job;
   const json line = {{"time", time_in_utc()},
                      {"steps_done", trainer.steps_done()},
@@ -132,7 +132,9 @@ void record_environment(const std::string& path, const TrainOptions& o, const Tr
                      {"ranks_of_this_machine", job.place.local_size},
                      {"ranks_by", job.place.alone() ? json() : json(job.comm().describe())},
                      {"parameters", trainer.params().count()},
-                     {"flops_per_token", trainer.flops_per_token()}};
+                     {"flops_per_token", trainer.flops_per_token()},
+                     {"validation_files", data.test->files().size()},
+                     {"validation_files_trained_on", data.test->files_of_both().size()}};
   std::string before = path_exists(path) ? read_file(path, std::numeric_limits<int64_t>::max()) : "";
   if (!before.empty() && before.back() != '\n') before += '\n';
   write_file_atomically(path, before + line.dump() + "\n");
@@ -152,6 +154,15 @@ double recorded_flops_per_token(const std::string& path) {
   for (const json& line : lines_of(path))
     if (line.contains("flops_per_token") && holds<double>(line["flops_per_token"], 0)) flops = line["flops_per_token"];
   return flops;
+}
+
+ValidationFiles recorded_validation_files(const std::string& path) {
+  ValidationFiles files;
+  for (const json& line : lines_of(path)) {
+    const json all = line.value("validation_files", json()), both = line.value("validation_files_trained_on", json());
+    if (holds<int64_t>(all, 0) && holds<int64_t>(both, 0)) files = {all, both};
+  }
+  return files;
 }
 
 }  // namespace crossply

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/numbers.h"
+#include "train/metrics.h"
 
 namespace crossply {
 namespace {
@@ -126,7 +127,7 @@ std::string EventFile::summary_record(const nlohmann::json& line) {
   return event(line["step"].get<int64_t>(), text_field(5, values));
 }
 
-EventFile::EventFile(const std::string& dir, int64_t step, const std::vector<nlohmann::json>& lines) {
+EventFile::EventFile(const std::string& dir, int64_t step, const std::string& metrics) {
   std::error_code error;
   fs::create_directories(dir, error);
   if (error) fail_io("create", dir, error.value());
@@ -134,11 +135,9 @@ EventFile::EventFile(const std::string& dir, int64_t step, const std::vector<nlo
   file_ = LogFile(new_name(dir, newest), true);
   sync_directory(dir);
   constexpr int64_t start = 1;  // of a session
-  std::string begin =
-      event(0, text_field(3, "brain.Event:2")) + event(step + 1, text_field(7, integer_field(1, start)));
-  if (newest < 0)
-    for (const nlohmann::json& line : lines) begin += summary_record(line);
-  file_.append(begin);
+  file_.append(event(0, text_field(3, "brain.Event:2")) + event(step + 1, text_field(7, integer_field(1, start))));
+  if (newest >= 0 || metrics.empty()) return;
+  each_line(metrics, [&](const std::string& text, bool) { file_.append(summary_record(parse_line(text))); });
 }
 
 }  // namespace crossply

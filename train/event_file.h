@@ -10,7 +10,6 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "train/log_file.h"
 
@@ -27,8 +26,8 @@ class EventFile {
  public:
   // A new file in `dir`, which is made where it is not there. It begins with the restart of a session after `step`: of
   // older files there TensorBoard forgets what lies after that, because the run writes it again. Where there are none,
-  // it has the lines so far. Throws Exit::io.
-  EventFile(const std::string& dir, int64_t step, const std::vector<nlohmann::json>& lines);
+  // it has the lines so far, from metrics.jsonl ("": none). Throws Exit::io.
+  EventFile(const std::string& dir, int64_t step, const std::string& metrics);
   // The numbers of a line of metrics.jsonl, at its step. Reaches the system before it returns; Exit::io.
   void write(const nlohmann::json& line) { file_.append(summary_record(line)); }
   void sync() const { file_.sync(); }

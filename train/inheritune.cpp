@@ -8,9 +8,12 @@
 #include "engine/file.h"
 #include "engine/json.h"
 #include "engine/printable.h"
+#include "eval/loaded_model.h"
+#include "models/checkpoint.h"
 #include "models/json_file.h"
 #include "train/run_curves.h"
 #include "train/setting_io.h"
+#include "train/trainer.h"
 
 namespace crossply {
 namespace {
@@ -140,18 +143,43 @@ void draw_rounds(const Inheritance& all) {
 
 std::string state_path(const std::string& out) { return out + "/inheritune.json"; }
 
-void refuse_other_flags(const Inheritance& all, const std::string& path) {
-  Recipe recipe;
-  TrainOptions before;
-  take_recipe(all.options.out, recipe, before);
+// As the newest checkpoint of any round records it; "" where there is none.
+std::string recorded_teacher(const Inheritance& all) {
+  for (size_t i = all.rounds.size(); i-- > 0;) {
+    if (!path_exists(all.run_dir(i))) continue;
+    const std::string newest = newest_valid_checkpoint(all.run_dir(i));
+    const json digest =
+        newest.empty() ? json() : read_json(newest + "/train_state.json").value("teacher_digest", json());
+    if (digest.is_string()) return digest;
+  }
+  return "";
+}
+
+// A reference or a teacher under another name must have the weights that it had.
+std::set<std::string> moved_models(const Inheritance& all, const Recipe& recipe, const TrainOptions& before,
+                                   const std::string& path) {
+  std::set<std::string> moved = data_settings;  // whose digest take_up() compares
+  moved.insert("init");                         // the reference, here
+  const TrainOptions& o = all.options;
+  if (all.recipe.reference != recipe.reference && !all.reference_digest.empty() &&
+      digest_of(LoadedModel(all.reference_dir, "cpu", false).params) != all.reference_digest)
+    fail(Exit::bad_data, "--resume: --reference ", all.recipe.reference, " holds other weights than ", recipe.reference,
+         " did when its loss was measured for ", path, "; name the directory that has them");
+  if (o.teacher == before.teacher || o.teacher.empty() || before.teacher.empty()) return moved;
+  const std::string digest = recorded_teacher(all);
+  if (!digest.empty() && digest_of_teacher(o) == digest) moved.insert("teacher");
+  return moved;
+}
+
+void refuse_other_recipe(const Inheritance& all, const Recipe& recipe, const TrainOptions& before,
+                         const std::string& path) {
   const json now = to_json(all.recipe), was = to_json(recipe);
   for (const auto& [key, value] : now.items())
-    if (key != "rounds" && was[key] != value)
+    if (key != "rounds" && key != "reference" && was[key] != value)
       fail(Exit::usage, "--resume: ", path, " has ", key, " ", was[key].dump(), ", the flags say ", value.dump(),
            "; resume with the flags it was started with");
   if (before.steps != all.options.steps)
     fail(Exit::usage, "--resume: ", path, " has --steps ", before.steps, " a round, the flags say ", all.options.steps);
-  refuse_other_settings(trajectory(before), all.options, path, true);
   refuse_other_config(before.config, all.options.config, path);
 }
 
@@ -230,7 +258,10 @@ bool take_up(Inheritance& all) {
   const TrainOptions& o = all.options;
   const std::string path = state_path(o.out);
   if (!path_exists(path)) return false;
-  refuse_other_flags(all, path);
+  Recipe recipe;
+  TrainOptions before;
+  take_recipe(o.out, recipe, before);
+  refuse_other_recipe(all, recipe, before, path);
   const json old = read_json(path);
   std::string digest;
   read(old, "data_digest", digest, path);
@@ -244,6 +275,7 @@ bool take_up(Inheritance& all) {
   const json rounds = old.value("rounds", json());
   if (!rounds.is_array()) fail(Exit::bad_data, path, ": \"rounds\" is missing");
   for (const json& line : rounds) all.rounds.push_back(parse_round(line, all, path));
+  refuse_other_settings(trajectory(before), o, path, moved_models(all, recipe, before, path));
   return true;
 }
 

@@ -2,26 +2,31 @@
 
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "cli/format.h"
+#include "data/carried_settings.h"
+#include "engine/printable.h"
 #include "models/checkpoint.h"
 #include "models/model.h"
+#include "models/model_dir.h"
 #include "models/registry.h"
+#include "train/idle_flags.h"
 
 namespace crossply {
 namespace {
 
 InitialModel read_initial(const std::string& dir) {
-  return {load_config(dir + "/config.json"), Tokenizer::load(dir), read_carried_files(dir)};
+  return {load_model_config(dir), Tokenizer::load(dir), read_carried_files(dir)};
 }
 
 // The same architecture: the note says what is taken of it.
 void note_start(const TrainOptions& o) {
   const int64_t taken = o.config.num_hidden_layers, all = o.initial.config.num_hidden_layers;
   const std::string part = taken < all ? str(", the first ", taken, " of its ", all, " blocks") : "";
-  std::fprintf(stderr, "note: starting from the weights of %s, a %s%s\n", o.init.c_str(), o.config.arch.c_str(),
-               part.c_str());
+  std::fprintf(stderr, "note: starting from the weights of %s, a %s%s\n", printable(o.init).c_str(),
+               o.config.arch.c_str(), part.c_str());
 }
 
 // What --init's model becomes: its own architecture, or from a plain LLaMA or GPT-2 one that can start as it.
@@ -44,7 +49,7 @@ void choose_architecture(TrainOptions& o, const Config& asked) {
   ParameterTable params;
   declare_model(params, c);
   const std::string remark = find_architecture(c.arch).make(c)->start_as_plain(params, c);
-  std::fprintf(stderr, "note: %s starts as the %s of %s%s%s\n", c.arch.c_str(), from.c_str(), o.init.c_str(),
+  std::fprintf(stderr, "note: %s starts as the %s of %s%s%s\n", c.arch.c_str(), from.c_str(), printable(o.init).c_str(),
                remark.empty() ? "" : ": ", remark.c_str());
 }
 
@@ -78,8 +83,8 @@ void take_tokenizer(const TrainOptions& o, Dataset& dataset) {
   const Tokenizer& own = o.initial.tokenizer;
   require_same_tokenizer(own, "--init " + o.init, dataset.tokenizer, o.data.spec);
   if (own.is_none() && !dataset.tokenizer.is_none())
-    std::fprintf(stderr, "note: --init %s has no tokenizer: it gets that of %s, %s\n", o.init.c_str(),
-                 o.data.spec.c_str(), dataset.tokenizer.describe().c_str());
+    std::fprintf(stderr, "note: --init %s has no tokenizer: it gets that of %s, %s\n", printable(o.init).c_str(),
+                 printable(o.data.spec).c_str(), printable(dataset.tokenizer.describe()).c_str());
   if (dataset.tokenizer.is_none()) dataset.tokenizer = own;
 }
 
@@ -118,7 +123,7 @@ Dataset open_data(TrainOptions& o) {
   if (o.config.vocab_size < data_vocab)
     fail(Exit::bad_data, o.data.spec, " has a vocabulary of ", data_vocab, ", the model's is ", o.config.vocab_size,
          o.init.empty() ? str("; give --vocab ", data_vocab) : " (" + o.init + ")");
-  if (!o.plans_only()) {
+  if (!o.plans_only() && o.steps > 0 && o.dump_tensors.empty()) {  // the others read a batch, or nothing
     dataset.train->check_tokens(o.config.vocab_size);
     dataset.test->check_tokens(o.config.vocab_size);
   }
@@ -136,16 +141,19 @@ void require_same_ids(const TrainOptions& o, const Tokenizer& own, const Dataset
     fail(Exit::usage, "--teacher ", o.teacher, " has no tokenizer and a vocabulary of ", theirs, ", ", o.data.spec,
          " is encoded as ", dataset.tokenizer.describe(), ": its ids would mean other tokens. Give token shards made ",
          "with the teacher's tokenizer (*.bin), or put its tokenizer.json into ", o.teacher);
-  std::fprintf(stderr, "note: --teacher %s has no tokenizer: the ids of %s are taken as its own\n", o.teacher.c_str(),
-               o.data.spec.c_str());
+  std::fprintf(stderr, "note: --teacher %s has no tokenizer: the ids of %s are taken as its own\n",
+               printable(o.teacher).c_str(), printable(o.data.spec).c_str());
 }
 
 // Reads the configuration of --teacher, and checks that its logits are for the same tokens as the model's, of which
 // `dataset` has the tokenizer.
 void take_teacher(TrainOptions& o, const Dataset& dataset) {
   if (o.teacher.empty()) return;
+  if (o.resume && !path_exists(o.teacher))
+    fail(Exit::no_input, "--teacher ", o.teacher,
+         ": no such directory; if it has moved, say with --teacher where it is now");
   const ModelDir dir(o.teacher);
-  o.teacher_config = load_config(dir.path() + "/config.json");
+  o.teacher_config = load_model_config(dir.path());
   const Config& c = o.teacher_config;
   require_same_ids(o, Tokenizer::load(dir.path()), dataset);
   if (c.vocab_size != o.config.vocab_size)
@@ -157,8 +165,11 @@ void take_teacher(TrainOptions& o, const Dataset& dataset) {
          c.max_position_embeddings, " positions; give a smaller --seq");
 }
 
-// A LLaMA takes sequences of any length; a GPT-2 has learned so many positions.
+// A LLaMA without a window takes sequences of any length; a GPT-2 has learned so many positions.
 void choose_positions(TrainOptions& o) {
+  if (const int64_t window = o.config.sliding_window; window > 0 && window < o.data.seq_len)
+    fail(Exit::usage, "sequences of ", o.data.seq_len, " tokens: the model attends within a window of ", window,
+         ", which is not computed here; give a smaller --seq");
   int64_t& positions = o.config.max_position_embeddings;
   if (!o.config.gpt2() || positions == 0) positions = std::max(positions, o.data.seq_len);
   if (positions < o.data.seq_len)
@@ -169,12 +180,17 @@ void choose_positions(TrainOptions& o) {
 }  // namespace
 
 std::map<std::string, std::string> read_carried_files(const std::string& dir) {
+  constexpr uint64_t max_bytes = uint64_t{1} << 30;
   std::map<std::string, std::string> files;
   for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-        "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"}) {
+       {"tokenizer.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja"}) {
     const std::string path = dir + "/" + name;
-    if (path_exists(path)) files[name] = read_file(path, uint64_t{1} << 30);
+    if (path_exists(path)) files[name] = read_file(path, max_bytes);
+  }
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}) {
+    const std::string path = dir + "/" + name;
+    if (!path_exists(path)) continue;
+    if (const std::string text = carried_settings(read_file(path, max_bytes), path); !text.empty()) files[name] = text;
   }
   return files;
 }
@@ -187,6 +203,7 @@ Dataset open_inputs(TrainOptions& o) {
   if (!(o.plans_only() && sizes_known && o.data.spec.empty())) dataset = open_data(o);
   choose_positions(o);
   o.config.check(Exit::usage, "flags");
+  check_options(o);
   take_teacher(o, dataset);
   check_together(o);
   return dataset;
@@ -206,6 +223,18 @@ std::string describe_data(const TrainOptions& o, const Dataset& data) {
              format_count(T), "; ", format_count(o.steps), " steps x ", format_count(each), " sequences = ",
              epochs < 100 ? format_number(epochs < 0.1 ? "%.2g" : "%.1f", epochs) : format_count(std::llround(epochs)),
              " epochs; test set ", format_count(data.test->size()), " sequences");
+}
+
+std::string validation_note(const Dataset& data) {
+  if (data.test == nullptr) return "";
+  const std::vector<std::string> files = data.test->files(), both = data.test->files_of_both();
+  if (both.empty()) return "";
+  const std::string name = printable(std::filesystem::path(both[0]).filename().string());
+  const std::string which =
+      files.size() == 1  ? "the validation file " + name + " is"
+      : both.size() == 1 ? str("1 of the ", files.size(), " validation files, ", name, ", is")
+                         : str(both.size(), " of the ", files.size(), " validation files, ", name, " first, are");
+  return str("note: ", which, " among the training files: the test loss is of tokens that the model trains on");
 }
 
 std::string vocabulary_note(const TrainOptions& o, const Dataset& dataset) {

@@ -16,6 +16,9 @@ Dataset open_inputs(TrainOptions& o);
 // "data: 1,003,776 training tokens in 3,921 sequences of 256; 40 steps x 32 sequences = 0.3 epochs; test set 436
 // sequences"
 std::string describe_data(const TrainOptions& o, const Dataset& data);
+// A note where validation files are among the training files; "" otherwise. A copy under another name is known after
+// Source::digest().
+std::string validation_note(const Dataset& data);
 // Tells the files of --data and --val-data from others; "" of data that is generated.
 std::string digest_of_files(const TrainOptions& o, const Dataset& data);
 // The files of a model directory that are not ours to understand: they belong to the model wherever it goes.

@@ -10,16 +10,21 @@ namespace {
 
 using nlohmann::json;
 
-// "bos" and the like, and their ids.
+// "bos" and the like, and their ids. Padding, without which transformers makes no batches, is the word <pad>, or else
+// the token that ends a text.
 std::map<std::string, int32_t> special_tokens(const Tokenizer& tokenizer) {
   std::map<std::string, int32_t> special;
   if (tokenizer.prefix().size() == 1) special["bos"] = tokenizer.prefix()[0];
   if (tokenizer.eos() >= 0) special["eos"] = tokenizer.eos();
+  if (tokenizer.eos() >= 0) special["pad"] = tokenizer.decode({0}) == "<pad>" ? 0 : tokenizer.eos();
   return special;
 }
 
 std::string tokenizer_config(const Tokenizer& tokenizer) {
-  json object = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
+  json object = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                 {"clean_up_tokenization_spaces", false},
+                 {"model_input_names", {"input_ids", "attention_mask"}},
+                 {"padding_side", "left"}};  // what a model writes must stand after a token
   for (const auto& [name, id] : special_tokens(tokenizer)) object[name + "_token"] = tokenizer.decode({id});
   return object.dump(2) + "\n";
 }

@@ -2,7 +2,6 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <limits>
 
 #include "engine/json.h"
 #include "models/checkpoint.h"
@@ -14,10 +13,6 @@ using nlohmann::json;
 
 constexpr size_t longest_line = 4096;  // ours have a few hundred bytes
 
-json parse_line(const std::string& text) {
-  return text.size() > longest_line ? json(json::value_t::discarded) : try_parse_json(text);
-}
-
 // Whether it is a line of ours, for a step after `last`.
 bool is_metrics_line(const json& line, int64_t last) {
   if (!line.is_object() || !line.contains("step") || !line["step"].is_number_unsigned() || !line.contains("loss"))
@@ -27,8 +22,22 @@ bool is_metrics_line(const json& line, int64_t last) {
   return line["step"].get<int64_t>() > last;
 }
 
-std::string read_text(const std::string& path) {
-  return path_exists(path) ? read_file(path, std::numeric_limits<int64_t>::max()) : "";
+// Calls visit(bytes, count) for a file, piece by piece.
+template <class F>
+void each_piece(const std::string& path, F&& visit) {
+  const InputFile file(path);
+  std::vector<char> piece(std::min<uint64_t>(file.size(), 1 << 20));
+  for (uint64_t at = 0; at < file.size(); at += piece.size()) {
+    const uint64_t n = std::min<uint64_t>(piece.size(), file.size() - at);
+    file.read(at, piece.data(), n);
+    visit(piece.data(), n);
+  }
+}
+
+void copy_file(const std::string& from, const std::string& to) {
+  OutputFile copy(to, InputFile(from).size());
+  each_piece(from, [&](const char* bytes, uint64_t count) { copy.write(bytes, count); });
+  copy.commit();
 }
 
 // Of metrics.csv: every number that Run::write_metrics can write.
@@ -55,55 +64,83 @@ std::string csv_row(const json& line) {
 
 }  // namespace
 
+void each_line(const std::string& path, const std::function<void(const std::string&, bool)>& visit) {
+  std::string line;
+  bool begun = false;  // also one without a byte in front of its newline
+  each_piece(path, [&](const char* bytes, uint64_t count) {
+    for (uint64_t i = 0; i < count; ++i) {
+      begun = true;
+      if (bytes[i] == '\n') {
+        visit(line, true);
+        line.clear(), begun = false;
+      } else if (line.size() <= longest_line) {
+        line += bytes[i];
+      }
+    }
+  });
+  if (begun) visit(line, false);
+}
+
+json parse_line(const std::string& text) {
+  return text.size() > longest_line ? json(json::value_t::discarded) : try_parse_json(text);
+}
+
 Metrics::Metrics(const std::string& path, int64_t step) {
-  const std::string old = read_text(path);
-  std::string contents;
   size_t number = 0, first_bad = 0, good = 0;
-  int64_t last = 0;
-  for (size_t at = 0, end; at < old.size(); at = end + 1) {
-    end = std::min(old.find('\n', at), old.size());
+  int64_t last = 0, kept_lines = 0;
+  const bool exists = path_exists(path);
+  OutputFile next(path, exists ? InputFile(path).size() : 0);
+  const auto take = [&](const std::string& text, bool ended) {
     ++number;
-    const std::string text = old.substr(at, end - at);
-    json line = parse_line(text);
-    if (line.is_discarded() && end == old.size()) break;  // cut by a kill
+    const json line = parse_line(text);
+    if (line.is_discarded() && !ended) return;  // cut by a kill
     if (!is_metrics_line(line, last)) {
       if (first_bad == 0) first_bad = number;
-      continue;
+      return;
     }
     last = line["step"].get<int64_t>(), ++good;
-    if (last > step) continue;
-    contents += text + "\n";
-    lines_.push_back(std::move(line));
-  }
+    if (last > step) return;
+    next.write((text + "\n").data(), text.size() + 1);
+    curves_.add(line), ++kept_lines;
+  };
+  if (exists) each_line(path, take);
   if (first_bad > 0 || (step == 0 && good > 0)) {
     const std::string kept = free_kept_name(path);
-    write_file_atomically(kept, old);
+    copy_file(path, kept);
     notes_.push_back(step == 0 ? str("the metrics of ", good, " earlier steps are kept as ", kept)
                                : str(path, ": line ", first_bad, " is not a line of this program; the file as it was ",
                                      "is kept as ", kept, ", and its good lines go on"));
-  } else if (static_cast<int64_t>(lines_.size()) < step) {
-    notes_.push_back(str(path, ": lacks ", step - static_cast<int64_t>(lines_.size()), " of the ", step,
-                         " steps so far, and so will the curves"));
+  } else if (kept_lines < step) {
+    notes_.push_back(
+        str(path, ": lacks ", step - kept_lines, " of the ", step, " steps so far, and so will the curves"));
   }
-  write_file_atomically(path, contents);
+  next.commit();
   file_ = LogFile(path);
 }
 
 Metrics::~Metrics() = default;
 
 void Metrics::write(const json& line) {
-  lines_.push_back(line);
+  curves_.add(line);
   file_.append(line.dump() + "\n");
 }
 
-MetricsTable::MetricsTable(const std::string& path, const std::vector<json>& lines) {
-  if (path_exists(path) && !read_text(path).starts_with(header_row())) {
-    const std::string kept = free_kept_name(path);
-    if (::rename(path.c_str(), kept.c_str()) != 0) fail_io("rename", path, errno);
+MetricsTable::MetricsTable(const std::string& path, const std::string& metrics) {
+  const std::string header = header_row();
+  if (path_exists(path)) {
+    const InputFile old(path);
+    std::string start(std::min<uint64_t>(old.size(), header.size()), ' ');
+    old.read(0, start.data(), start.size());
+    const std::string kept = start == header ? "" : free_kept_name(path);
+    if (!kept.empty() && ::rename(path.c_str(), kept.c_str()) != 0) fail_io("rename", path, errno);
   }
-  std::string contents = header_row();
-  for (const json& line : lines) contents += csv_row(line);
-  write_file_atomically(path, contents);
+  OutputFile table(path, header.size());
+  table.write(header.data(), header.size());
+  each_line(metrics, [&](const std::string& text, bool) {
+    const std::string row = csv_row(parse_line(text));
+    table.write(row.data(), row.size());
+  });
+  table.commit();
   file_ = LogFile(path);
 }
 

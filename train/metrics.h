@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "train/log_file.h"
+#include "train/run_curves.h"
 
 namespace crossply {
 
@@ -14,6 +16,12 @@ namespace crossply {
 inline double tokens_per_second(int64_t tokens, double seconds) {
   return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
 }
+
+// Calls visit(text, ended) for each line of a file, one in memory at a time; of a line too long to be ours only its
+// beginning. ended: by a newline, not by the file. Throws as InputFile.
+void each_line(const std::string& path, const std::function<void(const std::string&, bool)>& visit);
+// Discarded where it is no JSON, or too long to be ours.
+nlohmann::json parse_line(const std::string& text);
 
 class Metrics {
  public:
@@ -27,22 +35,22 @@ class Metrics {
   void write(const nlohmann::json& line);
   // Makes the lines durable: before a checkpoint, so that none of its steps can lack its line.
   void sync() const { file_.sync(); }
-  // The lines so far, with those of earlier parts of a resumed run.
-  const std::vector<nlohmann::json>& lines() const { return lines_; }
+  // Of the lines so far, with those of earlier parts of a resumed run; of bounded size.
+  const RunCurves& curves() const { return curves_.curves(); }
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
-  std::vector<nlohmann::json> lines_;
+  CurveBuilder curves_;
   std::vector<std::string> notes_;
   LogFile file_;
 };
 
 // The same lines as metrics.csv, for spreadsheets: a header with every column that a run can have, in one order, and an
-// empty place where a step lacks the number. Written anew from the lines so far; a file that does not begin with that
-// header is kept under another name. Throws as Metrics.
+// empty place where a step lacks the number. Written anew from the lines of metrics.jsonl so far; a file that does not
+// begin with that header is kept under another name. Throws as Metrics.
 class MetricsTable {
  public:
-  MetricsTable(const std::string& path, const std::vector<nlohmann::json>& lines);
+  MetricsTable(const std::string& path, const std::string& metrics);
   void write(const nlohmann::json& line);
 
  private:

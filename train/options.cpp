@@ -3,9 +3,11 @@
 #include <cstring>
 
 #include "cli/flags.h"
+#include "cli/needs.h"
 #include "engine/numbers.h"
 #include "kernels/devices.h"
 #include "models/registry.h"
+#include "train/idle_flags.h"
 #include "train/scaling.h"
 
 namespace crossply {
@@ -82,11 +84,14 @@ void add_size_flags(CLI::App& app, TrainOptions& o) {
 void add_teacher_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Distillation");
   add_text(app, "--teacher", o.teacher, "DIR",
-           "learn also from the logits of this model, of any sizes and architecture but the same vocabulary");
-  add_number(app, "--kd-alpha", o.kd.alpha, 0, 1, "A: the loss is A CE + (1 - A) TAU^2 KL(teacher || student)");
-  add_number(app, "--kd-tau", o.kd.tau, least_tau, most_tau, "TAU, temperature of both in the KL divergence");
-  add_choice(app, "--kd-reduction", o.kd_reduction, reductions,
-             "of the KL divergence: mean over tokens, or over tokens and vocabulary");
+           "learn also from the logits of this model, of any sizes and architecture but the same vocabulary; "
+           "with --resume, where it is now");
+  for (CLI::Option* flag :
+       {add_number(app, "--kd-alpha", o.kd.alpha, 0, 1, "A: the loss is A CE + (1 - A) TAU^2 KL(teacher || student)"),
+        add_number(app, "--kd-tau", o.kd.tau, least_tau, most_tau, "TAU, temperature of both in the KL divergence"),
+        add_choice(app, "--kd-reduction", o.kd_reduction, reductions,
+                   "of the KL divergence: mean over tokens, or over tokens and vocabulary")})
+    needs(app, flag, {{"--teacher"}});
 }
 
 void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
@@ -101,10 +106,13 @@ void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
   add_choice(app, "--schedule", o.schedule, schedules,
              "cosine, cosine_to_floor, cosine_from_zero, linear or constant (train/schedule.h)");
   add_integer(app, "--warmup", o.warmup, 0, most_count, "warm-up steps");
-  add_number(app, "--lr-floor", o.lr_floor, 0, 1, "smallest multiple of --lr after the warm-up");
+  needs(app, add_number(app, "--lr-floor", o.lr_floor, 0, 1, "smallest multiple of --lr after the warm-up"),
+        {{"--schedule", {"!constant"}}});
   add_number(app, "--weight-decay", o.adamw.weight_decay, 0, most_number, "decoupled weight decay");
-  app.add_flag("--decay-all", o.decay_all,
-               "decay norms, embeddings, routers and scalars, too, as SATFormer's code does");
+  needs(app,
+        app.add_flag("--decay-all", o.decay_all,
+                     "decay norms, embeddings, routers and scalars, too, as SATFormer's code does"),
+        {{"--weight-decay"}});
   add_number(app, "--beta1", o.adamw.beta1, 0, most_beta, "AdamW's first decay");
   add_number(app, "--beta2", o.adamw.beta2, 0, most_beta, "AdamW's second decay");
   add_number(app, "--clip", o.adamw.clip, 0, most_number, "largest global gradient norm (0: no clipping)");
@@ -116,19 +124,28 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
   app.add_flag("--resume", o.resume, "continue the run in --out, bit for bit; needs no other flags");
   add_integer(app, "--eval-every", o.eval_every, 0, most_count, "steps between evaluations (0: a tenth of the run)");
   add_integer(app, "--eval-samples", o.eval_samples, 0, most_count, "first test sequences for the loss (0: all)");
-  add_integer(app, "--answer-samples", o.answer_samples, 0, most_count,
-              "test prompts to answer by generation (0: none)");
+  needs(app,
+        add_integer(app, "--answer-samples", o.answer_samples, 0, most_count,
+                    "test prompts to answer by generation (0: none)"),
+        {{"--data", {"arith:*", "prosqa*"}}});
   add_integer(app, "--save-every", o.save_every, 0, most_count, "steps between checkpoints (0: a tenth of the run)");
   add_integer(app, "--keep", o.keep, 1, most_size, "checkpoints to keep");
   app.add_flag("--tensorboard", o.tensorboard, "also write the metrics as event files, to tensorboard/ in --out");
   app.add_flag("--csv", o.csv, "also write them as metrics.csv");
-  app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and parameters, and stop");
-  app.add_flag("--dump-tape", o.dump_tape, "print the step, forward and backward, as a table, and stop");
-  app.add_option("--dump-tensors", o.dump_tensors,
-                 "write these values and gradients (d:NAME; * for any letters) of the next batch to "
-                 "--out DIR/tensors.safetensors, and stop")
-      ->type_name("NAME...");
-  app.add_flag("--profile", o.profile, "end with time, FLOPs and bytes by op, and the peak of memory");
+  CLI::Option* plan = app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and parameters, and stop");
+  CLI::Option* tape =
+      app.add_flag("--dump-tape", o.dump_tape, "print the step, forward and backward, as a table, and stop")
+          ->excludes(plan);
+  CLI::Option* tensors =
+      app.add_option("--dump-tensors", o.dump_tensors,
+                     "write these values and gradients (d:NAME; * for any letters) of the next batch to "
+                     "--out DIR/tensors.safetensors, and stop")
+          ->type_name("NAME...")
+          ->excludes(plan)
+          ->excludes(tape);
+  app.add_flag("--profile", o.profile, "end with time, FLOPs and bytes by op, and the peak of memory")
+      ->excludes(tape)
+      ->excludes(tensors);
 }
 
 void add_machine_flags(CLI::App& app, TrainOptions& o) {
@@ -140,9 +157,11 @@ void add_machine_flags(CLI::App& app, TrainOptions& o) {
       app, "--matmul", o.matmul, matmuls,
       "products of --dtype fp32: fp32, or bf16x3 (split in three on bf16 matrix units of a CPU); of linear layers "
       "with --dtype bf16: fp8, on a GPU that has it");
-  app.add_flag("--other-gpu", o.other_gpu,
-               "with --resume: also where the GPU, its driver or cuBLAS is another than the checkpoint's; last digits "
-               "then differ");
+  needs(app,
+        app.add_flag("--other-gpu", o.other_gpu,
+                     "resume also where the GPU, its driver or cuBLAS is another than the checkpoint's; last digits "
+                     "then differ"),
+        {{"--resume"}});
   add_plan_flag(app, o.plan);
 }
 
@@ -159,18 +178,25 @@ void add_ranks_flags(CLI::App& app, TrainOptions& o) {
 
 void add_world_flags(CLI::App& app, PlannedWorld& world) {
   const Group group(app, "Planning");
-  add_integer(app, "--world", world.ranks, 1, 1 << 16,
-              "with --dry-run or --dump-tape: plan a job of so many ranks (memory, bytes sent, time), and start none");
-  add_integer(app, "--node-gpus", world.node_gpus, 1, 1 << 10, "ranks of a node, a GPU each");
-  add_choice(app, "--gpu", world.gpu, gpu_names(), "its peak, memory and links: h100, h200, a100 or b200 (none: h100)");
-  add_number(app, "--nvlink", world.nvlink, 0, 1e6, "GB/s that a GPU sends inside its node (0: the --gpu's)");
-  add_number(
-      app, "--net", world.net, 0, 1e6,
-      "GB/s that a rank sends to other nodes; of CPUs to other ranks (0: that of the --gpu's usual network card)");
-  add_number(
-      app, "--rank-rate", world.rate, 0, 1e12,
-      "tokens/s of one rank alone, measured: in its status line, with these sizes and as many threads as a rank will "
-      "have (0: assumed from the --gpu's peak)");
+  needs(app,
+        add_integer(app, "--world", world.ranks, 1, 1 << 16,
+                    "plan a job of so many ranks (memory, bytes sent, time) and start none: mpirun, torchrun or srun "
+                    "does that"),
+        {{"--dry-run"}, {"--dump-tape"}});
+  for (CLI::Option* flag :
+       {add_integer(app, "--node-gpus", world.node_gpus, 1, 1 << 10, "ranks of a node, a GPU each"),
+        add_choice(app, "--gpu", world.gpu, gpu_names(),
+                   "its peak, memory and links: h100, h200, a100 or b200 (none: h100)"),
+        add_number(app, "--nvlink", world.nvlink, 0, 1e6, "GB/s that a GPU sends inside its node (0: the --gpu's)"),
+        add_number(
+            app, "--net", world.net, 0, 1e6,
+            "GB/s that a rank sends to other nodes; of CPUs to other ranks (0: that of the --gpu's usual network "
+            "card)"),
+        add_number(
+            app, "--rank-rate", world.rate, 0, 1e12,
+            "tokens/s of one rank alone, measured: in its status line, with these sizes and as many threads as a "
+            "rank will have (0: assumed from the --gpu's peak)")})
+    needs(app, flag, {{"--world"}});
 }
 
 }  // namespace
@@ -201,18 +227,20 @@ void add_architecture_flags(CLI::App& app, TrainOptions& o) {
     std::string name = option.key;
     if (app.get_option_no_throw("--" + name) != nullptr)
       name = architecture.name + "-" + name;  // sla's heads are not H
-    for (char& letter : name) letter = letter == '_' ? '-' : letter;
     auto set = [&c, option](const std::string& text) { c.options[option.key] = text; };
-    app.add_option_function<std::string>("--" + name, set, option.help)
+    std::string help = option.help;
+    for (const OptionNeed& need : option.needs) {  // check_options() asks for it, when presets and files are read
+      const std::string values = wanted_values(need);
+      help += str(" (", need.only_for, need.only_for.empty() ? "" : " ", "needs ", flag_of(need.key),
+                  values.empty() ? "" : " ", values, ")");
+    }
+    if (!option.instead_of.empty())
+      needs(app, app.get_option(option.instead_of), {{flag_of(name), {option.default_value}}});
+    app.add_option_function<std::string>(flag_of(name), set, help)
         ->type_name(type_of(option))
         ->default_str(option.default_value)
         ->group(architecture.name);
   }
-}
-
-void check_teacher_flags(const CLI::App& app, const TrainOptions& o) {
-  for (const char* flag : {"--kd-alpha", "--kd-tau", "--kd-reduction"})
-    if (o.teacher.empty() && app.count(flag) > 0) fail(Exit::usage, flag, " is for --teacher DIR");
 }
 
 std::vector<std::string> given_flags(const CLI::App& app, const std::string& group) {
@@ -228,11 +256,6 @@ Dtype storage_type(const TrainOptions& o) { return o.dtype == "bf16" ? Dtype::bf
 // What says something of a job that is planned.
 static void check_world(const TrainOptions& o) {
   const PlannedWorld &world = o.world, none;
-  if (world.ranks == 0 && !(world == none))
-    fail(Exit::usage, "--node-gpus, --gpu, --nvlink, --net and --rank-rate are for --dry-run --world");
-  if (world.ranks > 0 && !o.plans_only())
-    fail(Exit::usage, "--world ", world.ranks, " plans a job and starts none; it is for --dry-run and --dump-tape. ",
-         "To run as many ranks, start as many processes: mpirun, torchrun, srun");
   const bool of_gpus = !world.gpu.empty() || world.nvlink > 0 || world.node_gpus != none.node_gpus;
   if (of_gpus && backend_of(o.device) != Backend::cuda)
     fail(Exit::usage, "--gpu, --nvlink and --node-gpus are for --device cuda; of CPUs --net says what a rank sends");
@@ -255,7 +278,6 @@ void check_together(const TrainOptions& o) {
     fail(Exit::usage, "--device reference has no bf16; it is for exact numbers");
   if (o.lr == 0 && o.router_lr > 0)
     fail(Exit::usage, "--router-lr ", o.router_lr, " with --lr 0: nothing else would learn");
-  if (o.other_gpu && !o.resume) fail(Exit::usage, "--other-gpu is for --resume");
   for (const Preset& preset : presets())
     if (preset.name == o.preset && preset.of_students && o.teacher.empty())
       fail(Exit::usage, "--preset ", o.preset, " is for a model that learns from another one; give --teacher DIR");

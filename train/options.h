@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -86,6 +87,7 @@ struct TrainOptions {
   int64_t keep = 2;
   bool tensorboard = false, csv = false;  // write event files, metrics.csv
   PlannedWorld world;
+  bool init_moved = false;  // --init lies in a directory that was renamed with this run in it, which is resumed
   bool resume = false, other_gpu = false, dry_run = false, dump_tape = false, profile = false;
   std::vector<std::string> dump_tensors;                    // names; not empty: one step, and no training
   bool plans_only() const { return dry_run || dump_tape; }  // prints, allocates nothing
@@ -110,8 +112,6 @@ void add_train_flags(CLI::App& app, TrainOptions& options);
 void add_architecture_flags(CLI::App& app, TrainOptions& options);
 // The defaults of the backbone gpt2, before its flags are added.
 void use_gpt2(Config& config);
-// Throws Exit::usage where flags of distillation were given and there is no --teacher.
-void check_teacher_flags(const CLI::App& app, const TrainOptions& options);
 // Which flags of a group of --help were given, without --init.
 std::vector<std::string> given_flags(const CLI::App& app, const std::string& group);
 
@@ -130,9 +130,10 @@ void take_settings(const nlohmann::json& settings, const std::string& path, Trai
 // The same of a run directory, whose config.arch the options must have; false where there is none.
 bool take_run_settings(const std::string& run_dir, TrainOptions& options);
 // Throw Exit::usage with the name of a setting that differs from what the run in `where` has; --steps may be larger.
-// same_data: files of other names hold the same.
+// moved: settings whose files have other names now and hold the same.
 void refuse_other_settings(const nlohmann::json& saved, const TrainOptions& now, const std::string& where,
-                           bool same_data = false);
+                           const std::set<std::string>& moved = {});
+inline const std::set<std::string> data_settings = {"data", "val_data", "tokenizer"};
 void refuse_other_config(const Config& saved, const Config& now, const std::string& where);
 // Throws Exit::usage for what no check of a single flag can refuse.
 void check_together(const TrainOptions& options);

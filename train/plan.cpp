@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "cli/format.h"
+#include "engine/printable.h"
 #include "eval/answers.h"
 #include "kernels/block/cross_entropy.h"
 #include "kernels/block/distill.h"
@@ -186,6 +187,14 @@ TrainResult plan_training(const TrainOptions& options) {
   return result;
 }
 
+bool uses_router_lr(const TrainOptions& options) {
+  TrainOptions usual = options;
+  usual.router_lr = 0;
+  ParameterTable params;
+  declare(params, usual);
+  return std::ranges::any_of(params.rows(), [](const Parameter& row) { return row.lr_mul != 1 && row.lr_mul != 0; });
+}
+
 void refuse_too_large(const TrainOptions& options, const Device& device) {
   const auto has = static_cast<double>(device.memory().bytes);
   const bool eight_bits = options.matmul == "fp8";
@@ -217,7 +226,7 @@ void print_plan(const TrainOptions& options, const Dataset& data) {
   std::printf("a step: B = %s sequences of T = %s tokens%s\n", format_count(options.batch).c_str(),
               format_count(options.data.seq_len).c_str(),
               options.accumulate > 1 ? str(", ", format_count(options.accumulate), " times").c_str() : "");
-  std::printf("%s", steps_lines(options, data).c_str());
+  std::printf("%s", printable(steps_lines(options, data)).c_str());
   std::printf(
       "training FLOPs per token: %.4g (forward %.4g)\n"
       "  2 per multiply-add of products, causal attention and mixtures\n",

@@ -7,11 +7,12 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <utility>
 
 #include "cli/format.h"
+#include "cli/standard_streams.h"
 #include "engine/check.h"
 #include "engine/numbers.h"
+#include "engine/printable.h"
 
 namespace crossply {
 namespace {
@@ -55,18 +56,19 @@ size_t terminal_width() {
   return number && *number > 0 ? static_cast<size_t>(*number) : 80;
 }
 
-void print_line(const std::string& line, bool terminal) {
+void print_line(const std::string& line, bool terminal, const std::string& command) {
   constexpr size_t indent = 2;
   const size_t width = std::max<size_t>(terminal_width(), 20) - indent - 1;
-  std::printf("%s\n", terminal ? wrap(line, width, indent).c_str() : line.c_str());
+  const std::string text = printable(line);
+  std::printf("%s%s\n", terminal ? wrap(text, width, indent).c_str() : text.c_str(), command.c_str());
   std::fflush(stdout);
 }
 
-Progress::Progress(std::string label, int64_t total, int64_t runs_after, bool plain)
-    : label_(std::move(label)),
+Progress::Progress(const std::string& label, int64_t total, int64_t runs_after, bool plain)
+    : label_(printable(label)),
       total_(total),
       runs_after_(runs_after),
-      terminal_(!plain && isatty(STDOUT_FILENO) == 1),
+      terminal_(!plain && takes_escape_codes(STDOUT_FILENO)),
       start_(now()) {}
 
 void Progress::clear() {
@@ -97,9 +99,9 @@ void Progress::step(int64_t step, double loss, double lr, double norm, double to
   std::fflush(stdout);
 }
 
-void Progress::say(const std::string& line) {
+void Progress::say(const std::string& line, const std::string& command) {
   clear();
-  print_line(label_ + " " + line, terminal_);
+  print_line(label_ + " " + line, terminal_, command);
 }
 
 }  // namespace crossply

@@ -19,19 +19,20 @@ std::string format_status(const Status& status, size_t width);
 
 // Columns of the terminal that standard output is; else of COLUMNS, else 80.
 size_t terminal_width();
-// At once; on a terminal broken to its columns, what follows indented by two.
-void print_line(const std::string& line, bool terminal);
+// At once, safe for a terminal; on one broken to its columns, what follows indented by two. command: to be copied into
+// a shell, at the end of the line and never broken.
+void print_line(const std::string& line, bool terminal, const std::string& command = "");
 
 class Progress {
  public:
   // label: printed before every line. total: steps of the run. runs_after: like this one, for the time left. plain: no
   // status line, even on a terminal.
-  Progress(std::string label, int64_t total, int64_t runs_after = 0, bool plain = false);
+  Progress(const std::string& label, int64_t total, int64_t runs_after = 0, bool plain = false);
   // After every step, with its tokens and seconds: rewrites the status line if standard output is a terminal, at most
   // ten times a second; leaves a line every twentieth of the run. The rate is that of the steps since the line before.
   void step(int64_t step, double loss, double lr, double norm, double tokens, double seconds);
-  // A line that stays.
-  void say(const std::string& line);
+  // A line that stays; command as for print_line.
+  void say(const std::string& line, const std::string& command = "");
 
  private:
   // Wipes the status line, also where a terminal that became narrower has broken it.

@@ -11,14 +11,18 @@
 #include "cli/shell.h"
 #include "cli/stop.h"
 #include "engine/file.h"
+#include "engine/leftovers.h"
+#include "engine/out_of_memory.h"
 #include "engine/printable.h"
 #include "eval/answers.h"
+#include "eval/own_tensors.h"
 #include "kernels/devices.h"
 #include "models/checkpoint.h"
 #include "models/registry.h"
 #include "ranks/launch.h"
 #include "train/dump_tensors.h"
 #include "train/environment.h"
+#include "train/idle_flags.h"
 #include "train/ranks.h"
 
 namespace crossply {
@@ -33,14 +37,14 @@ std::string step_dir(const std::string& run_dir, int64_t step) {
   return run_dir + name;
 }
 
-TrainResult summarise(const Trainer& trainer, const TrainOptions& o, const std::vector<json>& lines) {
+TrainResult summarise(const Trainer& trainer, const TrainOptions& o) {
   TrainResult result;
   result.run_dir = o.out;
   result.parameters = trainer.params().count();
   result.flops_per_token = trainer.flops_per_token();
   result.memory = trainer.memory();
   result.tokens_per_second = tokens_per_second(trainer.steps_done() * trainer.tokens_per_step(), trainer.seconds);
-  result.curves = curves_of(lines);
+  if (o.job->place.leads()) result.curves = read_curves(o.out + "/metrics.jsonl");
   const auto last = [](const std::vector<double>& of, double none) { return of.empty() ? none : of.back(); };
   result.test_loss = last(result.curves.test_loss, NAN);  // where somebody removed the metrics of a run that is done
   result.answers = last(result.curves.answers, -1);
@@ -72,29 +76,33 @@ std::string describe_eight_bits(const Tape& tape) {
 // --steps 0: the initialised model itself, as a plain model directory.
 void write_initialised(const TrainOptions& o, const Dataset& dataset) {
   Trainer trainer(o, *dataset.train);
+  require_finite(trainer.params(), values_of(trainer.params(), o.config), Exit::bad_data);
   CheckpointWriter writer;
   writer.begin(o.out);
   write_model(writer, o, trainer.params(), dataset.tokenizer);
   writer.commit();
   std::printf("wrote an initialised %s with %s parameters to %s\n", o.config.arch.c_str(),
-              format_count(trainer.params().count()).c_str(), o.out.c_str());
+              format_count(trainer.params().count()).c_str(), printable(o.out).c_str());
 }
 
 // --dump-tensors: of the batch that the run would take next.
 void write_tensors(const TrainOptions& o, const Dataset& data) {
   const RunDir dir(o.out);
+  const std::string path = o.out + "/tensors.safetensors";
+  remove_leftovers_of(path);
+  check_replaceable_tensors("--dump-tensors:", path, dumped_kind);
   Trainer trainer(o, *data.train, o.resume ? newest_valid_checkpoint(o.out) : "");
+  for (const auto& part : {&data.train, &data.test}) (*part)->check_when_read(o.config.vocab_size);
   trainer.next_batch();
   Batch batch = batch_of(o, data.train->seq_len(), trainer.teacher());
   batch.plan = PlanMode::distinct;
   batch.eight_bits = false;
-  const std::string path = o.out + "/tensors.safetensors";
   const Dumped dumped = dump_tensors(o.dump_tensors, path, trainer.params(), o.config, batch, trainer.tokens().data(),
                                      trainer.targets().data());
   const long long step = trainer.steps_done() + 1;
   std::printf("wrote %zu tensors of step %lld's %s batch%s to %s; its loss is %.9g\n", dumped.tensors, step,
-              o.accumulate > 1 ? "first" : "whole", o.matmul == "fp8" ? ", by products in bf16," : "", path.c_str(),
-              dumped.loss);
+              o.accumulate > 1 ? "first" : "whole", o.matmul == "fp8" ? ", by products in bf16," : "",
+              printable(path).c_str(), dumped.loss);
 }
 
 // And not only looking.
@@ -106,6 +114,9 @@ Exit train_to_end(TrainOptions& o, const Dataset& data,
   const Exit code = train(o, data);
   o.job->finish();
   o.job = one_rank_job();
+  if (code == Exit::io)
+    fail(code, "the run is done and saved, but its figure ", o.out,
+         "/curve.svg could not be written: see the note above");
   return code;
 }
 
@@ -142,14 +153,14 @@ Run::Run(const TrainOptions& options, const Dataset& data, const RunDir& dir, Tr
   // Without flags.json nothing else in the directory could be resumed.
   if (o_.job->place.leads()) {
     write_file_atomically(o_.out + "/flags.json", all_settings(o_).dump(2) + "\n");
-    record_environment(o_.out + "/environment.jsonl", o_, trainer_);
+    record_environment(o_.out + "/environment.jsonl", o_, trainer_, data_);
   }
   begin();
   if (!o_.job->place.leads()) return;
   metrics_.emplace(o_.out + "/metrics.jsonl", first_);
   for (const std::string& note : metrics_->notes()) progress_.say(note);
-  if (o_.csv) table_.emplace(o_.out + "/metrics.csv", metrics_->lines());
-  if (o_.tensorboard) events_.emplace(o_.out + "/tensorboard", first_, metrics_->lines());
+  if (o_.csv) table_.emplace(o_.out + "/metrics.csv", o_.out + "/metrics.jsonl");
+  if (o_.tensorboard) events_.emplace(o_.out + "/tensorboard", first_, o_.out + "/metrics.jsonl");
 }
 
 // Says what the run begins with.
@@ -168,6 +179,7 @@ void Run::begin() {
   if (first_ == 0) say(find_architecture(o_.config.arch).make(o_.config)->remark(o_.config));
   say(describe_teacher(o_, trainer_));
   say(describe_data(o_, data_));
+  say(validation_note(data_));
   const double chance = data_.test->task() != nullptr && o_.answer_samples > 0 ? chance_of(o_.data.spec) : NAN;
   if (std::isfinite(chance)) say(format_number("answers: guessing gets %.1f%%", 100 * chance));
   if (first_ == 0) say(vocabulary_note(o_, data_));
@@ -259,21 +271,34 @@ void Run::save() {
   if (!o_.job->place.leads()) return;
   dir_.check_present();
   remove_old_checkpoints(o_.out, o_.keep);
+  draw();
+}
+
+// A figure that cannot be written does not end the run; its exit code says so at the end.
+void Run::draw() {
   const std::string title = o_.config.arch + " on " + short_name(o_.data.spec);
-  write_run_picture(o_.out + "/curve.svg", title, curves_of(metrics_->lines()));
+  try {
+    write_run_picture(o_.out + "/curve.svg", title, metrics_->curves());
+    lacks_figure_ = false;
+  } catch (const Error& error) {
+    if (error.code != Exit::io) throw;
+    progress_.say(str("note: ", error.what(), "; the run goes on"));
+    lacks_figure_ = true;
+  }
 }
 
 TrainResult Run::finish() {
   const int64_t done = trainer_.steps_done();
   if (saved_ != done) save();
   if (done < o_.steps) {
-    const std::string command = o_.program + " --resume --out " + shell_word(o_.out);
-    progress_.say(str("stopped on request after step ", done, o_.program.empty() ? "" : "; to continue: " + command));
+    const std::string command =
+        o_.program.empty() ? "" : shell_word(o_.program) + " --resume --out " + shell_word(o_.out);
+    progress_.say(str("stopped on request after step ", done, command.empty() ? "" : "; to continue: "), command);
   }
   std::printf("%s", trainer_.profile().c_str());
   if (o_.profile) std::printf("peak of resident memory: %s\n", format_bytes(peak_memory()).c_str());
-  TrainResult result = summarise(trainer_, o_, metrics_ ? metrics_->lines() : std::vector<json>());
-  result.code = done < o_.steps ? Exit::stopped : Exit::done;
+  TrainResult result = summarise(trainer_, o_);
+  result.code = done < o_.steps ? Exit::stopped : lacks_figure_ ? Exit::io : Exit::done;
   return result;
 }
 
@@ -314,13 +339,16 @@ int train_program(int argc, char** argv, const std::string& arch,
     options.program = argv[0];
     options.given_sizes = given_flags(app, "Model");
     options.given_options = given_flags(app, arch);
-    check_teacher_flags(app, options);
     if (!is_training(options) && !place_from_environment().leads()) return Exit::done;  // one process is enough
+    std::fputs(notes_on_train_flags(app, options.config).c_str(), stderr);
     try {
       if (is_training(options)) become_rank(options);
       if (const std::string warning = warmup_warning(options); !warning.empty()) std::printf("%s\n", warning.c_str());
       if (!options.plans_only()) check_run_dir(options);
       const Dataset data = open_inputs(options);
+      note_single_process(app, options);
+      if (app.count("--router-lr") > 0 && !uses_router_lr(options))
+        fail(Exit::usage, "--router-lr has no effect: nothing in ", arch, " learns at another rate than --lr");
       if (options.plans_only()) print_plan(options, data);
       else if (!options.dump_tensors.empty()) write_tensors(options, data);
       else if (options.steps == 0) write_initialised(options, data);
@@ -328,10 +356,11 @@ int train_program(int argc, char** argv, const std::string& arch,
       return Exit::done;
     } catch (const Error& error) {
       if (options.job->place.alone()) throw;
+      if (dynamic_cast<const OutOfMemory*>(&error) != nullptr) end_rank(options, error_of(error, memory_remedy(app)));
       end_rank(options, error);
     } catch (const std::exception& error) {
       if (options.job->place.alone()) throw;
-      end_rank(options, error_of(error));
+      end_rank(options, error_of(error, memory_remedy(app)));
     }
   });
 }

@@ -47,12 +47,13 @@ class Run {
   bool time_to_save() const { return is_due(save_every_); }
   // A checkpoint, of which the newest --keep stay, and the curves so far as a picture.
   void save();
-  // Saves where a signal ended the run between two checkpoints, and says what is left to say. The code is Exit::done or
-  // Exit::stopped.
+  // Saves where a signal ended the run between two checkpoints, and says what is left to say. The code is Exit::done,
+  // Exit::stopped, or Exit::io for a run that is done and saved but could not write its figure.
   TrainResult finish();
 
  private:
   void begin();
+  void draw();
   void note_straggler();
   // On a GPU the host waits once a step, for loss and norm.
   bool times_waiting() const { return !o_.job->place.alone() && backend_of(o_.device) != Backend::cuda; }
@@ -70,8 +71,9 @@ class Run {
   std::optional<Metrics> metrics_;  // of rank 0, as what follows
   std::optional<MetricsTable> table_;
   std::optional<EventFile> events_;
-  int64_t lagging_ = 0;  // steps in a row in which one rank was slow,
-  int laggard_ = -1;     // this one
+  bool lacks_figure_ = false;  // the last figure could not be written
+  int64_t lagging_ = 0;        // steps in a row in which one rank was slow,
+  int laggard_ = -1;           // this one
 };
 
 // A whole run in this process, by the loop of the trainers, for a program of several runs. The options are those of a

@@ -1,13 +1,15 @@
 #include "train/run_curves.h"
 
 #include <cmath>
+#include <deque>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <numeric>
 
+#include "engine/file.h"
 #include "engine/json.h"
 #include "eval/statistics.h"
+#include "train/metrics.h"
 
 namespace crossply {
 namespace {
@@ -20,47 +22,111 @@ double number(const json& line, const char* key) {
   return found != line.end() && found->is_number() ? found->get<double>() : NAN;
 }
 
+// With a teacher: as the test loss is.
+double loss_of(const json& line) { return number(line, line.contains("ce") ? "ce" : "loss"); }
+
+size_t last_fiftieth(size_t steps) { return (steps + 49) / 50; }
+
+// Which of the points that stand for `width` steps each has this step.
+double place(double step, double width) { return std::ceil(step / width); }
+
+using Columns = std::vector<std::vector<double>*>;
+
+// Adds a point to columns of which the first has the steps; one for the same `width` steps as the last takes its place.
+void add_point(const Columns& columns, const std::vector<double>& values, double width) {
+  std::vector<double>& steps = *columns[0];
+  const bool replaces = !steps.empty() && width > 1 && place(steps.back(), width) == place(values[0], width);
+  for (size_t c = 0; c < columns.size(); ++c) {
+    if (replaces) columns[c]->back() = values[c];
+    else columns[c]->push_back(values[c]);
+  }
+}
+
+// Of the points for the same `width` steps the last stays.
+void thin(const Columns& columns, double width) {
+  const std::vector<double> steps = *columns[0];
+  for (std::vector<double>* column : columns) {
+    size_t kept = 0;
+    for (size_t i = 0; i < steps.size(); ++i)
+      if (i + 1 == steps.size() || place(steps[i], width) != place(steps[i + 1], width))
+        (*column)[kept++] = (*column)[i];
+    column->resize(kept);
+  }
+}
+
+void add_evaluation(const Columns& columns, const std::vector<double>& values, double& width) {
+  add_point(columns, values, width);
+  while (columns[0]->size() > CurveBuilder::most_points) thin(columns, width *= 2);
+}
+
 }  // namespace
 
-RunCurves curves_of(const std::vector<json>& lines) {
-  RunCurves out;
-  for (const json& line : lines) {
-    const double step = number(line, "step"), test = number(line, "test_loss");
-    const double answers = number(line, "answers_correct");
-    out.step.push_back(step);
-    out.loss.push_back(number(line, line.contains("ce") ? "ce" : "loss"));  // with a teacher: as the test loss is
-    out.tokens.push_back(number(line, "tokens"));
-    out.seconds.push_back(number(line, "seconds"));
-    if (!std::isnan(test)) {
-      out.test_step.push_back(step);
-      out.test_loss.push_back(test);
-    }
-    if (!std::isnan(answers)) {
-      out.answer_step.push_back(step);
-      out.answers.push_back(answers);
-      out.steps_valid.push_back(number(line, "steps_valid"));
-      out.hard_answers.push_back(number(line, "hard_correct"));
-    }
+void CurveBuilder::add(const json& line) {
+  const double step = number(line, "step"), test = number(line, "test_loss");
+  const double answers = number(line, "answers_correct");
+  const double tokens = number(line, "tokens"), seconds = number(line, "seconds");
+  add_step(step, loss_of(line), tokens, seconds);
+  RunCurves& c = curves_;
+  if (!std::isnan(test))
+    add_evaluation({&c.test_step, &c.test_loss, &c.test_tokens, &c.test_seconds}, {step, test, tokens, seconds},
+                   test_width_);
+  if (!std::isnan(answers))
+    add_evaluation({&c.answer_step, &c.answers, &c.steps_valid, &c.hard_answers},
+                   {step, answers, number(line, "steps_valid"), number(line, "hard_correct")}, answer_width_);
+}
+
+void CurveBuilder::add_step(double step, double loss, double tokens, double seconds) {
+  RunCurves& c = curves_;
+  const double weight = std::isnan(loss) ? 0 : 1;
+  const bool joins = width_ > 1 && !c.step.empty() && place(c.step.back(), width_) == place(step, width_);
+  double mean = loss, all = weight;
+  if (joins) {
+    all += weights_.back();
+    if (weight == 0) mean = c.loss.back();
+    else if (all > weight) mean = c.loss.back() + (loss - c.loss.back()) / all;
   }
-  return out;
+  add_point({&c.step, &c.loss, &c.tokens, &c.seconds, &weights_}, {step, mean, tokens, seconds, all}, width_);
+  while (c.step.size() > most_points) widen();
+}
+
+// Each point takes in its neighbour.
+void CurveBuilder::widen() {
+  RunCurves& c = curves_;
+  width_ *= 2;
+  for (size_t i = 1; i < c.step.size(); ++i) {
+    if (place(c.step[i - 1], width_) != place(c.step[i], width_) || weights_[i - 1] == 0) continue;
+    const double all = weights_[i - 1] + weights_[i], own = weights_[i] == 0 ? 0 : weights_[i] * c.loss[i];
+    c.loss[i] = (weights_[i - 1] * c.loss[i - 1] + own) / all;
+    weights_[i] = all;
+  }
+  thin({&c.step, &c.loss, &c.tokens, &c.seconds, &weights_}, width_);
 }
 
 RunCurves read_curves(const std::string& path) {
-  std::vector<json> lines;
-  std::error_code ignored;
-  if (!std::filesystem::is_regular_file(path, ignored)) return {};  // opening a pipe would wait for a writer
-  std::ifstream in(path);
-  for (std::string text; std::getline(in, text);) {
-    json line = try_parse_json(text);
-    if (line.is_object() && !std::isnan(number(line, "step"))) lines.push_back(std::move(line));
-  }
-  return curves_of(lines);
+  std::error_code error;
+  const std::filesystem::file_type type = std::filesystem::status(path, error).type();
+  if (type == std::filesystem::file_type::none) fail_io("inspect", path, error.value());
+  if (type != std::filesystem::file_type::regular) return {};  // opening a pipe would wait for a writer
+  CurveBuilder builder;
+  std::deque<double> tail;
+  size_t steps = 0;
+  each_line(path, [&](const std::string& text, bool) {
+    const json line = parse_line(text);
+    if (!line.is_object() || std::isnan(number(line, "step"))) return;
+    builder.add(line);
+    tail.push_back(loss_of(line));
+    if (tail.size() > last_fiftieth(++steps)) tail.pop_front();
+  });
+  RunCurves curves = builder.curves();
+  if (curves.step.size() < steps) curves.tail.assign(tail.begin(), tail.end());
+  return curves;
 }
 
 double final_loss(const RunCurves& curves) {
-  const auto end = curves.loss.end();
-  const auto count = static_cast<std::ptrdiff_t>((curves.loss.size() + 49) / 50);
-  return count > 0 ? std::accumulate(end - count, end, 0.0) / static_cast<double>(count) : NAN;
+  const std::vector<double>& of = curves.tail.empty() ? curves.loss : curves.tail;
+  const size_t count = curves.tail.empty() ? last_fiftieth(of.size()) : of.size();
+  const auto begin = of.end() - static_cast<std::ptrdiff_t>(count);
+  return count > 0 ? std::accumulate(begin, of.end(), 0.0) / static_cast<double>(count) : NAN;
 }
 
 MeanCurve mean_of(const std::vector<SteppedCurve>& curves) {

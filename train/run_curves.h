@@ -10,16 +10,34 @@
 namespace crossply {
 
 struct RunCurves {
-  std::vector<double> step, loss;                         // of every step
-  std::vector<double> test_step, test_loss;               // of every evaluation
-  std::vector<double> tokens, seconds;                    // of every step, from the start; NaN where a line has none
+  std::vector<double> step, loss;            // of every step, or fewer points (CurveBuilder)
+  std::vector<double> tokens, seconds;       // at these, from the start; NaN where a line has none
+  std::vector<double> test_step, test_loss;  // of every evaluation
+  std::vector<double> test_tokens = {}, test_seconds = {};
   std::vector<double> answer_step, answers, steps_valid;  // shares of 1; empty where the data is no task
   std::vector<double> hard_answers;  // of those that a known shortcut does not find; NaN where the task has none
+  std::vector<double> tail = {};     // where points stand for several steps: the loss of each of the last fiftieth
 };
 
-RunCurves curves_of(const std::vector<nlohmann::json>& lines);
-// Of a file that a run may have left in any state: what is not such a line is passed over; a file that is not there has
-// none.
+// Curves of bounded size out of any number of lines. Up to most_points steps each is a point. Beyond, a point stands
+// for 2, 4, 8, ... steps in a row: it has their mean loss, and the step, tokens and seconds of the last. Evaluations
+// are thinned to the last of as many steps. Runs of equal lengths keep the same steps.
+class CurveBuilder {
+ public:
+  static constexpr size_t most_points = 1 << 14;  // several times as many as a figure has pixels
+  void add(const nlohmann::json& line);
+  const RunCurves& curves() const { return curves_; }
+
+ private:
+  void add_step(double step, double loss, double tokens, double seconds);
+  void widen();
+  RunCurves curves_;
+  std::vector<double> weights_;  // steps with a loss in each point
+  double width_ = 1, test_width_ = 1, answer_width_ = 1;
+};
+
+// Of a file that a run may have left in any state, read line by line: what is not such a line is passed over; a file
+// that is not there has none. Throws Exit::io for one that cannot be read.
 RunCurves read_curves(const std::string& path);
 // The training loss as one number: the mean of the last fiftieth of the steps; NaN of none.
 double final_loss(const RunCurves& curves);

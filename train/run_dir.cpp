@@ -13,7 +13,11 @@
 #include <random>
 #include <thread>
 
+#include "cli/shell.h"
+#include "engine/new_directory.h"
+#include "engine/printable.h"
 #include "models/checkpoint.h"
+#include "models/modelling_file.h"
 
 namespace crossply {
 namespace fs = std::filesystem;
@@ -42,6 +46,7 @@ void check_run_dir(const TrainOptions& o) {
   if (o.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
   if (o.resume && o.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
   if (!o.job->place.leads()) return;
+  if (o.steps == 0 && o.dump_tensors.empty()) require_replaceable(o.out);
   std::error_code error;
   const fs::file_type type = fs::status(o.out, error).type();
   if (type == fs::file_type::none) fail_io("inspect", o.out, error.value());
@@ -60,7 +65,7 @@ void check_run_dir(const TrainOptions& o) {
     fail(Exit::usage, "--resume: ", o.out,
          " is a model directory, not a run directory; give another --out,"
          " and --init ",
-         o.out, " to start from its weights");
+         shell_word(o.out), " to start from its weights");
   if (!path_exists(o.out + "/flags.json"))
     fail(Exit::usage, "--resume: ", o.out, " is not a run directory: it has no flags.json; choose another --out");
 }
@@ -123,11 +128,14 @@ namespace {
 std::string choose_checkpoint(const TrainOptions& o) {
   std::vector<std::string> skipped;
   const std::string checkpoint = newest_valid_checkpoint(o.out, &skipped);
-  for (const std::string& line : skipped) std::printf("%s %s\n", o.label.c_str(), line.c_str());
+  for (const std::string& line : skipped) std::printf("%s %s\n", o.label.c_str(), printable(line).c_str());
   if (checkpoint.empty() && !skipped.empty())
     fail(Exit::bad_data, "--resume: no checkpoint in ", o.out, " is valid; move it away to start again");
   if (!skipped.empty()) set_aside_damaged_checkpoints(o.out);
-  if (!checkpoint.empty()) return checkpoint;
+  if (!checkpoint.empty()) {
+    note_outdated_modelling_file(checkpoint, o.out);
+    return checkpoint;
+  }
   const nlohmann::json settings = read_run_settings(o.out);
   if (!settings.is_null()) {
     refuse_other_settings(settings, o, o.out + "/flags.json");
@@ -137,7 +145,7 @@ std::string choose_checkpoint(const TrainOptions& o) {
   const std::string picture = o.out + "/curve.svg";
   if (path_exists(picture) && ::rename(picture.c_str(), free_kept_name(picture).c_str()) != 0)
     fail_io("rename", picture, errno);
-  std::printf("%s no checkpoint in %s yet: starting at step 0\n", o.label.c_str(), o.out.c_str());
+  std::printf("%s no checkpoint in %s yet: starting at step 0\n", o.label.c_str(), printable(o.out).c_str());
   return "";
 }
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cli/flags.h"
+#include "engine/byte_names.h"
 #include "engine/json.h"
-#include "engine/printable.h"
 
 namespace crossply {
 
@@ -17,7 +17,7 @@ struct PutSetting {
   nlohmann::json& settings;
   template <class T>
   void operator()(const char* key, const T& value, const auto&...) const {
-    if constexpr (std::is_same_v<T, std::string>) settings[key] = utf8_or_escaped(value);
+    if constexpr (std::is_same_v<T, std::string>) settings[key] = name_as_utf8(value);
     else settings[key] = value;
   }
 };
@@ -37,6 +37,7 @@ struct TakeSetting {
     const nlohmann::json value = settings.value(key, nlohmann::json());
     if (!holds<T>(value, least, most)) refuse(key);
     value.get_to(variable);
+    if constexpr (std::is_same_v<T, std::string>) variable = name_from_utf8(variable);
   }
   void operator()(const char* key, std::string& variable, const std::vector<std::string>& words) const {
     operator()(key, variable);

@@ -4,6 +4,7 @@
 #include "models/checkpoint.h"
 #include "models/json_file.h"
 #include "train/exchange.h"
+#include "train/idle_flags.h"
 #include "train/options.h"
 #include "train/setting_io.h"
 
@@ -68,14 +69,13 @@ void each_free(Options& o, Visit&& visit) {
 json renewed(const std::string& key, const json& value) {
   if (!value.is_string()) return value;
   if (key == "schedule" && value == "cosine1") return "cosine_to_floor";
-  if (key == "init" || key == "teacher" || key == "tokenizer") return absolute_path(value);
-  return key == "data" || key == "val_data" ? json(absolute_data(value)) : value;
+  const std::string name = name_from_utf8(value);
+  if (key == "init" || key == "teacher" || key == "tokenizer") return name_as_utf8(absolute_path(name));
+  return key == "data" || key == "val_data" ? json(name_as_utf8(absolute_data(name))) : value;
 }
 
-std::string flag_of(std::string key) {
-  for (char& letter : key) letter = letter == '_' ? '-' : letter;
-  return "--" + key;
-}
+// For a message.
+std::string shown(const json& value) { return value.is_string() ? "\"" + name_from_utf8(value) + "\"" : value.dump(); }
 
 }  // namespace
 
@@ -135,7 +135,8 @@ bool take_run_settings(const std::string& run_dir, TrainOptions& o) {
   return true;
 }
 
-void refuse_other_settings(const json& saved, const TrainOptions& now, const std::string& where, bool same_data) {
+void refuse_other_settings(const json& saved, const TrainOptions& now, const std::string& where,
+                           const std::set<std::string>& moved) {
   if (!saved.is_object()) fail(Exit::bad_data, where, ": the flags of the run are missing");
   const json current = trajectory(now);
   for (const auto& [key, value] : current.items()) {
@@ -145,14 +146,16 @@ void refuse_other_settings(const json& saved, const TrainOptions& now, const std
                         : key == "teacher" || key == "tokenizer" ? json("")
                                                                  : json();
     const json was = renewed(key, saved.value(key, before));
-    const bool files = key == "data" || key == "val_data" || key == "tokenizer";
-    if (was == value || (files && same_data)) continue;
+    const bool files = data_settings.contains(key);
+    if (was == value || moved.contains(key) || (key == "init" && now.init_moved)) continue;
     if (key == "steps" && was.is_number_unsigned() && was < value) continue;
-    fail(Exit::usage, "--resume: the run in ", where, " has ", flag_of(key), " ", was.dump(), ", the flags say ",
-         value.dump(),
+    fail(Exit::usage, "--resume: the run in ", where, " has ", flag_of(key), " ", shown(was), ", the flags say ",
+         shown(value),
          key == "steps" ? "; it can only grow"
          : files        ? "; only other files with the same contents can take its place"
-                        : "; resume with the flags it was started with");
+         : key == "teacher" && was != "" && value != ""
+             ? "; only a directory with the same weights can take its place, once there is a checkpoint"
+             : "; resume with the flags it was started with");
   }
 }
 

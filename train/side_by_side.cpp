@@ -20,8 +20,10 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
+#include "cli/standard_streams.h"
 #include "cli/stop.h"
 #include "engine/json.h"
+#include "engine/printable.h"
 #include "kernels/devices.h"
 #include "train/environment.h"
 #include "train/run.h"
@@ -47,8 +49,14 @@ void record_end(ComparedRun& run, RunState state, Exit code, const std::string& 
   run.state = state;
   run.error = message;
   run.result.code = code;
-  run.result.curves = read_curves(run.options.out + "/metrics.jsonl");
+  run.result.curves = {};
   run.result.tokens_per_second = 0;
+  try {
+    run.result.curves = read_curves(run.options.out + "/metrics.jsonl");
+  } catch (const Error& error) {
+    if (error.code != Exit::io) throw;
+    Progress(run.choice.text, run.options.steps).say(str("note: ", error.what()));
+  }
 }
 
 // A run that fails ends itself, not the comparison; but flags that are wrong for one are wrong for all.
@@ -59,9 +67,9 @@ void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_af
   options.runs_after = runs_after;
   try {
     run.result = train_run(std::move(options));
-    run.state = run.result.code == Exit::done ? RunState::done : RunState::stopped;
+    run.state = run.result.code == Exit::stopped ? RunState::stopped : RunState::done;
   } catch (const std::exception& error) {
-    const Error known = error_of(error);
+    const Error known = error_of(error, training_memory_remedy);
     if (known.code == Exit::usage) throw;
     record_end(run, RunState::failed, known.code, known.what());
     Progress(label, run.options.steps).say("failed: " + run.error);
@@ -113,18 +121,42 @@ class RunProcess {
   int64_t steps_ = 0;
 };
 
+// JSON is UTF-8, while a name of a file may be any bytes: each byte as the character of that number, and back.
+std::string text_of_bytes(const std::string& bytes) {
+  std::string text;
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x80) text += c;
+    else text += static_cast<char>(0xC0 | byte >> 6), text += static_cast<char>(0x80 | (byte & 0x3F));
+  }
+  return text;
+}
+
+std::string bytes_of_text(std::string_view text) {
+  std::string bytes;
+  while (!text.empty()) {
+    const Character next = first_character(text);
+    if (next.length == 0 || next.code > 0xFF) fail(Exit::usage, "--one-run is for compare itself");
+    bytes += static_cast<char>(next.code);
+    text.remove_prefix(next.length);
+  }
+  return bytes;
+}
+
+// What may name a file, beside the output: the settings have it as text for people.
+template <class Options>
+auto names_of_files(Options& o) {
+  return std::vector{&o.out, &o.data.spec, &o.data.val_spec, &o.data.tokenizer};
+}
+
 std::string request_for(const ComparedRun& run, const std::string& label) {
   const TrainOptions& o = run.options;
-  return json{{"name", run.choice.text},
-              {"settings", all_settings(o)},
-              {"out", o.out},
-              {"resume", o.resume},
-              {"other_gpu", o.other_gpu},
-              {"profile", o.profile},
-              {"data_digest", o.data_digest},
-              {"label", label},
-              {"command", command_line()},
-              {"parent", ::getpid()}}
+  json names = json::array();
+  for (const std::string* name : names_of_files(o)) names.push_back(text_of_bytes(*name));
+  return json{
+      {"name", run.choice.text},   {"settings", all_settings(o)}, {"names_of_files", names},      {"resume", o.resume},
+      {"other_gpu", o.other_gpu},  {"profile", o.profile},        {"data_digest", o.data_digest}, {"label", label},
+      {"command", command_line()}, {"parent", ::getpid()}}
       .dump();
 }
 
@@ -172,7 +204,11 @@ void RunProcess::take_result(ComparedRun& run, const std::string& out) {
   for (ssize_t n; (n = uninterrupted([&] { return ::read(reply_.read.get(), buffer, sizeof buffer); })) > 0;)
     reply.append(buffer, static_cast<size_t>(n));
   const json answer = try_parse_json(reply);
-  if (answer.is_object()) return take_up(run, answer, out, "the answer of the process of " + run.choice.text);
+  try {
+    if (answer.is_object()) return take_up(run, answer, out, "the answer of the process of " + run.choice.text);
+  } catch (const Error& error) {
+    return record_end(run, RunState::failed, error.code, error.what());
+  }
   if (stop_requested()) return record_end(run, RunState::stopped, Exit::stopped, "");  // before it could answer
   const std::string how = WIFSIGNALED(status) ? str("signal ", WTERMSIG(status)) : str("code ", WEXITSTATUS(status));
   const bool memory = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
@@ -222,7 +258,7 @@ class Overview {
   const Comparison& comparison_;
   const double tokens_;
   double begun_ = 0;
-  const bool terminal_ = isatty(STDOUT_FILENO) == 1;
+  const bool terminal_ = takes_escape_codes(STDOUT_FILENO);
   const Clock::time_point start_ = Clock::now();
   Clock::time_point shown_at_ = start_;
   bool shown_ = false;
@@ -250,7 +286,7 @@ void Overview::show(std::vector<RunProcess>& processes) {
   if (!terminal_ && twentieth == said_) return;
   said_ = twentieth;
   const std::string rate = format_count(static_cast<int64_t>(done * tokens_ / seconds));
-  std::string line = str(in_all - runs_to_do, " of ", in_all, " runs done, ", processes.size(), " running  ", rate,
+  std::string line = str(runs_ended(comparison_), " of ", in_all, " runs done, ", processes.size(), " running  ", rate,
                          " tok/s  ", format_seconds(to_do * seconds / done), " left in all");
   if (!terminal_) return print(line);
   clear();
@@ -389,7 +425,9 @@ static ComparedRun read_request(const std::string& request) {
     if (task.at("parent") != ::getppid()) fail(Exit::usage, "the comparison has ended");
     ComparedRun run{parse_arch_list(task.at("name").get<std::string>())[0], {}, {}};
     take_settings(task.at("settings"), "--one-run", run.options);
-    task.at("out").get_to(run.options.out);
+    const std::vector<std::string*> names = names_of_files(run.options);
+    for (size_t i = 0; i < names.size(); ++i)
+      *names[i] = bytes_of_text(task.at("names_of_files").at(i).get<std::string>());
     task.at("label").get_to(run.options.label);
     task.at("resume").get_to(run.options.resume);
     task.at("other_gpu").get_to(run.options.other_gpu);
@@ -411,7 +449,7 @@ Exit train_for_parent(const std::string& request) {
   try {
     train_or_record(run, label, 0);
   } catch (const std::exception& error) {
-    record_end(run, RunState::failed, error_of(error).code, error.what());
+    record_end(run, RunState::failed, error_of(error, training_memory_remedy).code, error.what());
     Progress(label, o.steps).say("failed: " + run.error);
   }
   std::fflush(stdout);

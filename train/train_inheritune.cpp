@@ -34,9 +34,10 @@
 // --out holds a run directory for each round, round_1_blocks_4, with what it starts from beside it,
 // initial_1_blocks_4: complete model directories, for `evaluate`, `generate` and so on. inheritune.json has the
 // recipe and its numbers, inheritune.md the table, inheritune.svg the loss by step. A signal stops it anywhere, with
-// exit code 75; --resume --out DIR continues bit for bit, and takes a larger --rounds. Exit code 0 says that the recipe
-// has run to its end; the line under the table, and "matches" in inheritune.json, say whether the last model is as
-// good.
+// exit code 75; --resume --out DIR continues bit for bit, and takes a larger --rounds. The directory may have been
+// renamed. A reference or a teacher that has moved is named anew, with --reference or --teacher: it must have the same
+// weights. Exit code 0 says that the recipe has run to its end; the line under the table, and "matches" in
+// inheritune.json, say whether the last model is as good.
 //
 // A round costs what training a model of l blocks costs, and the rounds see the same batches. The paper's, with steps,
 // rates and batches from --preset:
@@ -51,12 +52,17 @@
 #include <numeric>
 
 #include "cli/format.h"
+#include "cli/needs.h"
 #include "cli/program.h"
+#include "cli/shell.h"
 #include "cli/stop.h"
+#include "engine/leftovers.h"
 #include "engine/printable.h"
 #include "eval/loaded_model.h"
+#include "models/model_dir.h"
 #include "models/transplant.h"
 #include "ranks/launch.h"
+#include "train/idle_flags.h"
 #include "train/run.h"
 
 using namespace crossply;
@@ -123,7 +129,7 @@ TrainOptions round_options(const Inheritance& all, size_t i) {
   o.config = transplanted_config(all.options.config, first_blocks(l, l));
   o.init = std::filesystem::weakly_canonical(all.initial_dir(i)).string();  // however --out is written
   o.out = all.run_dir(i);
-  o.resume = path_exists(o.out + "/flags.json");
+  o.resume = o.init_moved = path_exists(o.out + "/flags.json");
   o.program = "";
   o.label = label_of(all, i);
   return o;
@@ -244,9 +250,11 @@ void check_recipe(const Options& o, const CLI::App& app, int64_t L) {
   const Recipe& r = o.recipe;
   if (r.start < 1 || r.start > L)
     fail(Exit::usage, "--start ", r.start, ": the reference has ", L, " blocks, of which the first so many are taken");
-  if (app.count("--grow") > 0 && r.start + r.grow > L && r.rounds != 1)
+  if (app.count("--inherit-positions") > 0 && !o.train.config.gpt2())
+    fail(Exit::usage, "--inherit-positions has no effect: ", r.reference, " has no learned positions; leave it out");
+  if (app.count("--grow") > 0 && r.start + r.grow > L)
     fail(Exit::usage, "--grow ", r.grow, ": a second round would have ", r.start + r.grow,
-         " blocks, the reference has ", L, "; give a smaller --start or --grow, or --rounds 1");
+         " blocks, the reference has ", L, "; give a smaller --start or --grow, or --rounds 1 in place of --grow");
 }
 
 // The rest of the flags, and the data.
@@ -257,6 +265,9 @@ Inheritance prepare(Options& o, const CLI::App& app, Dataset& data) {
   if (o.recipe.reference.empty()) fail(Exit::usage, "--reference is needed: the model to inherit from");
   if (t.out.empty() && !t.dry_run) fail(Exit::usage, "--out is needed: the directory for the rounds");
   if (t.steps == 0) fail(Exit::usage, "--steps 0: a round without steps has nothing to compare");
+  if (t.resume && !path_exists(o.recipe.reference))
+    fail(Exit::no_input, "--reference ", o.recipe.reference,
+         ": no such directory; if it has moved, say with --reference where it is now");
   t.init = o.recipe.reference;
   data = open_inputs(t);
   const int64_t L = t.config.num_hidden_layers;
@@ -302,8 +313,8 @@ Exit run(Options& o, const CLI::App& app, const char* program) {
     if (error.code != Exit::stopped) throw;
     write_rounds(all);
     std::printf("\n%sstopped on request; to continue: %s --resume --out %s\n",
-                all.rounds.empty() ? "" : rounds_table(all).c_str(), printable(program).c_str(),
-                printable(o.train.out).c_str());
+                all.rounds.empty() ? "" : rounds_table(all).c_str(), shell_word(program).c_str(),
+                shell_word(o.train.out).c_str());
     return Exit::stopped;
   }
   write_rounds(all);
@@ -320,7 +331,7 @@ void set_defaults(int argc, char** argv, Options& o) {
                     preset = find_flag(argc, argv, "--preset");
   o.train.eval_samples = 0;
   const bool found = has_flag(argc, argv, "--resume") && take_recipe(out, o.recipe, o.train);
-  if (!found && !reference.empty()) o.train.config = load_config(resolve_model_dir(reference) + "/config.json");
+  if (!found && !reference.empty()) o.train.config = load_model_config(resolve_model_dir(reference));
   if (reference.empty() && o.recipe.reference.empty()) return;  // prepare() says what is missing
   if (!preset.empty() && preset != o.train.preset) apply_preset(preset, o.train);
 }
@@ -328,17 +339,19 @@ void set_defaults(int argc, char** argv, Options& o) {
 void add_recipe_flags(CLI::App& app, Recipe& r) {
   app.option_defaults()->group("Inheritune");
   const auto set_reference = [&r](const std::string& dir) { r.reference = absolute_path(dir); };
-  app.add_option_function<std::string>("--reference", set_reference, "model or run directory to inherit from")
+  app.add_option_function<std::string>("--reference", set_reference,
+                                       "model or run directory to inherit from; with --resume, where it is now")
       ->type_name("DIR");
   add_integer(app, "--start", r.start, 1, 4096, "blocks of the first round (default: half of the reference's)")
       ->default_str("");
-  add_integer(app, "--grow", r.grow, 1, 4096, "blocks that each later round has more");
-  add_choice(app, "--mode", r.mode, grow_modes,
-             "reinherit: each round starts from the reference; continue: from the round before");
+  CLI::Option* grow = add_integer(app, "--grow", r.grow, 1, 4096, "blocks that each later round has more");
+  CLI::Option* mode = add_choice(app, "--mode", r.mode, grow_modes,
+                                 "reinherit: each round starts from the reference; continue: from the round before");
   add_truth(app, "--inherit-positions", r.positions, "take over learned positions");
   add_truth(app, "--inherit-final-norm", r.final_norm, "take over the last norm");
   add_number(app, "--tolerance", r.tolerance, 0, 1000, "nats above the reference's loss that still match");
   add_integer(app, "--rounds", r.rounds, 0, 4096, "rounds at most (0: until one matches, or no larger one is there)");
+  for (CLI::Option* flag : {grow, mode}) needs(app, flag, {{"--rounds", {"!1"}}});
   app.option_defaults()->group("Options");
 }
 
@@ -378,7 +391,7 @@ int main(int argc, char** argv) {
       if (app.count(name) > 0)
         fail(Exit::usage, name,
              " is for the trainers; here models are made of the --reference's blocks, in one process");
-    check_teacher_flags(app, o.train);
+    std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
     if (!place_from_environment().alone())
       fail(Exit::usage, "train_inheritune trains in one process; start it without mpirun, torchrun or srun");
     return run(o, app, argv[0]);

@@ -41,15 +41,6 @@ void declare(ParameterTable& params, const TrainOptions& options) {
   }
 }
 
-std::unique_ptr<Teacher> declare_teacher(const TrainOptions& o) {
-  if (o.teacher.empty()) return nullptr;
-  auto teacher = std::make_unique<Teacher>();
-  teacher->config = o.teacher_config;
-  teacher->how = {o.kd.alpha, o.kd.tau, o.kd_reduction == "element"};
-  declare_model(teacher->params, teacher->config);
-  return teacher;
-}
-
 Batch batch_of(const TrainOptions& options, int64_t T, Teacher* teacher) {
   return {options.batch, T, storage_type(options), true, plan_mode(options.plan), teacher, options.matmul == "fp8"};
 }
@@ -102,15 +93,9 @@ ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Dev
   return params;
 }
 
-// The same of the teacher, which only has values.
-std::unique_ptr<Teacher> load_teacher(const TrainOptions& options, Device& device) {
-  std::unique_ptr<Teacher> teacher = declare_teacher(options);
-  if (teacher == nullptr) return nullptr;
-  teacher->params.allocate(device, Dtype::f32, false);
-  load_weights(ModelDir(options.teacher).path(), teacher->config, teacher->params);
-  if (storage_type(options) == Dtype::bf16) teacher->params.allocate_narrow();
-  refresh_narrow(teacher->params);
-  return teacher;
+// What only looks at a batch, or at nothing, does not read all of the data.
+bool needs_digest(const TrainOptions& o, const std::string& checkpoint) {
+  return !checkpoint.empty() || (o.steps > 0 && o.dump_tensors.empty());
 }
 
 // All that older checkpoints know of their data: its size and the contents of some samples.
@@ -168,10 +153,6 @@ std::string adopt_arithmetic(Device& device, const json& state, bool other_gpu, 
   return different;
 }
 
-}  // namespace
-
-namespace {
-
 constexpr const char* remedy = ". Try a lower --lr, a longer --warmup or --clip";
 
 }  // namespace
@@ -197,7 +178,7 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
       replay_{true, 1 / static_cast<double>(tokens_per_step()), 0},
       schedule_{schedule_kind(options.schedule), options.warmup, std::max<int64_t>(options.steps, 1), options.lr_floor},
       data_(fingerprint(train)),
-      digest_(str(std::hex, train.digest())),
+      digest_(needs_digest(options, checkpoint) ? str(std::hex, train.digest()) : ""),
       teacher_digest_(teacher_ != nullptr ? digest_of(teacher_->params) : "") {
   compare_data(options, digest_);
   tokens_.resize(static_cast<size_t>(options.batch * micro_steps() * T_));
@@ -485,8 +466,10 @@ void Trainer::restore(const std::string& dir) {
   refuse_other_config(load_config(dir + "/config.json"), options_.config, dir + "/config.json");
   const std::string path = dir + "/train_state.json";
   const json state = read_json(path), trajectory = state.value("trajectory", json());
-  const bool same_data = state.value("data", json()) == data_ && state.value("data_digest", json()) == digest_;
-  refuse_other_settings(trajectory, options_, dir, same_data);
+  std::set<std::string> moved;
+  if (state.value("data", json()) == data_ && state.value("data_digest", json()) == digest_) moved = data_settings;
+  if (teacher_ != nullptr && state.value("teacher_digest", json()) == teacher_digest_) moved.insert("teacher");
+  refuse_other_settings(trajectory, options_, dir, moved);
   if (state.value("data", json()) != data_ || state.value("data_digest", json(digest_)) != digest_)
     fail(Exit::bad_data, "--resume: ", options_.data.spec,
          options_.data.val_spec.empty() ? "" : " or " + options_.data.val_spec, " is not the data that the run in ",

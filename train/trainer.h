@@ -161,9 +161,13 @@ class Trainer {
 void declare(ParameterTable& params, const TrainOptions& options);
 // The teacher's table, without memory; null for none.
 std::unique_ptr<Teacher> declare_teacher(const TrainOptions& options);
+// The same with its weights, on the run's device.
+std::unique_ptr<Teacher> load_teacher(const TrainOptions& options, Device& device);
 // Tells whether two tables of the same rows hold the same numbers: of the values, and of their narrow copies where the
 // table has these.
 std::string digest_of(const ParameterTable& params);
+// Of --teacher's weights, as a checkpoint records it.
+std::string digest_of_teacher(const TrainOptions& options);
 // A micro-step's batch.
 Batch batch_of(const TrainOptions& options, int64_t T, Teacher* teacher = nullptr);
 // config.json, the weights and the tokenizer into a directory that is being written, and what --init's directory had

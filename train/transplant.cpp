@@ -26,6 +26,9 @@
 // Where logits are divided by the layer's number (--scale-attn-by-layer), a block that moves from layer a to b, counted
 // from 0, gets logits times (a + 1) / (b + 1): block 8 as the first one has logits that are 9 times as large. Nobody
 // mends that in the published experiments. --rescale-q true does, by the queries' weights.
+//
+// `transplant --refresh D` makes no model. It rewrites the modelling file that D, or each checkpoint of a run D,
+// carries for the transformers library, where another version of crossply has written it.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -33,8 +36,10 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
+#include "engine/new_directory.h"
 #include "engine/printable.h"
 #include "eval/loaded_model.h"
+#include "models/model_dir.h"
 #include "models/transplant.h"
 #include "train/inputs.h"
 #include "train/trainer.h"
@@ -44,10 +49,11 @@ using namespace crossply;
 namespace {
 
 struct Options {
-  std::string model, out, blocks = "all", inherit = "all";
+  std::string model, out, blocks = "all", inherit = "all", refresh;
   int64_t width = 0, heads = 0;
   bool rescale = false;
   uint64_t seed = 42;
+  bool seed_given = false;
 };
 
 void say(const std::string& line) { std::printf("%s\n", printable(wrap(line, 78, 2)).c_str()); }
@@ -68,6 +74,7 @@ void require_new(const std::string& out) {
   if (out.empty()) fail(Exit::usage, "--out is empty; give the directory to make");
   if (path_exists(out) && !(std::filesystem::is_directory(out, error) && std::filesystem::is_empty(out, error)))
     fail(Exit::usage, "--out ", out, " exists and is not empty; choose another name");
+  require_replaceable(out);
 }
 
 std::set<std::string> parse_parts(const std::string& text) {
@@ -165,13 +172,37 @@ Exit run(const Options& o) {
   const std::vector<std::string> kept = transplant(source.params, source.config, params, target.config, t);
   if (o.inherit != "all")
     for (const std::string& part : t.parts) require_some(part, params, t, {kept.begin(), kept.end()});
+  const auto is_fresh = [&](const Parameter& row) {
+    return !t.parts.contains(transplant_part(row.name)) || std::ranges::count(kept, row.name) > 0;
+  };
+  if (o.seed_given && std::ranges::none_of(params.rows(), is_fresh) && std::ranges::count(t.blocks, fresh_block) == 0)
+    fail(Exit::usage, "--seed ", o.seed, " has no effect: nothing starts fresh without --inherit or --blocks fresh:N");
 
+  require_finite(params, values_of(params, target.config), Exit::bad_data);  // --rescale-q multiplies
   CheckpointWriter writer;
   writer.begin(o.out);
   write_model(writer, target, params, tokenizer);
   writer.commit({}, [&] { require_new(o.out); });
 
   report(o, source, target.config, params, t, kept);
+  return Exit::done;
+}
+
+// --refresh. A damaged checkpoint of a run is left alone, as all programs do.
+Exit refresh(const std::string& path) {
+  if (path.empty()) fail(Exit::usage, "--refresh is empty; give a model or run directory");
+  const std::vector<std::string> dirs = model_dirs_in(path);
+  size_t damaged = 0;
+  for (const std::string& dir : dirs) {
+    try {
+      const std::vector<std::string> names = refresh_model_dir(dir);
+      say(dir + (names.empty() ? ": nothing to rewrite" : ": rewrote " + joined(names)));
+    } catch (const Error& error) {
+      const bool is_damage = error.code == Exit::bad_data || error.code == Exit::no_input;
+      if (!is_damage || dir == path || ++damaged == dirs.size()) throw;
+      say(str("note: skipped the checkpoint ", dir, ": ", error.what()));
+    }
+  }
   return Exit::done;
 }
 
@@ -182,8 +213,8 @@ int main(int argc, char** argv) {
                "transplant");
   Options o;
   auto flags = [&] {
-    add_text(app, "--model", o.model, "DIR", "model or run directory to take blocks from")->required();
-    add_text(app, "--out", o.out, "DIR", "model directory to make; nothing is overwritten")->required();
+    add_text(app, "--model", o.model, "DIR", "model or run directory to take blocks from");
+    add_text(app, "--out", o.out, "DIR", "model directory to make; nothing is overwritten");
     add_text(app, "--blocks", o.blocks, "LIST",
              "for each block of the new model the one it comes from, from 0: 0-5,0-5 or 0,2,4; fresh:N for N new ones");
     add_text(app, "--inherit", o.inherit, "PARTS",
@@ -193,6 +224,18 @@ int main(int argc, char** argv) {
     add_truth(app, "--rescale-q", o.rescale,
               "queries of moved blocks scaled so that logits stay, where they are divided by the layer's number");
     add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of what starts fresh");
+    const std::vector<CLI::Option*> others = app.get_options();
+    CLI::Option* alone = add_text(app, "--refresh", o.refresh, "DIR",
+                                  "makes no model: rewrites the modelling files that a model directory, or every "
+                                  "checkpoint of a run, carries for transformers, if another version wrote them");
+    for (CLI::Option* other : others) alone->excludes(other);
+    app.callback([&app, alone] {
+      for (const char* needed : {"--model", "--out"})
+        if (alone->count() + app.count(needed) == 0) throw CLI::RequiredError(needed);
+    });
   };
-  return run_program(app, argc, argv, flags, [&] { return run(o); });
+  return run_program(app, argc, argv, flags, [&] {
+    o.seed_given = app.count("--seed") > 0;
+    return app.count("--refresh") > 0 ? refresh(o.refresh) : run(o);
+  });
 }

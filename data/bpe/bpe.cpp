@@ -55,11 +55,16 @@ int32_t Bpe::id_of(const std::string& token) const {
   return found == ids_.end() ? -1 : found->second;
 }
 
-bool Bpe::is_special(int32_t id) const {
-  const auto is_it = [&](const AddedToken& token) { return token.special && token.id == id; };
-  for (const AddedTokens* some : {&added_, &normalized_added_})
-    if (std::any_of(some->tokens().begin(), some->tokens().end(), is_it)) return true;
-  return false;
+bool Bpe::is_special(int32_t id) const { return id >= 0 && id < vocab_size() && special_ids_[static_cast<size_t>(id)]; }
+
+Bpe Bpe::with_special_text(int32_t end_of_text) const {
+  Bpe copy = *this;
+  for (AddedTokens* some : {&copy.added_, &copy.normalized_added_}) {
+    std::vector<AddedToken> tokens = some->tokens();
+    std::erase_if(tokens, [&](const AddedToken& token) { return token.special || token.id == end_of_text; });
+    *some = AddedTokens(std::move(tokens));
+  }
+  return copy;
 }
 
 void Bpe::merge_piece(std::string_view piece, std::vector<int32_t>& ids) const {

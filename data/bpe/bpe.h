@@ -33,13 +33,15 @@ class Bpe {
   // Adds the ids of as much of a text's begin as what follows it cannot change, and returns the bytes of that: 0 where
   // more text is needed. `text` is valid UTF-8 that begins where the call before ended.
   size_t encode_begin(std::string_view text, std::vector<int32_t>& ids) const;
-  // The bytes of a token; "<id>" for one that the file leaves out.
+  // The bytes of a token; none of an id that the file leaves out.
   const std::string& text_of(int32_t id) const { return texts_[static_cast<size_t>(id)]; }
   // Of a token as the file writes it; -1 where there is none.
   int32_t id_of(const std::string& token) const;
   // Does encoding put a space before a text, which decoding takes away?
   bool begins_with_space() const { return begins_with_space_; }
   bool is_special(int32_t id) const;
+  // The same tokenizer, for which the text of a special token, and of this one, is text like any other.
+  Bpe with_special_text(int32_t end_of_text) const;
   // Of all that decides the ids of a text, however the file writes it.
   uint64_t fingerprint() const { return fingerprint_; }
   // What a text begins and ends with, by the file's post-processor.
@@ -83,6 +85,7 @@ class Bpe {
   IdByText ids_;                    // by the file's writing
   IdByText whole_;                  // ignore_merges: pieces that are tokens
   std::vector<std::string> texts_;  // by id, as bytes
+  std::vector<bool> special_ids_;   // by id
   bool byte_level_ = true, ignore_merges_ = false, begins_with_space_ = false;
   std::array<int32_t, 256> bytes_{};                  // the id of each byte
   std::unordered_map<uint32_t, int32_t> characters_;  // not byte-level: the ids of those that are tokens

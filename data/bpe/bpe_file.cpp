@@ -38,7 +38,7 @@ bool bytes_of(const std::string& token, std::string& bytes) {
 }
 
 std::string foreign_model(const json& model) {
-  if (const std::string type = type_of(model); type != "BPE") return "the model is " + excerpt(type);
+  if (const std::string type = model_type_of(model); type != "BPE") return "the model is " + excerpt(type);
   if (const json& dropout = part_of(model, "dropout"); !dropout.is_null() && dropout != 0)
     return "the model has dropout";
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
@@ -87,7 +87,7 @@ std::string foreign_decoder(const json& decoder, bool byte_level) {
     if (type == "ByteFallback" || type == "Fuse") continue;
     if (type == "Replace" && part_of(part_of(step, "pattern"), "String").is_string() && part_of(step, "content") == " ")
       continue;
-    if (type == "Metaspace" && part_of(step, "replacement").is_string()) continue;
+    if (type == "Metaspace" && part_of(step, "replacement").is_string() && !prepend_scheme_of(step).empty()) continue;
     if (type == "Strip" && part_of(step, "content") == " " && part_of(step, "start") == 1 && part_of(step, "stop") == 0)
       continue;
     return name;
@@ -130,12 +130,14 @@ std::string Bpe::foreign_part(const json& object) {
   if (std::string part = foreign_normalizer(normalizer); !part.empty()) return part;
   // What begins a text is then asked of the text before it was normalized.
   for (const json& step : steps_of(pre_tokenizer, "pretokenizers"))
-    if (part_of(step, "prepend_scheme") == "first" && !steps_of(normalizer, "normalizers").empty())
+    if (type_of(step) == "Metaspace" && prepend_scheme_of(step) == "first" &&
+        !steps_of(normalizer, "normalizers").empty())
       return "the pre-tokenizer Metaspace with prepend_scheme first, after a normalizer";
   if (std::string part = foreign_decoder(part_of(object, "decoder"), byte_level); !part.empty()) return part;
   if (std::string part = foreign_post_processor(part_of(object, "post_processor")); !part.empty()) return part;
   for (const char* key : {"truncation", "padding"})
-    if (!part_of(object, key).is_null()) return std::string("it has ") + key;
+    if (const json& state = part_of(object, key); !state.is_null() && !state.is_object())
+      return std::string("it has a ") + key + " that is no object";
   if (const json& version = part_of(object, "version"); !version.is_null() && version != "1.0")
     return "it has the version " + excerpt(version.dump());
   return unknown_key(object, "it",
@@ -158,8 +160,10 @@ Bpe::Bpe(const json& object, const std::string& path) {
   read_post_processor(part_of(object, "post_processor"), path);
   splitter_ = Splitter(pre_tokenizer, path);
   if (!byte_level_) read_decoder(part_of(object, "decoder"), part_of(object, "added_tokens"));
-  for (size_t id = 0; id < texts_.size(); ++id)
-    if (texts_[id].empty()) texts_[id] = "<" + std::to_string(id) + ">";
+  special_ids_.resize(texts_.size());
+  for (const AddedTokens* some : {&added_, &normalized_added_})
+    for (const AddedToken& token : some->tokens())
+      if (token.special) special_ids_[static_cast<size_t>(token.id)] = true;
   fingerprint_ = fingerprint_of(normal_form());
 }
 
@@ -309,8 +313,7 @@ void Bpe::read_decoder(const json& decoder, const json& added) {
   for (const json& step : steps_of(decoder, "decoders")) {
     byte_fallback = byte_fallback || type_of(step) == "ByteFallback";
     const bool is_metaspace = type_of(step) == "Metaspace";
-    if (type_of(step) == "Strip" || (is_metaspace && part_of(step, "prepend_scheme") != "never"))
-      begins_with_space_ = true;
+    if (type_of(step) == "Strip" || (is_metaspace && prepend_scheme_of(step) != "never")) begins_with_space_ = true;
     if (!is_metaspace && type_of(step) != "Replace") continue;
     const std::string mark = is_metaspace ? step["replacement"] : step["pattern"]["String"];
     for (size_t id = 0; id < texts_.size() && !mark.empty(); ++id)

@@ -4,6 +4,7 @@
 #include <pcre2.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 
@@ -23,6 +24,12 @@ struct Regex::Code {
 namespace {
 
 constexpr uint32_t first_class = 0x80;  // those below are ASCII itself
+// Characters: from here on a text is searched in stretches, between which a stop request counts.
+constexpr size_t long_text = 1 << 14;
+std::atomic<bool (*)()> search_stop = nullptr;
+
+// How many places are tried at once: an expression may look at all of the rest from each of them.
+size_t stretch_of(size_t rest) { return std::clamp<size_t>((size_t{1} << 28) / (rest + 1), 16, 4096); }
 
 std::string message_of(int error) {
   unsigned char text[256] = "";
@@ -105,8 +112,8 @@ Regex::Regex(const std::string& pattern, const std::string& where) {
   const std::string bytes = in_bytes(read, classes.sets);
   int error = 0;
   PCRE2_SIZE at = 0;
-  pcre2_code* code =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(bytes.data()), bytes.size(), PCRE2_NEVER_UTF, &error, &at, nullptr);
+  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(bytes.data()), bytes.size(),
+                                   PCRE2_NEVER_UTF | PCRE2_USE_OFFSET_LIMIT, &error, &at, nullptr);
   if (code == nullptr)
     fail(Exit::bad_data, where, ": the regular expression \"", excerpt(pattern), "\": ", message_of(error));
   // Where there is no just-in-time compiler, it is interpreted, slower.
@@ -139,24 +146,40 @@ void Regex::classify(std::string_view text, std::string& classes) const {
   classes.resize(static_cast<size_t>(out - classes.data()));
 }
 
-Regex::Match Regex::find(std::string_view classes, size_t at, bool more) const {
+int Regex::search(std::string_view classes, size_t at, size_t last, uint32_t options, size_t* span) const {
   thread_local const Workspace workspace;
   // Enough for any sensible expression, and an end to one that tries all ways to split a text.
   pcre2_set_match_limit(workspace.context,
                         static_cast<uint32_t>(1'000'000 + 16 * std::min<size_t>(classes.size(), 1 << 27)));
+  pcre2_set_offset_limit(workspace.context, last);
   const auto subject = reinterpret_cast<PCRE2_SPTR>(classes.data());
-  const uint32_t options = more ? PCRE2_PARTIAL_HARD : 0;
   int count = PCRE2_ERROR_JIT_STACKLIMIT;
   if (code_->jit)
     count = pcre2_jit_match(code_->code, subject, classes.size(), at, options, workspace.data, workspace.context);
   if (count == PCRE2_ERROR_JIT_STACKLIMIT)
     count = pcre2_match(code_->code, subject, classes.size(), at, options | PCRE2_NO_JIT, workspace.data,
                         workspace.context);
-  if (count == PCRE2_ERROR_NOMATCH || count == PCRE2_ERROR_PARTIAL) return {};
-  if (count < 0)
-    fail(Exit::bad_data, "a text that the tokenizer's regular expression cannot split: ", message_of(count));
-  const PCRE2_SIZE* span = pcre2_get_ovector_pointer(workspace.data);
-  return {span[0], span[1]};
+  std::copy_n(pcre2_get_ovector_pointer(workspace.data), 2, span);
+  return count;
 }
+
+Regex::Match Regex::find(std::string_view classes, size_t at, bool more) const {
+  const bool is_long = classes.size() >= long_text;
+  for (;;) {
+    if (const auto requested = search_stop.load(std::memory_order_relaxed); is_long && requested && requested())
+      fail(Exit::stopped, "stopped while the tokenizer's regular expression searched a text of ", classes.size(),
+           " characters");
+    const size_t rest = classes.size() - at, stretch = is_long ? stretch_of(rest) : rest;
+    size_t span[2];
+    const int count = search(classes, at, at + std::min(rest, stretch), more ? PCRE2_PARTIAL_HARD : 0, span);
+    if (count >= 0) return {span[0], span[1]};
+    if (count != PCRE2_ERROR_NOMATCH && count != PCRE2_ERROR_PARTIAL)
+      fail(Exit::bad_data, "a text that the tokenizer's regular expression cannot split: ", message_of(count));
+    if (count == PCRE2_ERROR_PARTIAL || stretch >= rest) return {};
+    at += stretch + 1;
+  }
+}
+
+void set_search_stop(bool (*requested)()) { search_stop = requested; }
 
 }  // namespace crossply

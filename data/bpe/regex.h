@@ -13,6 +13,9 @@
 
 namespace crossply {
 
+// What a search in a long text asks again and again; where it says true, the search ends with Exit::stopped.
+void set_search_stop(bool (*requested)());
+
 // Safe to use from several threads at once.
 class Regex {
  public:
@@ -24,7 +27,7 @@ class Regex {
   void classify(std::string_view text, std::string& classes) const;
   // The first match at or after `at`, as [begin, end) of the characters; begin = npos: there is none. more: `classes`
   // is the begin of a longer text; a match that could be another with the rest of it is none. A text that takes too
-  // many steps is Exit::bad_data.
+  // many steps is Exit::bad_data; a stop request while it is searched is Exit::stopped.
   struct Match {
     size_t begin = std::string_view::npos, end = 0;
   };
@@ -34,6 +37,8 @@ class Regex {
 
  private:
   struct Code;
+  // PCRE2's answer for a match that begins at `at` to `last`, and where it stands.
+  int search(std::string_view classes, size_t at, size_t last, uint32_t options, size_t* span) const;
   std::shared_ptr<const Code> code_;
   std::vector<uint8_t> class_of_;  // by character
   bool goes_forward_ = false;

@@ -70,9 +70,8 @@ std::string Splitter::foreign_step(const json& step) {
     if (!mark.is_string() || mark == "" ||
         first_character(mark.get<std::string>()).length != mark.get<std::string>().size())
       return name + " whose replacement is not one character";
-    if (place_of(schemes, part_of(step, "prepend_scheme")) == 3 || step.contains("add_prefix_space"))
-      return name + " in an older writing";
-    return unknown_key(step, name, {"type", "replacement", "prepend_scheme", "split"});
+    if (prepend_scheme_of(step).empty()) return name + " whose prepend_scheme and add_prefix_space do not fit together";
+    return unknown_key(step, name, {"type", "replacement", "str_rep", "add_prefix_space", "prepend_scheme", "split"});
   }
   if (type != "Split") return name;
   const json& pattern = part_of(step, "pattern");
@@ -136,7 +135,7 @@ void Splitter::add(const json& step, const std::string& path) {
   } else if (type == "Metaspace") {
     const std::string mark = step["replacement"];
     steps_.push_back(
-        {Kind::change, Regex(), {}, false, mark, static_cast<Prepend>(place_of(schemes, step["prepend_scheme"]))});
+        {Kind::change, Regex(), {}, false, mark, static_cast<Prepend>(place_of(schemes, prepend_scheme_of(step)))});
     if (is_set("split", true)) add_cut(escaped(mark), Behavior::with_next, false);
   } else {
     const json& pattern = step["pattern"];

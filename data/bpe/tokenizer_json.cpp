@@ -23,6 +23,23 @@ std::string type_of(const json& object) {
   return object.is_null() ? "missing" : object.is_object() ? "without a type" : object.dump();
 }
 
+std::string model_type_of(const json& model) {
+  if (!model.is_object() || model.contains("type") || !model.contains("vocab")) return type_of(model);
+  if (model["vocab"].is_array()) return "Unigram";
+  if (model.contains("merges")) return "BPE";
+  if (model.contains("continuing_subword_prefix") && model.contains("max_input_chars_per_word")) return "WordPiece";
+  return model.contains("unk_token") ? "WordLevel" : type_of(model);
+}
+
+std::string prepend_scheme_of(const json& step) {
+  const json &scheme = part_of(step, "prepend_scheme"), &adds = part_of(step, "add_prefix_space");
+  if (!adds.is_null() && !adds.is_boolean()) return "";
+  const std::string written = adds == false ? "never" : "always";
+  if (scheme.is_null()) return written;
+  const bool known = scheme == "always" || scheme == "first" || scheme == "never";
+  return known && (adds != false || scheme == "never") ? scheme.get<std::string>() : "";
+}
+
 std::vector<json> steps_of(const json& object, const char* name) {
   if (object.is_null()) return {};
   if (type_of(object) != "Sequence" || !part_of(object, name).is_array()) return {object};

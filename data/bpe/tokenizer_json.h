@@ -14,6 +14,12 @@ namespace crossply {
 const nlohmann::json& part_of(const nlohmann::json& object, const char* key);
 // Its "type"; where there is none, what stands there instead: "missing", "without a type", "5".
 std::string type_of(const nlohmann::json& object);
+// The type of a tokenizer.json's model. Files before version 0.9 of the package tokenizers have none: then the keys of
+// the model say which it is, as they do for the package. "without a type": they do not.
+std::string model_type_of(const nlohmann::json& model);
+// When a Metaspace puts its mark before a text: "always", "first" or "never". Files before version 0.15 of the package
+// have add_prefix_space instead. "": the step has both and they contradict each other, or it has an unknown scheme.
+std::string prepend_scheme_of(const nlohmann::json& step);
 // A Sequence's steps, which it has under `name`, or the one step; none of null.
 std::vector<nlohmann::json> steps_of(const nlohmann::json& object, const char* name);
 // null, or nothing within.

@@ -17,9 +17,9 @@ build=$(cd "$1" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 shift
 python=${PYTHON:-python3}
+cd "$here/../.."  # Python looks for modules there first
 "$python" -c 'import numpy, scipy, sklearn' 2>/dev/null ||
   { echo "skipped: $python with numpy, scipy and sklearn is not here"; exit 77; }
-cd "$here/../.."
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)  # files are synchronised with a disk, one by one
 trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1

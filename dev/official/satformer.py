@@ -48,7 +48,8 @@ class RotaryEmbedding(nn.Module):
   def forward(self, q, k, seqlen_offset=0, max_seqlen=None, cu_seqlens=None):  # (B, T, heads, D)
     if seqlen_offset or cu_seqlens is not None:
       raise NotImplementedError("only whole sequences")
-    return tuple(llama.rotate(x.transpose(1, 2), self.base).transpose(1, 2) for x in (q, k))
+    positions = torch.arange(q.shape[1], device=q.device)[None]
+    return tuple(llama.rotate(x.transpose(1, 2), positions, self.base).transpose(1, 2) for x in (q, k))
 
 
 class GatedMLP(llama.MLP):

@@ -39,21 +39,12 @@ def gain(config):
 
 def mixture(sources, proj, norm):
   x = torch.stack(sources)  # (S, B, T, C)
-  return (proj(norm(x)).softmax(0) * x).sum(0)
+  return (proj(norm(x)).to(x.device).softmax(0) * x).sum(0)
 
 
-class Sources:
-  def __init__(self, embeddings):
-    self.finished, self.growing = [], [embeddings]
-
-  def all(self):
-    return self.finished + self.growing
-
-  def close(self):
-    self.finished, self.growing = self.all(), []
-
-  def add(self, y):
-    self.growing = [sum(self.growing, y)]
+def add(finished, newest, y, closed):
+  """The sources after a sublayer's output y: a new one where the newest is closed, else a part of the newest."""
+  return ((*finished, newest), y) if closed else (finished, newest + y)
 
 
 class AttnresLayer(Layer):
@@ -62,17 +53,13 @@ class AttnresLayer(Layer):
     self.self_attention_res_proj, self.self_attention_res_norm = Query(config), gain(config)
     self.mlp_res_proj, self.mlp_res_norm = Query(config), gain(config)
 
-  def forward(self, sources, shared, step):
+  def forward(self, finished, newest, step):
     size = self.config.attn_res_block_size
-    x = mixture(sources.all(), self.self_attention_res_proj, self.self_attention_res_norm)
-    if size == 0 or self.layer % size == 0:
-      sources.close()
-    sources.add(self.self_attn(self.input_layernorm(x), shared, step))
-    x = mixture(sources.all(), self.mlp_res_proj, self.mlp_res_norm)
-    if size == 0:
-      sources.close()
-    sources.add(self.mlp(self.post_attention_layernorm(x)))
-    return sources
+    x = mixture((*finished, newest), self.self_attention_res_proj, self.self_attention_res_norm)
+    y, _ = self.self_attn(self.input_layernorm(x), (), step)
+    finished, newest = add(finished, newest, y, size == 0 or self.layer % size == 0)
+    x = mixture((*finished, newest), self.mlp_res_proj, self.mlp_res_norm)
+    return add(finished, newest, self.mlp(self.post_attention_layernorm(x)), size == 0)
 
 
 class AttnresBackbone(Backbone):
@@ -81,10 +68,10 @@ class AttnresBackbone(Backbone):
     self.output_attn_res_proj, self.output_attn_res_norm = Query(config), gain(config)
 
   def forward(self, tokens, step):
-    sources = Sources(self.embed(tokens, step))
+    finished, newest = (), self.embed(tokens, step)
     for layer in self.layers:
-      sources = layer(sources, [], step)
-    return self.norm(mixture(sources.all(), self.output_attn_res_proj, self.output_attn_res_norm))
+      finished, newest = layer(finished, newest, step)
+    return self.norm(mixture((*finished, newest), self.output_attn_res_proj, self.output_attn_res_norm))
 
 
 class Attnres(Llama):

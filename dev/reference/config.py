@@ -15,11 +15,12 @@ class Config:
   head_dim: int  # D, which need not be C / H
   rms_norm_eps: float = 1e-6
   rope_theta: float = 10000.0
-  rope_scaling: dict | None = None  # Llama 3.1's: factor, low_freq_factor, high_freq_factor, the original length
+  rope_scaling: dict | None = None  # the keys of transformers' rope_parameters; rope_type linear, llama3 or yarn
   tie_word_embeddings: bool = False
   initializer_range: float = 0.02  # of linear layers and embeddings
   qk_norm: bool = False
   qk_norm_eps: float = 1e-5
+  qkv_bias: bool = False  # of the projections of queries, keys and values, as in Qwen2
   arch: str = "llama"
   backbone: str = "llama"  # or gpt2, for which rope and qk_norm mean nothing, and the following are
   max_position_embeddings: int = 2048  # learned positions
@@ -49,7 +50,7 @@ def config_of(keys, config_class):
   extra = keys.get("crossply", {})
   gpt2 = "n_embd" in keys
   for key in extra:
-    known = ("backbone", "bias") if gpt2 else ("backbone", "qk_norm", "qk_norm_eps")
+    known = ("backbone", "bias") if gpt2 else ("backbone", "qk_norm", "qk_norm_eps", "qkv_bias")
     check_choice('a key in "crossply"', key, ("arch", *known, *option_keys(config_class)))
   same = ("vocab_size", "tie_word_embeddings", "initializer_range")
   return config_class(**{**(gpt2_fields(keys) if gpt2 else llama_fields(keys)),
@@ -59,7 +60,9 @@ def config_of(keys, config_class):
 def llama_fields(keys):
   H = keys["num_attention_heads"]
   rope = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
-  check_choice("rope_type", rope.get("rope_type", "default"), ("default", "llama3"))
+  kind = rope.get("rope_type", rope.get("type", "default"))
+  check_choice("rope_type", kind, ("default", "linear", "llama3", "yarn"))
+  length = rope.get("original_max_position_embeddings") or keys.get("max_position_embeddings")
   return {
     **{key: keys[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers")},
     "num_attention_heads": H,
@@ -67,7 +70,8 @@ def llama_fields(keys):
     "head_dim": keys.get("head_dim") or keys["hidden_size"] // H,
     "rms_norm_eps": keys.get("rms_norm_eps", 1e-6),
     "rope_theta": rope.get("rope_theta", keys.get("rope_theta", 10000.0)),
-    "rope_scaling": rope if rope.get("rope_type") == "llama3" else None,
+    "rope_scaling": None if kind == "default" else {**rope, "rope_type": kind,
+                                                    "original_max_position_embeddings": length},
   }
 
 

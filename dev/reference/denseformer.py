@@ -44,8 +44,9 @@ class DenseformerBackbone(Backbone):
     x = self.embed(tokens, step)
     outputs, alphas = [x], self.dwa_modules["alphas"]
     for i, layer in enumerate(self.layers):
-      outputs.append(layer(x, [], step))
-      x = alphas[str(i)](outputs) if str(i) in alphas else outputs[-1]
+      x, _ = layer(x, (), step)
+      outputs.append(x)
+      x = alphas[str(i)](outputs) if str(i) in alphas else x
     return self.norm(x)
 
 

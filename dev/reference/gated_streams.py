@@ -67,8 +67,8 @@ class GatedStreamsLayer(Layer):
     self.attn_hyper_connection, self.mlp_hyper_connection = GatedRead(config), GatedRead(config)
 
   def forward(self, streams, shared, step):
-    streams = self.attn_hyper_connection.around(streams, lambda x: self.self_attn(x, shared, step))
-    return self.mlp_hyper_connection.around(streams, self.mlp)
+    streams = self.attn_hyper_connection.around(streams, lambda x: self.self_attn(x, shared, step)[0])
+    return self.mlp_hyper_connection.around(streams, self.mlp), shared
 
 
 class GatedStreamsBackbone(Backbone):
@@ -80,7 +80,7 @@ class GatedStreamsBackbone(Backbone):
   def forward(self, tokens, step):
     streams = self.embed(tokens, step)[:, :, None].expand(-1, -1, self.config.hc_count, -1)
     for layer in self.layers:
-      streams = layer(streams, [], step)
+      streams, _ = layer(streams, (), step)
     return self.hyper_connection_mixer(streams)[0]
 
 

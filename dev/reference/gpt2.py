@@ -83,7 +83,7 @@ def from_file(tensors, shapes):
     outputs = shape[0] if transposed(name) else shape[-1]
     part = tensors[source][..., begin : begin + outputs]
     taken[source] = begin + outputs
-    found[name] = part.T if transposed(name) else part
+    found[name] = part.T.contiguous() if transposed(name) else part
   for name, tensor in tensors.items():
     if taken.get(name) != tensor.shape[-1]:
       raise ValueError(f"{name} has {tensor.shape[-1]} columns, of which the model takes {taken.get(name, 0)}")

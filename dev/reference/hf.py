@@ -1,11 +1,13 @@
 """The same for Hugging Face's transformers: AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)."""
+import inspect
 import json
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from transformers import DynamicCache, GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel, StaticCache
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from torch import nn
+from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import cached_file
 
 from .config import GPT2_KEYS, config_of
@@ -36,11 +38,57 @@ class CrossplyConfig(PretrainedConfig):
     return {**super().to_diff_dict(), "tie_word_embeddings": self.tie_word_embeddings}
 
 
+# What the library calls the cache, among what forward takes and returns: this since 5.24, past_key_values before.
+CACHE = "cache" if "cache" in inspect.signature(CausalLMOutputWithPast).parameters else "past_key_values"
+# What callers pass that says nothing new: a cache knows where it stands, and there is one type of tokens.
+HARMLESS = ("cache_position", "token_type_ids")
+
+
+def refuse(more, config):
+  """Raises ValueError for an argument that would be ignored; None and False ask for nothing."""
+  for name in ("output_hidden_states", "output_attentions"):
+    more = {name: getattr(config, name, None), **more}
+  for name, value in more.items():
+    if value is not None and value is not False and name not in HARMLESS:
+      raise ValueError(f"crossply's models take no {name}")
+
+
+def the_cache(past_key_values, cache):
+  """The one that was given by either name."""
+  if cache is not None and past_key_values is not None:
+    raise ValueError("past_key_values and cache are two names of one argument: give one of them")
+  cache = past_key_values if cache is None else cache
+  if cache is not None and (not isinstance(cache, Cache) or cache.is_compileable):
+    raise ValueError(f"crossply's models take a cache that grows, a DynamicCache, not a {type(cache).__name__}")
+  return cache
+
+
+def check_places(mask, positions, B, T, S):
+  """Raises ValueError for masks and positions that mean something else than padding, or nothing."""
+  if mask is not None and mask.shape != (B, S):
+    raise ValueError(f"attention_mask must be (batch, tokens so far), {B, S} here, not {tuple(mask.shape)}")
+  if positions is not None and (positions.ndim != 2 or positions.shape[0] not in (1, B) or positions.shape[1] != T):
+    raise ValueError(f"position_ids must be (batch, tokens), {B, T} here, not {tuple(positions.shape)}")
+  if T == 1:  # when it generates, token by token: nothing that waits for the device
+    return
+  if mask is not None and not ((mask == 0) | (mask == 1)).all():
+    raise ValueError("attention_mask may hold 0 for padding and 1 for tokens, nothing else")
+  if positions is not None:
+    steps_back = positions.diff(dim=1) <= 0
+    if mask is not None:
+      real = mask[:, S - T :].bool()
+      steps_back = steps_back & real[:, 1:] & real[:, :-1]
+    if steps_back.any():
+      raise ValueError("position_ids must rise along a row. Where they start again, documents are packed, and these "
+                       "models would attend from one to the other: give each document a row of its own, padded")
+
+
 def step_of(tokens, mask, positions, cache):
-  """mask: (B, S), 0 at padding; None where there is none. positions: (B, T), or None."""
-  T, device = tokens.shape[1], tokens.device
+  """mask: (B, S), 0 at padding; None where there is none. positions: (B or 1, T), or None."""
+  (B, T), device = tokens.shape, tokens.device
   before = cache.get_seq_length() if cache is not None else 0
   S = before + T
+  check_places(mask, positions, B, T, S)
   visible = torch.ones(T, S, dtype=torch.bool, device=device).tril(before)[None, None]
   if mask is not None:
     itself = torch.eye(S, dtype=torch.bool, device=device)[before:]  # a softmax must have something, in padding too
@@ -49,7 +97,7 @@ def step_of(tokens, mask, positions, cache):
     positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, before:]
   elif positions is None:
     positions = torch.arange(before, S, device=device)[None]
-  return Step(positions, visible, cache)
+  return Step(positions, visible, None if cache is None else cache.update)
 
 
 def read_weights(directory, subfolder="", **where):
@@ -64,23 +112,62 @@ def read_weights(directory, subfolder="", **where):
   return {name: tensor for part in parts for name, tensor in part.items()}
 
 
+def place(model, device_map, max_memory=None, offload_folder=None):
+  """On devices, as from_pretrained takes them; the library does so itself where it reads the files."""
+  from accelerate import dispatch_model, infer_auto_device_map
+  from accelerate.utils import get_balanced_memory
+  whole = model._no_split_modules
+  if device_map in ("auto", "balanced", "balanced_low_0"):
+    low_zero = device_map == "balanced_low_0"
+    max_memory = get_balanced_memory(model, max_memory, no_split_module_classes=whole, low_zero=low_zero)
+  if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+    device_map = infer_auto_device_map(model, max_memory, no_split_module_classes=whole)
+  elif not isinstance(device_map, dict):
+    device_map = {"": device_map}
+  dispatch_model(model, device_map, offload_dir=offload_folder)
+
+
+class CrossplyModel:
+  """In front of the architecture's Backbone: called as the library calls what is below the head."""
+
+  def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, cache=None,
+              use_cache=None, return_dict=None, **more):
+    """What the head reads, (B, T, C)."""
+    refuse(more, self.config)
+    if input_ids is None:
+      raise ValueError("crossply's models take tokens: input_ids")
+    cache = the_cache(past_key_values, cache)
+    if self.training and torch.is_grad_enabled() and any(layer.gradient_checkpointing for layer in self.layers):
+      if cache is not None:
+        raise ValueError(f"gradient checkpointing would write to {CACHE} twice: give none")
+    elif cache is None and use_cache:
+      cache = DynamicCache()
+    x = super().forward(input_ids, step_of(input_ids, attention_mask, position_ids, cache))
+    output = BaseModelOutputWithPast(last_hidden_state=x, **{CACHE: cache})
+    return output.to_tuple() if return_dict is False else output
+
+
 class CrossplyForCausalLM(PreTrainedModel, GenerationMixin):
-  reference = Llama  # the architecture's
+  reference, model_class = Llama, CrossplyModel  # the architecture's
   config_class = CrossplyConfig
   base_model_prefix = "model"
   accepts_loss_kwargs = False
+  supports_gradient_checkpointing = True
+  _supports_cache_class = True
   _supports_sdpa = True
+  _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
   def __init__(self, config):
     super().__init__(config)
     module = self.reference(config_of(config.to_dict(), self.reference.config_class))
     self.model = module.model
-    if not config.tie_word_embeddings:
+    self.model.__class__ = self.model_class
+    if config.tie_word_embeddings:  # the library ties them; to it every head is a module
+      self.lm_head = nn.Linear(module.config.hidden_size, module.config.vocab_size, bias=False)
+    else:
       self.lm_head = module.lm_head
     self._no_split_modules = [module.layer.__name__]
     self.post_init()
-
-  head = Llama.head
 
   def _init_weights(self, module):
     """Nothing: the parts start as they should."""
@@ -92,34 +179,54 @@ class CrossplyForCausalLM(PreTrainedModel, GenerationMixin):
     self.model.embed_tokens = embeddings
 
   def get_output_embeddings(self):
-    return getattr(self, "lm_head", None)
+    return self.lm_head
 
   def set_output_embeddings(self, head):
     self.lm_head = head
 
-  def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, labels=None,
-              use_cache=None, logits_to_keep=0, **more):
-    """Logits (B, T, V), or of the last logits_to_keep tokens. labels (B, T): the tokens themselves, -100 where none."""
-    for name in ("inputs_embeds", "output_hidden_states", "output_attentions"):
-      if more.get(name) is not None and more[name] is not False:
-        raise ValueError(f"crossply's models take no {name}")
-    if isinstance(past_key_values, StaticCache):
-      raise ValueError("crossply's models take no StaticCache, only a cache that grows: a DynamicCache")
-    use_cache = self.config.use_cache if use_cache is None else use_cache
-    if past_key_values is None and use_cache and labels is None:
-      past_key_values = DynamicCache()
-    x = self.model(input_ids, step_of(input_ids, attention_mask, position_ids, past_key_values))
-    logits = self.head(x[:, -logits_to_keep:])
-    loss = None
+  def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, cache=None,
+              labels=None, use_cache=None, logits_to_keep=0, num_items_in_batch=None, return_dict=None, **more):
+    """Logits (B, T, V), or of the last logits_to_keep tokens, or of those that such a tensor lists. labels (B, T): the
+    tokens themselves, -100 where none; the loss is their mean, or their sum divided by num_items_in_batch."""
+    refuse(more, self.config)
+    if use_cache is None:
+      use_cache = self.config.use_cache and labels is None
+    body = self.model(input_ids, attention_mask=attention_mask, position_ids=position_ids,
+                      past_key_values=past_key_values, cache=cache, use_cache=use_cache)
+    kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+    logits, loss = self.lm_head(body.last_hidden_state[:, kept]), None
     if labels is not None:
-      loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
-    return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+      if logits.shape[:2] != labels.shape:
+        raise ValueError(f"labels must be (batch, tokens), as the logits {tuple(logits.shape[:2])}, not "
+                         f"{tuple(labels.shape)}")
+      total = "mean" if num_items_in_batch is None else "sum"
+      loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten().to(logits.device),
+                             ignore_index=-100, reduction=total)
+      if num_items_in_batch is not None:
+        loss = loss / torch.as_tensor(num_items_in_batch, device=loss.device)
+    output = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: getattr(body, CACHE)})
+    whole = getattr(self.config, "return_dict", True) if return_dict is None else return_dict
+    return output if whole else output.to_tuple()
+
+  def prepare_inputs_for_generation(self, *args, attention_mask=None, **kwargs):
+    """The library's. What is written next must stand after a token."""
+    if attention_mask is not None and attention_mask.ndim == 2 and not attention_mask[:, -1].all():
+      raise ValueError('a prompt ends in padding: pad on the left (padding_side="left" of the tokenizer)')
+    return super().prepare_inputs_for_generation(*args, attention_mask=attention_mask, **kwargs)
 
   # A GPT-2's tensors stand in files otherwise than here.
 
+  def in_files(self, state=None):
+    """{name: tensor}, of the model or of this state, without a head that is the embedding."""
+    state = self.state_dict() if state is None else state
+    tied = self.config.tie_word_embeddings
+    return {name: tensor for name, tensor in state.items() if not (tied and name == "lm_head.weight")}
+
   def load_state_dict(self, state_dict, *args, **more):
     if "transformer.wte.weight" in state_dict:
-      state_dict = from_file(state_dict, {name: tensor.shape for name, tensor in self.state_dict().items()})
+      state_dict = from_file(state_dict, {name: tensor.shape for name, tensor in self.in_files().items()})
+    if self.config.tie_word_embeddings and "model.embed_tokens.weight" in state_dict:
+      state_dict = {"lm_head.weight": state_dict["model.embed_tokens.weight"], **state_dict}
     return super().load_state_dict(state_dict, *args, **more)
 
   @classmethod
@@ -130,8 +237,9 @@ class CrossplyForCausalLM(PreTrainedModel, GenerationMixin):
     if directory is None or "n_embd" not in config.to_dict():
       return super().from_pretrained(directory, *args, config=config, **more)
     with torch.device("meta"):
-      shapes = {name: tensor.shape for name, tensor in cls(config).state_dict().items()}
+      shapes = {name: tensor.shape for name, tensor in cls(config).in_files().items()}
     state = from_file(read_weights(directory, **where), shapes)
+    placed = {key: more.pop(key) for key in ("device_map", "max_memory", "offload_folder") if key in more}
     loaded = super().from_pretrained(None, *args, config=config, state_dict=state, **more)
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     model.name_or_path = model.config.name_or_path = str(directory)  # an adapter keeps it
@@ -139,9 +247,11 @@ class CrossplyForCausalLM(PreTrainedModel, GenerationMixin):
       model.generation_config = GenerationConfig.from_pretrained(directory, **where)
     except OSError:  # there is none
       pass
+    if placed.get("device_map") is not None:
+      place(model, **placed)
     return loaded
 
   def save_pretrained(self, directory, *args, state_dict=None, **more):
     if "n_embd" in self.config.to_dict():
-      state_dict = {name: tensor.contiguous() for name, tensor in to_file(state_dict or self.state_dict()).items()}
+      state_dict = {name: tensor.contiguous() for name, tensor in to_file(self.in_files(state_dict)).items()}
     super().save_pretrained(directory, *args, state_dict=state_dict, **more)

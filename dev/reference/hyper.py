@@ -78,8 +78,8 @@ class HyperLayer(Layer):
     self.mlp_hc = HyperConnection(config, layer if by_layer else 2 * layer + 1)
 
   def forward(self, streams, shared, step):
-    streams = self.attn_hc(streams, lambda x: self.self_attn(self.input_layernorm(x), shared, step))
-    return self.mlp_hc(streams, lambda x: self.mlp(self.post_attention_layernorm(x)))
+    streams = self.attn_hc(streams, lambda x: self.self_attn(self.input_layernorm(x), shared, step)[0])
+    return self.mlp_hc(streams, lambda x: self.mlp(self.post_attention_layernorm(x))), shared
 
   def initialise(self):
     if self.config.output_init_scale:
@@ -91,7 +91,7 @@ class HyperBackbone(Backbone):
   def forward(self, tokens, step):
     streams = self.embed(tokens, step)[:, :, None].expand(-1, -1, self.config.rate, -1)
     for layer in self.layers:
-      streams = layer(streams, [], step)
+      streams, _ = layer(streams, (), step)
     return self.norm(streams.sum(2))
 
 

@@ -248,7 +248,7 @@ def check_resformer(check, options):
   plus = tiny("resformer", **options)
   manager = plus.model.lambda_manager
   first = manager.lambda_scale * manager.lambda_logits.exp() / manager.lambda_logits.exp().sum()
-  own = [layer.self_attn.value_residual_mixing["lambda2"] for layer in plus.model.layers[1:]]
+  own = [layer.self_attn.value_residual_mixing.lambda2 for layer in plus.model.layers[1:]]
   learnable = lambda a, b: put(tiny("resformer", plus, variant="learnable", **options), lambda1=a, lambda2=b)
   wanted = {
     "plus": (lambda i: first[i - 1], lambda i: own[i - 1]),

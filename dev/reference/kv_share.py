@@ -42,9 +42,10 @@ class KvShareAttention(Attention):
       return super().project(x, shared)
     return split_heads(self.q_proj(x), self.config.head_dim), None, None
 
+  def leave(self, keys, values, shared):
+    return (keys, values) if self.owner else shared
+
   def route(self, keys, values, shared):
-    if self.owner:
-      shared[:] = [keys, values]
     return shared
 
 

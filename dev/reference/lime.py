@@ -47,13 +47,16 @@ class LimeAttention(Attention):
       return [m < window or m == i for m in range(i + 1)]
     return [True] * (i + 1)
 
-  def route(self, keys, values, slab):
-    slab.append((keys, values))
+  def leave(self, keys, values, shared):
+    return (*shared, keys, values)
+
+  def route(self, keys, values, shared):
+    slab = shared[0::2], shared[1::2]  # keys and values of layers 0..i
     if self.layer == 0 or self.config.routing == "own":
       return keys, values
     if self.config.routing == "average":
-      return tuple(torch.stack(heads).mean(0) for heads in zip(*slab))
-    slabs = (torch.stack([heads * may for heads, may in zip(part, self.readable())], dim=1) for part in zip(*slab))
+      return tuple(torch.stack(heads).mean(0) for heads in slab)
+    slabs = (torch.stack([heads * may for heads, may in zip(part, self.readable())], dim=1) for part in slab)
     return tuple(self.lime_router(heads.flatten(1, 2).movedim(1, -1)).movedim(-1, 1) for heads in slabs)
 
   def initialise(self):

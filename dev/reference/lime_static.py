@@ -112,10 +112,11 @@ class LimeLayer(Layer):
       self.lime_layernorm = backbone_norm(config, bias=False)
 
   def forward(self, x, streams, step):
-    streams.append(x)
-    normed = [self.lime_layernorm(stream) for stream in streams] if self.layer > 0 else []
-    x = x + self.self_attn(self.input_layernorm(x), normed, step)
-    return x + self.mlp(self.post_attention_layernorm(x))
+    streams = (*streams, x)  # X_0, ..., X_i
+    normed = tuple(self.lime_layernorm(stream) for stream in streams) if self.layer > 0 else ()
+    y, _ = self.self_attn(self.input_layernorm(x), normed, step)
+    x = x + y
+    return x + self.mlp(self.post_attention_layernorm(x)), streams
 
 
 class LimeStatic(Llama):

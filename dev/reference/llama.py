@@ -6,28 +6,31 @@ feed-forward width. The state dict carries the names of a LLaMA checkpoint (mode
 q_norm and k_norm appear where qk_norm is on, lm_head.weight where the embedding is not tied to it.
 
 An architecture that connects layers across depth replaces what it changes: how an attention projects its input
-(project), which keys and values it attends to (route), the two sublayers (Layer), what flows from layer to layer
-(Backbone). `shared` is a list, empty at first, in which layers leave to later ones what those need; `step` says where
-the tokens stand, and keeps the keys and values that later ones attend to. A module whose parameters start with other
-values sets them in a method initialise.
+(project), what it leaves to later layers (leave), which keys and values it attends to (route), the two sublayers
+(Layer), what flows from layer to layer (Backbone). A layer takes the stream, what earlier layers left, and the step; it
+returns the stream and what they and it left. `shared` is that: a tuple of tensors, empty at first. A layer changes
+neither what it takes nor the model, so each may lie on another device, be sharded, or be computed twice. `step` says
+where the tokens stand, and keeps the keys and values that later ones attend to. A module whose parameters start with
+other values sets them in a method initialise.
 """
 import dataclasses
 import math
+import typing
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from .config import Config
 from .gpt2 import Gpt2MLP, LayerNorm
 
 
-@dataclasses.dataclass
-class Step:
+class Step(typing.NamedTuple):
   """Where the T tokens of one call stand. S counts those of earlier calls, too, whose keys and values are cached."""
   positions: torch.Tensor  # (B or 1, T)
   visible: torch.Tensor  # (B or 1, 1, T, S): may the query read the key?
-  cache: object = None  # its update(keys, values, layer) appends them to the layer's, and returns all
+  remember: typing.Callable | None = None  # (keys, values, layer): appends them to the layer's, and returns all
 
 
 def whole(tokens):
@@ -69,14 +72,44 @@ def backbone_mlp(config, inner):
 
 
 def frequencies(D, theta, scaling):
-  """Radians a position for each pair of channels: (D/2). Scaling slows down those that turn seldom."""
+  """Radians a position for each pair of channels: (D/2). Scaling slows down all (linear), or those that turn seldom."""
   frequency = theta ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
   if scaling is None:
     return frequency
+  kept = {"linear": lambda: 0, "llama3": lambda: llama3_share(frequency, scaling),
+          "yarn": lambda: yarn_share(D, theta, scaling)}[scaling["rope_type"]]()
+  return frequency * (kept + (1 - kept) / scaling["factor"])
+
+
+def llama3_share(frequency, scaling):
+  """Of each frequency, how much stays: by how often the pair turns in the original length."""
   low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
   turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
-  kept = ((turns - low) / (high - low)).clamp(0, 1)
-  return frequency * (kept + (1 - kept) / scaling["factor"])
+  return ((turns - low) / (high - low)).clamp(0, 1)
+
+
+def yarn_share(D, theta, scaling):
+  """The same by the pair's number, between those that turn beta_fast and beta_slow times (arXiv 2309.00071)."""
+  length = scaling["original_max_position_embeddings"]
+  low, high = (D * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+               for turns in (scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1))
+  if scaling.get("truncate", True):
+    low, high = math.floor(low), math.ceil(high)
+  low, high = max(low, 0), min(high, D - 1)
+  width = high - low or 0.001
+  return 1 - ((torch.arange(D // 2, dtype=torch.float64) - low) / width).clamp(0, 1)
+
+
+def rope_factor(scaling):
+  """What queries and keys are multiplied by as they are rotated: yarn's attention factor."""
+  if scaling is None or scaling["rope_type"] != "yarn":
+    return 1
+  if scaling.get("attention_factor") is not None:
+    return scaling["attention_factor"]
+  def factor(scale):
+    return 0.1 * scale * math.log(scaling["factor"]) + 1 if scaling["factor"] > 1 else 1
+  own, every = scaling.get("mscale"), scaling.get("mscale_all_dim")
+  return factor(own) / factor(every) if own and every else factor(1)
 
 
 def rotate(x, positions, theta, scaling=None):
@@ -84,7 +117,8 @@ def rotate(x, positions, theta, scaling=None):
   D = x.shape[-1]
   exact = "cpu" if x.device.type == "mps" else x.device  # has float64
   angle = positions[:, None, :, None].to(exact) * frequencies(D, theta, scaling).to(exact)  # (B or 1, 1, T, D/2)
-  cos, sin = (part.to(x.dtype).to(x.device) for part in (angle.cos(), angle.sin()))
+  factor = rope_factor(scaling)
+  cos, sin = ((factor * part).to(x.dtype).to(x.device) for part in (angle.cos(), angle.sin()))
   a, b = x[..., : D // 2], x[..., D // 2 :]
   return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
@@ -102,9 +136,9 @@ class Attention(nn.Module):
     self.config, self.layer = config, layer
     C, H, K, D = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
     bias = config.backbone == "gpt2" and config.bias
-    self.q_proj = nn.Linear(C, H * D, bias=bias)
-    self.k_proj = nn.Linear(C, K * D, bias=bias)
-    self.v_proj = nn.Linear(C, K * D, bias=bias)
+    self.q_proj = nn.Linear(C, H * D, bias=bias or config.qkv_bias)
+    self.k_proj = nn.Linear(C, K * D, bias=bias or config.qkv_bias)
+    self.v_proj = nn.Linear(C, K * D, bias=bias or config.qkv_bias)
     self.o_proj = nn.Linear(H * D, C, bias=bias)
     if config.qk_norm:
       self.q_norm = RMSNorm(D, config.qk_norm_eps)
@@ -122,26 +156,32 @@ class Attention(nn.Module):
       x = rotate(x, step.positions, self.config.rope_theta, self.config.rope_scaling)
     return x
 
+  def leave(self, keys, values, shared):
+    """What later layers may read: shared, with what they need of this layer's keys, normed and rotated, and values."""
+    return shared
+
   def route(self, keys, values, shared):
-    """The keys and values (B, K or H, T, D) to attend to, from the layer's own, whose keys are normed and rotated.
+    """The keys and values (B, K or H, T, D) to attend to, from the layer's own and what leave() returned.
 
     What is made of a token must not depend on other tokens: the result is cached.
     """
     return keys, values
 
   def forward(self, x, shared, step):  # x: (B, T, C)
+    """The output (B, T, C), and what later layers may read."""
     q, k, v = self.project(x, shared)
     q, k = self.placed(q, "q_norm", step), self.placed(k, "k_norm", step)
+    shared = self.leave(k, v, shared)
     k, v = self.route(k, v, shared)
-    if step.cache is not None:
-      k, v = step.cache.update(k, v, self.layer)  # (B, heads, S, D)
+    if step.remember is not None:
+      k, v = step.remember(k, v, self.layer)  # (B, heads, S, D)
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scale = 1 / math.sqrt(self.config.head_dim)
     if self.config.scale_attn_by_inverse_layer_idx:
       scale /= self.layer + 1
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=step.visible, scale=scale)  # softmax(scale q k^T) v
-    return self.o_proj(out.transpose(1, 2).flatten(2))
+    return self.o_proj(out.transpose(1, 2).flatten(2)), shared
 
 
 class MLP(nn.Module):
@@ -158,6 +198,8 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
+  gradient_checkpointing = False  # in training, computed again in the backward pass instead of kept
+
   def __init__(self, config, layer, attention):
     super().__init__()
     self.config, self.layer = config, layer
@@ -166,9 +208,15 @@ class Layer(nn.Module):
     self.post_attention_layernorm = backbone_norm(config)
     self.mlp = backbone_mlp(config, config.intermediate_size)
 
+  def __call__(self, *inputs):
+    if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+      return checkpoint(super().__call__, *inputs, use_reentrant=False)
+    return super().__call__(*inputs)
+
   def forward(self, x, shared, step):
-    x = x + self.self_attn(self.input_layernorm(x), shared, step)
-    return x + self.mlp(self.post_attention_layernorm(x))
+    y, shared = self.self_attn(self.input_layernorm(x), shared, step)
+    x = x + y
+    return x + self.mlp(self.post_attention_layernorm(x)), shared
 
 
 class Backbone(nn.Module):
@@ -186,9 +234,9 @@ class Backbone(nn.Module):
     return x + self.embed_positions(step.positions) if self.config.backbone == "gpt2" else x
 
   def forward(self, tokens, step):
-    x, shared = self.embed(tokens, step), []
+    x, shared = self.embed(tokens, step), ()
     for layer in self.layers:
-      x = layer(x, shared, step)
+      x, shared = layer(x, shared, step)
     return self.norm(x)
 
 

@@ -57,7 +57,7 @@ class Logits(nn.Module):
       self.register_parameter(prefix + name, nn.Parameter(parameter))
 
   def part(self, name):
-    return self.get_parameter(self.prefix + name)
+    return getattr(self, self.prefix + name)  # whatever a sharding wrapper has put there
 
   def forward(self, streams):  # (B, T, E, C)
     z = unit_rms(streams.flatten(-2), self.config.rms_norm_eps) @ self.part("fn").T
@@ -119,8 +119,8 @@ class MhcLayer(Layer):
     super().__init__(config, layer, attention)
     self.attn_hc, self.ffn_hc = MhcConnection(config, 2 * layer), MhcConnection(config, 2 * layer + 1)
 
-  def forward(self, streams, pre, shared, step):
-    streams, pre = self.attn_hc(streams, pre, lambda x: self.self_attn(self.input_layernorm(x), shared, step))
+  def forward(self, streams, pre, step):
+    streams, pre = self.attn_hc(streams, pre, lambda x: self.self_attn(self.input_layernorm(x), (), step)[0])
     return self.ffn_hc(streams, pre, lambda x: self.mlp(self.post_attention_layernorm(x)))
 
 
@@ -135,10 +135,10 @@ class MhcBackbone(Backbone):
     streams = self.embed(tokens, step)[:, :, None].expand(-1, -1, E, -1)
     pre = torch.eye(E)[0].to(streams)
     for layer in self.layers:
-      streams, pre = layer(streams, pre, [], step)
+      streams, pre = layer(streams, pre, step)
     if self.config.reads == "own":
       pre = self.hc_head(streams)[0].sigmoid() + self.config.hc_eps
-    return self.norm(read(streams, pre))
+    return self.norm(read(streams, pre.to(streams.device)))
 
 
 class Mhc(Llama):

@@ -59,12 +59,14 @@ def write_safetensors(path, arrays):
 
 
 def read_config(path):
-  """Config from a config.json, of a plain LLaMA, Qwen3 or GPT-2 too."""
+  """Config from a config.json, of a plain LLaMA, Mistral, Qwen2, Qwen3 or GPT-2 too."""
   keys = json.loads(pathlib.Path(path).read_text())
   arch = keys.get("crossply", {}).get("arch", "gpt2" if "n_embd" in keys else "llama")
   check_choice(f"{path}: arch", arch, ARCHITECTURES)
   if keys.get("model_type") == "qwen3":
     keys["crossply"] = {"qk_norm": True, "qk_norm_eps": keys["rms_norm_eps"]}
+  if keys.get("model_type") == "qwen2":
+    keys["crossply"] = {"qkv_bias": True}
   try:
     return config_of(keys, ARCHITECTURES[arch].config_class)
   except ValueError as problem:
@@ -92,12 +94,12 @@ def write_config(path, config):
     return write_gpt2_config(path, config)
   options = {key: getattr(config, key) for key in option_keys(type(config))}
   keys = {key: value for key, value in vars(config).items() if key not in options and key not in GPT2_FIELDS}
-  arch, qk_norm, qk_norm_eps = (keys.pop(key) for key in ("arch", "qk_norm", "qk_norm_eps"))
+  arch, qk_norm, qk_norm_eps, qkv_bias = (keys.pop(key) for key in ("arch", "qk_norm", "qk_norm_eps", "qkv_bias"))
   if keys["rope_scaling"] is None:
     del keys["rope_scaling"]
   keys.update(hidden_act="silu", model_type="llama", architectures=["LlamaForCausalLM"], dtype="float32")
-  if arch != "llama" or qk_norm:
-    keys["crossply"] = {"arch": arch, "qk_norm": qk_norm, **options}
+  if arch != "llama" or qk_norm or qkv_bias:
+    keys["crossply"] = {"arch": arch, "qk_norm": qk_norm, "qkv_bias": qkv_bias, **options}
     if qk_norm:
       keys["crossply"]["qk_norm_eps"] = qk_norm_eps
     # Nothing that knows only plain LLaMA must mistake this directory for one.
@@ -105,12 +107,24 @@ def write_config(path, config):
   pathlib.Path(path).write_text(json.dumps(keys, indent=2) + "\n")
 
 
+def untie(config, arrays):
+  """Of a head that the configuration ties to the embedding: one of equal values goes, another one makes it untied."""
+  head = arrays.get("lm_head.weight") if config.tie_word_embeddings else None
+  if head is None:
+    return
+  config.tie_word_embeddings = np.array_equal(
+    head, arrays["transformer.wte.weight" if config.backbone == "gpt2" else "model.embed_tokens.weight"])
+  if config.tie_word_embeddings:
+    del arrays["lm_head.weight"]
+
+
 def load(directory, dtype=torch.float64):
   """The module a directory describes, with its weights. Tensors that are missing or not wanted are errors."""
   directory = pathlib.Path(directory)
   config = read_config(directory / "config.json")
-  model = ARCHITECTURES[config.arch](config).to(dtype)
   arrays = read_safetensors(directory / "model.safetensors")
+  untie(config, arrays)
+  model = ARCHITECTURES[config.arch](config).to(dtype)
   tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
   if config.backbone == "gpt2":
     tensors = gpt2.from_file(tensors, {name: tensor.shape for name, tensor in model.state_dict().items()})

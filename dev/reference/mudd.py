@@ -44,13 +44,13 @@ class DepthAggregate(nn.Module):
       self.pre_da_norms = nn.ModuleList(RMSNorm(C, self.eps) for _ in range(sources))
       self.post_da_norms = nn.ModuleList(RMSNorm(C, self.eps) for _ in range(ways))
 
-  def forward(self, outputs):  # [X_0, ..., X_n], each (B, T, C)
+  def forward(self, outputs):  # (X_0, ..., X_n), each (B, T, C)
     newest = outputs[-1]
     weights = self.w2(F.gelu(self.w1(unit_rms(newest, self.eps)))).unflatten(-1, self.static_weight.shape)
     if self.prepost:
       outputs = [norm(x) for norm, x in zip(self.pre_da_norms, outputs)]
     mixed = torch.einsum("btcl,lbtd->cbtd", weights + self.static_weight, torch.stack(outputs))
-    return [norm(way) + newest for norm, way in zip(self.post_da_norms, mixed)] if self.prepost else list(mixed)
+    return tuple(norm(way) + newest for norm, way in zip(self.post_da_norms, mixed)) if self.prepost else tuple(mixed)
 
   def initialise(self):
     """As if there were no mixing."""
@@ -81,20 +81,21 @@ class MuddLayer(Layer):
       self.mlp = backbone_mlp(config, config.intermediate_sizes[layer])
     self.da = DepthAggregate(config, layer)
 
-  def forward(self, ways, shared, step):
+  def forward(self, ways, outputs, step):
     q, k, v, x = ways
     normed = self.input_layernorm_q(q), self.input_layernorm_k(k), self.input_layernorm_v(v)
-    x = x + self.self_attn(normed, shared, step)
-    return x + self.mlp(self.post_attention_layernorm(x))
+    y, _ = self.self_attn(normed, (), step)
+    x = x + y
+    outputs = (*outputs, x + self.mlp(self.post_attention_layernorm(x)))  # X_0, ..., X_n
+    return self.da(outputs), outputs
 
 
 class MuddBackbone(Backbone):
   def forward(self, tokens, step):
-    outputs = [self.embed(tokens, step)]
+    outputs = (self.embed(tokens, step),)
     ways = outputs * 4
     for layer in self.layers:
-      outputs.append(layer(ways, [], step))
-      ways = layer.da(outputs)
+      ways, outputs = layer(ways, outputs, step)
     return self.norm(ways[-1])
 
 

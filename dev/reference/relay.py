@@ -29,8 +29,10 @@ class RelayAttention(Attention):
     if self.layer > 0:
       gate = F.relu(self.relay_gate(x))  # (B, T, K)
       v = v + gate.transpose(1, 2)[..., None] * shared[0]
-    shared[:] = [v]
     return q, k, v
+
+  def leave(self, keys, values, shared):
+    return (values,)
 
 
 class Relay(Llama):

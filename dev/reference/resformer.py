@@ -37,6 +37,19 @@ def mixes(config, layer):
   return layer > 0 and layer >= L - (config.last_k or sparse or L)
 
 
+class LayerLambdas(nn.Module):
+  """What a layer learns of its own: lambda2, and of variant learnable lambda1 before it."""
+
+  def __init__(self, names):
+    super().__init__()
+    self.names = names
+    for name in names:
+      self.register_parameter(name, nn.Parameter(torch.full((1,), 0.5)))
+
+  def forward(self):
+    return [getattr(self, name) for name in self.names]
+
+
 class ResformerAttention(Attention):
   def __init__(self, config, layer):
     super().__init__(config, layer)
@@ -45,29 +58,30 @@ class ResformerAttention(Attention):
     self.mixes = mixes(config, layer)
     learned = {"plus": ["lambda2"], "learnable": ["lambda1", "lambda2"]}.get(config.variant)
     if self.mixes and learned:
-      self.value_residual_mixing = nn.ParameterDict({name: nn.Parameter(torch.full((1,), 0.5)) for name in learned})
+      self.value_residual_mixing = LayerLambdas(learned)
     if self.mixes and config.variant == "svformer":
       self.v_proj = None
 
-  def lambdas(self, lambda1):
+  def lambdas(self, lambda1=None):
     """Of this layer; `lambda1` are those of all layers, for variant plus."""
     if self.config.variant == "plus":
-      return lambda1[self.layer - 1], self.value_residual_mixing["lambda2"]
+      return lambda1[self.layer - 1], *self.value_residual_mixing()
     if self.config.variant == "learnable":
-      return self.value_residual_mixing["lambda1"], self.value_residual_mixing["lambda2"]
+      return self.value_residual_mixing()
     return FIXED[self.config.variant]
 
   def project(self, x, shared):
     D = self.config.head_dim
     q, k = split_heads(self.q_proj(x), D), split_heads(self.k_proj(x), D)
     v = split_heads(self.v_proj(x), D) if self.v_proj is not None else 0
-    if self.layer == 0:
-      shared.append(v)
     if self.mixes:
-      lambda1, first = shared
-      mine, own = self.lambdas(lambda1)
+      first, *lambda1 = shared
+      mine, own = self.lambdas(*lambda1)
       v = mine * first + own * v
     return q, k, v
+
+  def leave(self, keys, values, shared):
+    return (values, *shared) if self.layer == 0 else shared
 
 
 class LambdaManager(nn.Module):
@@ -89,9 +103,9 @@ class ResformerBackbone(Backbone):
       self.lambda_manager = LambdaManager(config.num_hidden_layers)
 
   def forward(self, tokens, step):
-    x, shared = self.embed(tokens, step), [self.lambda_manager() if self.config.variant == "plus" else None]
+    x, shared = self.embed(tokens, step), (self.lambda_manager(),) if self.config.variant == "plus" else ()
     for layer in self.layers:
-      x = layer(x, shared, step)
+      x, shared = layer(x, shared, step)
     return self.norm(x)
 
 

@@ -50,12 +50,13 @@ class SatformerAttention(Attention):
 
   def project(self, x, shared):
     q, k, v = super().project(x, shared)
-    if self.layer == 0:
-      shared.append(v)
     if hasattr(self, "value_residual_mixing"):
       alpha = GATES[self.config.gate](self.value_residual_mixing["alpha_proj"](x))  # (B, T, K)
       v = v + alpha.transpose(1, 2)[..., None] * shared[0]
     return q, k, v
+
+  def leave(self, keys, values, shared):
+    return (values,) if self.layer == 0 else shared
 
 
 class Satformer(Llama):

@@ -77,12 +77,15 @@ class ShortcutsBackbone(Backbone):
       x = unit_rms(x, config.rms_norm_eps)
     start = x
     for i, layer in enumerate(self.layers):
-      x = (self.resid_lambdas[i] * x if config.resid else x) + (self.x0_lambdas[i] * start if config.x0 else 0)
-      rows = [self.value_embeds[str(i)](tokens)] if has_table(config, i) else []
-      x = layer(x, rows, step)
+      if config.resid:
+        x = self.resid_lambdas[i].to(x.device) * x
+      if config.x0:
+        x = x + (self.x0_lambdas[i] * start).to(x.device)
+      rows = (self.value_embeds[str(i)](tokens),) if has_table(config, i) else ()
+      x, _ = layer(x, rows, step)
       if i == len(self.layers) // 2:
         middle = x
-    return self.norm(x - self.backout_lambda * middle if config.backout else x)
+    return self.norm(x - self.backout_lambda.to(x.device) * middle.to(x.device) if config.backout else x)
 
 
 class Shortcuts(Llama):

@@ -34,11 +34,13 @@ class SkipAttention(Attention):
     """The layer whose keys and values a query head reads."""
     raise NotImplementedError
 
+  def leave(self, keys, values, shared):
+    return (*shared, keys, values)
+
   def route(self, keys, values, shared):
-    shared.append((keys, values))
     H, K = self.config.num_attention_heads, self.config.num_key_value_heads
     read = [(self.source(head), head // (H // K)) for head in range(H)]
-    return tuple(torch.stack([shared[layer][part][:, k] for layer, k in read], dim=1) for part in (0, 1))
+    return tuple(torch.stack([part[layer][:, k] for layer, k in read], dim=1) for part in (shared[0::2], shared[1::2]))
 
 
 class SlaAttention(SkipAttention):

@@ -61,12 +61,12 @@ class VerticalLayer(Layer):
     self.vertical_attention = VerticalAttention(config, layer)
 
   def forward(self, x, history, step):
-    history.append(x)
+    history = (*history, x)  # h_0, ..., h_i
     x = self.vertical_attention(history)
     if self.config.residual:
       return super().forward(x, history, step)
-    x = self.self_attn(self.input_layernorm(x), history, step)
-    return self.mlp(self.post_attention_layernorm(x))
+    x, _ = self.self_attn(self.input_layernorm(x), history, step)
+    return self.mlp(self.post_attention_layernorm(x)), history
 
 
 class Vertical(Llama):

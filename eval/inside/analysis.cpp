@@ -12,6 +12,7 @@
 #include "cli/format.h"
 #include "engine/file.h"
 #include "engine/json.h"
+#include "engine/numbers.h"
 #include "engine/printable.h"
 #include "models/json_file.h"
 
@@ -151,7 +152,19 @@ std::string one_line(const std::string& text) {
   return out;
 }
 
-std::string csv_field(const std::string& text) {
+namespace {
+
+// Whether a spreadsheet takes the text for a formula and runs it: not a number such as -1.5.
+bool is_formula(const std::string& text) {
+  const auto begins = [&](const char* sign) { return text.starts_with(sign); };
+  constexpr const char* signs[] = {"=", "+", "-", "@", "\t", "\r", "\uFF1D", "\uFF0B", "\uFF0D", "\uFF20"};
+  return std::ranges::any_of(signs, begins) && !parse_number(text);
+}
+
+}  // namespace
+
+std::string csv_field(const std::string& given) {
+  const std::string text = is_formula(given) ? "'" + given : given;
   if (text.find_first_of("\",\r\n") == std::string::npos) return text;
   std::string quoted = text;
   for (size_t at = 0; (at = quoted.find('"', at)) != std::string::npos; at += 2) quoted.insert(at, "\"");

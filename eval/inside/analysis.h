@@ -149,7 +149,8 @@ std::string model_file(const std::string& stem, const AnalysisOptions& o, const 
 // Text from outside, such as a name, in one line that is safe for a terminal.
 std::string one_line(const std::string& text);
 
-// A field of a CSV file, in quotes where it needs them.
+// A text as a field of a CSV file, in quotes where it needs them. An apostrophe comes before a text that a spreadsheet
+// would run as a formula, such as "=1+1" or "@a".
 std::string csv_field(const std::string& text);
 // The same of a number, with the digits that JSON has; nothing where it is not finite.
 std::string csv_cell(double number);

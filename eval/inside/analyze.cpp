@@ -7,6 +7,7 @@
 #include "cli/program.h"
 #include "cli/shell.h"
 #include "engine/file.h"
+#include "engine/printable.h"
 #include "eval/inside/dump.h"
 #include "eval/inside/page.h"
 
@@ -112,7 +113,7 @@ void measure_or_leave_out(Analysis& analysis, Subject& subject, const AnalysisOp
 
 // Prints what was found, and writes it where that was asked for.
 void tell(const Analysis& analysis, const Finding& found, const AnalysisOptions& o, bool first) {
-  std::printf("%s%s\n\n%s", first ? "" : "\n", found.title.c_str(), found.table.c_str());
+  std::printf("%s%s\n\n%s", first ? "" : "\n", found.title.c_str(), printable(found.table).c_str());
   if (!o.out.empty()) std::printf("\nwrote %s\n", write_finding(o.out, analysis.name(), found, o).c_str());
   std::fflush(stdout);
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cli/format.h"
+#include "cli/needs.h"
 #include "engine/json.h"
 #include "engine/printable.h"
 #include "eval/inside/analysis.h"
@@ -68,7 +69,7 @@ std::vector<int32_t> ids_of_text(const Subject& subject, const std::string& text
 MapsOfModel maps_of(Subject& subject, const std::vector<int32_t>& ids, int64_t n, bool given) {
   const Config& config = subject.config();
   MapsOfModel m{subject.name, config.arch, config.backbone, subject.title(), given, {ids.begin(), ids.begin() + n}, {}};
-  for (const int32_t id : m.ids) m.tokens.push_back(subject.data.tokenizer.decode({id}));
+  for (const int32_t id : m.ids) m.tokens.push_back(subject.data.tokenizer.name_of(id));
   Probe probe(subject.model, 1, std::ssize(ids));
   if (probe.attentions().empty()) fail(Exit::usage, m.model, ": no layer of ", m.arch, " has attention over tokens");
   double shares = 0;
@@ -172,10 +173,12 @@ class AttentionMaps : public Analysis {
   std::string name() const override { return "maps"; }
   std::string about() const override { return "attention of a text, token by token, by layer and head"; }
   void add_flags(CLI::App& app) override {
-    app.add_option("--text", text_, "maps: of this text (default: the first window's first 32 tokens)")
-        ->type_name("TEXT");
-    app.add_option("--heads", heads_, "maps: draw these heads too, as LAYER.HEAD, from 0: 3.0 3.7")
-        ->type_name("L.H...");
+    for (CLI::Option* flag :
+         {app.add_option("--text", text_, "maps: of this text (default: the first window's first 32 tokens)")
+              ->type_name("TEXT"),
+          app.add_option("--heads", heads_, "maps: draw these heads too, as LAYER.HEAD, from 0: 3.0 3.7")
+              ->type_name("L.H...")})
+      needs(app, flag, {{"--what", {name(), "all"}}});
   }
   void measure(Subject& subject, const AnalysisOptions& o) override;
   Finding finding(const AnalysisOptions& o) const override;

@@ -158,7 +158,7 @@ struct CircuitsOfModel {
   std::string token_text(int32_t id) const {
     if (!tokenizer.knows_texts()) return str(id);
     std::string text;
-    for (const char c : printable(tokenizer.decode({id}))) text += c == '\n' ? "\\n" : c == '\t' ? "\\t" : str(c);
+    for (const char c : printable(tokenizer.name_of(id))) text += c == '\n' ? "\\n" : c == '\t' ? "\\t" : str(c);
     return text;
   }
 };
@@ -199,7 +199,7 @@ std::string table_of_circuits(const CircuitsOfModel& m) {
 nlohmann::json nearest_tokens_json(const CircuitsOfModel& m, const NearestTokens& nearest) {
   nlohmann::json texts = nlohmann::json::array();
   for (const int32_t id : nearest.ids)
-    if (m.tokenizer.knows_texts()) texts.push_back(utf8_or_escaped(m.tokenizer.decode({id})));
+    if (m.tokenizer.knows_texts()) texts.push_back(utf8_or_escaped(m.tokenizer.name_of(id)));
   return {{"ids", nearest.ids}, {"scores", nearest.scores}, {"tokens", texts}};
 }
 

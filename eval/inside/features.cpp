@@ -206,7 +206,7 @@ FeatureSelection select_features(const FeatureCounts& counts, const std::vector<
     if (!tokenizer.knows_texts()) break;
     std::vector<std::string> labels;
     for (const FeatureToken& one : feature.top)
-      labels.push_back(label_of_token(tokenizer.decode({one.token}), std::string(tokenizer.separator()) == " ",
+      labels.push_back(label_of_token(tokenizer.name_of(one.token), std::string(tokenizer.separator()) == " ",
                                       tokenizer.is_special(one.token)));
     feature.label = majority_label(labels);
   }

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "cli/format.h"
+#include "cli/needs.h"
 #include "cli/ticker.h"
 #include "engine/json.h"
 #include "engine/numbers.h"
@@ -104,24 +105,29 @@ TokenClasses classes_of_words(const Tokenizer& tokenizer, const std::vector<std:
 }  // namespace
 
 void add_occurrence_flags(CLI::App& app, OccurrenceOptions& o) {
-  app.add_option("--words", o.words,
-                 "separability, tsne: the words whose vectors are the classes (default: is are was were; of a "
-                 "vocabulary of words: its numbers, or its four most frequent)")
-      ->type_name("WORD...");
-  add_counts(app, "--ids", o.ids, "separability, tsne: the same by tokens, as 318 389 373 547 of GPT-2");
-  add_truth(app, "--word-space", o.word_space,
-            "separability, tsne: of a subword tokenizer, take the words with a space before them");
-  add_truth(app, "--keep-vectors", o.keep_vectors,
-            "separability, tsne: write the vectors of the classes too, as DIR/NAME.safetensors");
+  CLI::Option* words = app.add_option("--words", o.words,
+                                      "separability, tsne: the words whose vectors are the classes (default: is are "
+                                      "was were; of a vocabulary of words: its numbers, or its four most frequent)")
+                           ->type_name("WORD...");
+  CLI::Option* ids =
+      add_counts(app, "--ids", o.ids, "separability, tsne: the same by tokens, as 318 389 373 547 of GPT-2")
+          ->excludes(words);
+  CLI::Option* space = add_truth(app, "--word-space", o.word_space,
+                                 "separability, tsne: of a subword tokenizer, take the words with a space before them")
+                           ->excludes(ids);
+  CLI::Option* keep = add_truth(app, "--keep-vectors", o.keep_vectors,
+                                "separability, tsne: write the vectors of the classes too, as DIR/NAME.safetensors");
+  for (CLI::Option* flag : {words, ids, space, keep}) needs(app, flag, {{"--what", {"separability", "tsne", "all"}}});
+  needs(app, keep, {{"--out"}});
 }
 
-void add_counts(CLI::App& app, const std::string& name, std::vector<int64_t>& list, const std::string& help) {
+CLI::Option* add_counts(CLI::App& app, const std::string& name, std::vector<int64_t>& list, const std::string& help) {
   const auto set = [name, &list](const std::vector<std::string>& texts) {
     list.clear();
     for (const std::string& text : texts)
       list.push_back(read_integer(name, text, 0, std::numeric_limits<int32_t>::max()));
   };
-  app.add_option_function<std::vector<std::string>>(name, set, help)->type_name("INT...");
+  return app.add_option_function<std::vector<std::string>>(name, set, help)->type_name("INT...");
 }
 
 int TokenClasses::at(const int32_t* tokens, int64_t n, int64_t t, int32_t next) const {

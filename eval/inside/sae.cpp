@@ -9,6 +9,7 @@
 #include <span>
 
 #include "cli/format.h"
+#include "cli/needs.h"
 #include "cli/ticker.h"
 #include "engine/json.h"
 #include "engine/printable.h"
@@ -268,7 +269,7 @@ std::unique_ptr<Autoencoder> explore_sae(SaeFinding* found, Subject& subject, co
   for (const Feature& feature : found->selection.retained) {
     if (!tokenizer.knows_texts()) break;
     found->texts.emplace_back();
-    for (const FeatureToken& one : feature.top) found->texts.back().push_back(tokenizer.decode({one.token}));
+    for (const FeatureToken& one : feature.top) found->texts.back().push_back(tokenizer.name_of(one.token));
   }
   found->gates = gates_by_category(*found, v, held_out);
   return model;
@@ -311,13 +312,16 @@ class SparseAutoencoder : public Analysis {
   std::string about() const override { return "a sparse autoencoder of the first layer's values; kinds of features"; }
   std::vector<std::string> more_files(const AnalysisOptions& o) const override { return model_files("sae", o); }
   void add_flags(CLI::App& app) override {
-    add_integer(app, "--dictionary", flags_.dictionary, 0, most_size, "sae: features (0: 16 times the values' width)");
-    add_integer(app, "--active", flags_.active, 1, most_size, "sae: features that a token may have active");
-    add_integer(app, "--sae-tokens", flags_.tokens, 0, most_count,
-                "sae: tokens to train on, each as often as it takes (0: about half a minute's on two cores)");
-    add_number(app, "--most-density", flags_.most_density, 0, 1,
-               "sae: drop features active on a larger share of the tokens (0: 3.84 times --active over --dictionary, "
-               "at least 0.005, what it is at the paper's sizes)");
+    for (CLI::Option* flag :
+         {add_integer(app, "--dictionary", flags_.dictionary, 0, most_size,
+                      "sae: features (0: 16 times the values' width)"),
+          add_integer(app, "--active", flags_.active, 1, most_size, "sae: features that a token may have active"),
+          add_integer(app, "--sae-tokens", flags_.tokens, 0, most_count,
+                      "sae: tokens to train on, each as often as it takes (0: about half a minute's on two cores)"),
+          add_number(app, "--most-density", flags_.most_density, 0, 1,
+                     "sae: drop features active on a larger share of the tokens (0: 3.84 times --active over "
+                     "--dictionary, at least 0.005, what it is at the paper's sizes)")})
+      needs(app, flag, {{"--what", {name(), "all"}}});
   }
   void measure(Subject& subject, const AnalysisOptions& o) override;
   Finding finding(const AnalysisOptions& o) const override;

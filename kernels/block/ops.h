@@ -35,8 +35,8 @@ Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape
 Value* rmsnorm(Tape& t, const std::string& name, Value* inp, Value* weight, double eps);
 // Rotates (B, T, H, D); the table is rope_positions'. IN PLACE: takes inp.
 Value* rope(Tape& t, const std::string& name, Value* inp, Value* table);
-// cos and sin for positions 0 .. count-1 and D/2 frequencies: (count, D), a constant of the tape
-Value* rope_positions(Tape& t, int64_t count, const std::vector<double>& frequencies);
+// cos and sin, times factor, for positions 0 .. count-1 and D/2 frequencies: (count, D), a constant of the tape
+Value* rope_positions(Tape& t, int64_t count, const std::vector<double>& frequencies, double factor = 1);
 Value* swiglu(Tape& t, const std::string& name, Value* gate, Value* up);
 Value* add(Tape& t, const std::string& name, Value* a, Value* b);
 // The same numbers in memory of their own, for an op that works in place.

@@ -116,15 +116,15 @@ void turn(const Grad& out, const Tensor& inp, const Tensor& table, int64_t pos, 
 
 }  // namespace
 
-std::vector<double> rope_table(int64_t positions, const std::vector<double>& frequencies) {
+std::vector<double> rope_table(int64_t positions, const std::vector<double>& frequencies, double factor) {
   const auto h = static_cast<int64_t>(frequencies.size()), D = 2 * h;
   CHECK_THAT(positions >= 0 && D > 0, "rope_table: positions ", positions, " D ", D);
   std::vector<double> table(static_cast<size_t>(positions * D));
   for (int64_t j = 0; j < h; ++j) {
     const double w = frequencies[static_cast<size_t>(j)];
     for (int64_t t = 0; t < positions; ++t) {
-      table[static_cast<size_t>(t * D + j)] = std::cos(static_cast<double>(t) * w);
-      table[static_cast<size_t>(t * D + j + h)] = std::sin(static_cast<double>(t) * w);
+      table[static_cast<size_t>(t * D + j)] = factor * std::cos(static_cast<double>(t) * w);
+      table[static_cast<size_t>(t * D + j + h)] = factor * std::sin(static_cast<double>(t) * w);
     }
   }
   return table;
@@ -156,8 +156,9 @@ struct Rope : Node {
 
 }  // namespace
 
-Value* rope_positions(Tape& t, int64_t count, const std::vector<double>& frequencies) {
-  return t.constant("rope", Shape{count, 2 * static_cast<int64_t>(frequencies.size())}, rope_table(count, frequencies));
+Value* rope_positions(Tape& t, int64_t count, const std::vector<double>& frequencies, double factor) {
+  return t.constant("rope", Shape{count, 2 * static_cast<int64_t>(frequencies.size())},
+                    rope_table(count, frequencies, factor));
 }
 
 Value* rope(Tape& t, const std::string& name, Value* inp, Value* table) {

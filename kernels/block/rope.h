@@ -21,9 +21,9 @@
 
 namespace crossply {
 
-// (positions, D) of the frequencies w (D/2). In double: far positions times fast frequencies lose their fraction in
-// float.
-std::vector<double> rope_table(int64_t positions, const std::vector<double>& frequencies);
+// (positions, D) of the frequencies w (D/2), all times factor, by which heads grow as they turn. In double: far
+// positions times fast frequencies lose their fraction in float.
+std::vector<double> rope_table(int64_t positions, const std::vector<double>& frequencies, double factor = 1);
 
 void rope_forward(const Tensor& out, const Tensor& inp, const Tensor& table, int64_t pos, Stream stream);
 void rope_backward(const Grad& dinp, const Tensor& dout, const Tensor& table, int64_t pos, Stream stream);

@@ -117,7 +117,7 @@ inline float* scratch_f32(size_t count, int slot = 0) {
     const size_t bytes = count * sizeof(float);
     block.data = static_cast<float*>(allocate_pages(bytes));
     if (block.data == nullptr) {  // no exception may leave a parallel region
-      std::fprintf(stderr, "error: not enough memory for %zu bytes of scratch; use a smaller --batch or --seq\n",
+      std::fprintf(stderr, "error: not enough memory for %zu bytes of scratch; use smaller batches or sequences\n",
                    bytes);
       std::_Exit(71);
     }

@@ -1,6 +1,8 @@
 // What a run survives: every call on a file fails once, one after the other, and the process is killed at every one, in
 // a tiny run that saves, in its continuation, and in its evaluation. Afterwards every checkpoint is valid, none is
 // lost, and a continued run equals one that nothing happened to, bit for bit.
+// The same for other programs that write files: none is written by half, the program called again writes all of them as
+// if nothing had happened, and no temporary stays.
 //   fault_injection BUILD_DIR PRELOAD [--every N]   one in N of the faults (default: all)
 // Exit code 77 is "skipped": where nothing can be loaded in front of a program.
 #include <fcntl.h>
@@ -15,6 +17,7 @@
 #include <sstream>
 
 #include "cli/program.h"
+#include "data/tokenizer.h"
 #include "engine/rng.h"
 #include "models/checkpoint.h"
 #include "tests/fuzz/target.h"
@@ -69,7 +72,59 @@ std::vector<std::string> kinds_of(const std::string& call) {
   return list;
 }
 
-std::vector<std::string> command(const Options& o, const std::string& scenario) {
+// A program that writes files, called where a run is.
+struct Program {
+  std::vector<std::string> words;
+  std::vector<std::string> files;       // what it writes, the same each time
+  std::vector<std::string> again = {};  // flags for a second call, which continues what the first one did
+};
+
+const std::vector<std::string> tiny = {
+    "--data", "text:data.txt", "--eval-samples", "2", "--batch", "2", "--steps", "1", "--keep", "1"};
+const std::vector<std::string> tiny_model = {"--seq", "8",        "--width", "4",       "--ffn",
+                                             "4",     "--layers", "1",       "--heads", "1"};
+
+std::vector<std::string> joined(std::vector<std::string> words, const std::vector<std::string>& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+// By the names of scenarios.
+const std::map<std::string, Program>& programs() {
+  static const std::map<std::string, Program> all = {
+      {"curves", {{"curves", "run", "--loss", "train", "--out", "fig.svg"}, {"fig.svg"}}},
+      {"gradients",
+       {{"gradients", "--model", "run", "--tokens", "tokens.txt", "--batch", "1", "--seq", "8", "--out", "grads"},
+        {"grads"}}},
+      {"analyze",
+       {{"analyze", "--model", "run", "--data", "text:data.txt", "--what", "entropy", "--sequences", "2", "--length",
+         "8", "--out", "found"},
+        {"found/entropy.json", "found/entropy.csv", "found/entropy.svg"}}},
+      {"prepare",
+       {{"prepare", "--tokenizer", "tokenizer.json", "--eot", "z", "--val", "0.1", "--out", "tokens", "data.txt",
+         "more.jsonl"},
+        {"tokens/train_000001.bin", "tokens/val_000001.bin", "tokens/tokenizer.json"}}},
+      {"transplant",
+       {{"transplant", "--model", "run", "--blocks", "0,0", "--out", "new"},
+        {"new/model.safetensors", "new/config.json"}}},
+      {"compare",
+       {joined(joined({"compare", "--arch", "llama,lime", "--out", "runs", "--jobs", "1"}, tiny), tiny_model),
+        {"runs/llama/step_00000001/model.safetensors", "runs/lime/step_00000001/model.safetensors", "runs/compare.svg"},
+        {"--resume"}}},
+      {"inheritune",
+       {joined({"train_inheritune", "--reference", "run", "--start", "1", "--out", "grown", "--seq", "8"}, tiny),
+        {"grown/round_1_blocks_1/step_00000001/model.safetensors", "grown/inheritune.svg"},
+        {"--resume"}}}};
+  return all;
+}
+
+std::vector<std::string> command(const Options& o, const std::string& scenario, bool again) {
+  if (const auto program = programs().find(scenario); program != programs().end()) {
+    std::vector<std::string> words =
+        joined(program->second.words, again ? program->second.again : std::vector<std::string>());
+    words[0] = o.build + "/" + words[0];
+    return words;
+  }
   if (scenario == "evaluate") return {o.build + "/evaluate", "--model", "run", "--data", "text:data.txt"};
   std::vector<std::string> words = {o.build + "/train_llama", "--data", "text:data.txt", "--out", "run", "--steps",
                                     std::to_string(last_step)};
@@ -94,8 +149,9 @@ void prepare_preload(const Options& o, const Place& place, const Fault* fault) {
 }
 
 // Runs a program, with its calls counted, and maybe one of them not as usual. Returns wait's status.
-int execute(const Options& o, const Place& place, const std::string& scenario, const Fault* fault, bool counted) {
-  const auto words = command(o, scenario);
+int execute(const Options& o, const Place& place, const std::string& scenario, const Fault* fault, bool counted,
+            bool again = false) {
+  const auto words = command(o, scenario, again);
   const pid_t child = ::fork();
   if (child == 0) {
     const int null = ::open("/dev/null", O_RDONLY);
@@ -179,6 +235,9 @@ class Experiment {
     for (const Place& place : {nothing_, whole_, part_}) {
       fs::create_directory(place.dir);
       write_file(place.dir + "/data.txt", text);
+      write_file(place.dir + "/more.jsonl", "{\"text\": \"" + text + "\"}\n{\"text\": \"more\"}\n");
+      write_file(place.dir + "/tokens.txt", "1 2 3 4 5 6 7 8 9\n");
+      Tokenizer::bytes().save(place.dir);
     }
     if (!ended_with(execute(o_, whole_, "train", nullptr, false), 0)) fail(Exit::internal, read_file(whole_.output()));
     execute(o_, part_, "train", nullptr, true);
@@ -195,6 +254,8 @@ class Experiment {
     const int status = execute(o_, place, scenario, nullptr, true);
     if (!ended_with(status, 0)) fail(Exit::internal, scenario, " fails by itself: ", read_file(place.output()));
     if (scenario == "evaluate") scores_ = read_file(place.output());
+    if (programs().contains(scenario))
+      for (const std::string& file : programs().at(scenario).files) results_[scenario][file] = contents(place, file);
     std::istringstream log(read_file(place.log()));
     std::vector<std::string> calls;
     for (std::string line; std::getline(log, line);) calls.push_back(line);
@@ -227,7 +288,9 @@ class Experiment {
 
   Exit run_faults() {
     std::vector<Fault> faults;
-    for (const std::string scenario : {"train", "resume", "evaluate"}) {
+    std::vector<std::string> scenarios = {"train", "resume", "evaluate"};
+    for (const auto& [name, program] : programs()) scenarios.push_back(name);
+    for (const std::string& scenario : scenarios) {
       const auto calls = calls_of(scenario, start_of(scenario));
       for (size_t i = 0; i < calls.size(); ++i)
         for (const std::string& kind : kinds_of(calls[i].substr(0, calls[i].find(' '))))
@@ -284,6 +347,7 @@ class Experiment {
                                  : ended_with(status, 0) || (!harmless && ended_with(status, 74));
     if (!expected && WIFSIGNALED(status)) return str("signal ", WTERMSIG(status), ": ", error_in(output));
     if (!expected) return str("exit code ", WEXITSTATUS(status), ": ", error_in(output));
+    if (programs().contains(fault.scenario)) return check_program(fault, place, ended_with(status, 0));
     if (fault.scenario == "evaluate") {
       return ended_with(status, 0) && output != scores_ ? "another result: " + output : "";
     }
@@ -292,6 +356,34 @@ class Experiment {
     if (!ended_with(execute(o_, place, "resume", nullptr, false), 0))
       return "resume: " + error_in(read_file(place.output()));
     return check_same(place);
+  }
+
+  static std::string contents(const Place& place, const std::string& file) {
+    return fs::exists(place.dir + "/" + file) ? read_file(place.dir + "/" + file) : "";
+  }
+
+  // "" if all files of a program are there and as they should be; else the first that is not.
+  std::string other_file(const Fault& fault, const Place& place) const {
+    for (const auto& [file, whole] : results_.at(fault.scenario))
+      if (contents(place, file) != whole) return file;
+    return "";
+  }
+
+  std::string check_program(const Fault& fault, const Place& place, bool done) const {
+    const Program& program = programs().at(fault.scenario);
+    for (const auto& [file, whole] : results_.at(fault.scenario))
+      if (const std::string now = contents(place, file); program.again.empty() && !now.empty() && now != whole)
+        return "written by half: " + file;
+    if (const std::string file = other_file(fault, place); done && !file.empty()) return "done, with another " + file;
+    if (!other_file(fault, place).empty() || !program.again.empty()) {
+      if (!ended_with(execute(o_, place, fault.scenario, nullptr, false, true), 0))
+        return "called again: " + error_in(read_file(place.output()));
+      if (const std::string file = other_file(fault, place); !file.empty()) return "called again: another " + file;
+    }
+    for (const auto& entry : fs::recursive_directory_iterator(place.dir))
+      if (const std::string name = entry.path().filename(); name.starts_with(".tmp-") || name.ends_with(".partial"))
+        return entry.path().string() + " stays";
+    return "";
   }
 
   // The last step whose checkpoint had its name before the fault.
@@ -336,8 +428,9 @@ class Experiment {
 
   Options o_;
   Place nothing_, whole_, part_;
-  std::map<std::string, std::vector<std::string>> calls_;  // by scenario
-  std::string scores_;                                     // what evaluate says
+  std::map<std::string, std::vector<std::string>> calls_;              // by scenario
+  std::map<std::string, std::map<std::string, std::string>> results_;  // of programs, by scenario and file
+  std::string scores_;                                                 // what evaluate says
 };
 
 }  // namespace

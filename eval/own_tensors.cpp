@@ -1,0 +1,29 @@
+#include "eval/own_tensors.h"
+
+#include <filesystem>
+
+#include "engine/file.h"
+#include "engine/safetensors.h"
+
+namespace crossply {
+
+void check_replaceable_tensors(const std::string& what, const std::string& path, const std::string& kind) {
+  if (!path_exists(path)) return;
+  std::error_code failed;  // what cannot be looked at is not replaced
+  const bool replaceable = !std::filesystem::is_regular_file(path, failed) || std::filesystem::is_empty(path, failed);
+  if (failed) fail_io("inspect", path, failed.value());
+  if (replaceable) return;
+  bool ours = false;
+  try {
+    const auto metadata = SafetensorsFile(path).metadata();
+    const auto found = metadata.find("crossply");
+    ours = found != metadata.end() && found->second == kind;
+  } catch (const Error& error) {
+    if (error.code != Exit::bad_data) throw;
+  }
+  if (!ours)
+    fail(Exit::usage, what, " ", path,
+         " exists and was not written by this program; move it away or choose another name");
+}
+
+}  // namespace crossply

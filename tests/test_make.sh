@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# What the words after `make` do: each program's name builds it, and starts nothing. Only printed, by make -n.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+failures=0
+fail() {
+  failures=$((failures + 1))
+  echo "FAIL: $*"
+}
+planned() { make -n BUILD=build-none "$@" 2>&1; }
+
+programs=$(grep -lE '^int main\(' train/*.cpp eval/*.cpp eval/inside/*.cpp data/*.cpp | sed 's|.*/||; s|\.cpp$||')
+[ "$(wc -w <<<"$programs")" -ge 30 ] || fail "found only these programs: $programs"
+for program in $programs tests; do
+  output=$(planned "$program") || fail "make $program: exit code $?"
+  grep -q -- "--target $program\$" <<<"$output" || fail "make $program does not build $program: $output"
+  ! grep -q '^build-none/\|setup.sh' <<<"$output" || fail "make $program does more than build it: $output"
+  make help | tr ' ' '\n' | grep -qx "$program" || fail "make help does not name $program"
+done
+output=$(planned compare generate)
+[ "$(grep -c -- '--target' <<<"$output")" = 2 ] && ! grep -q '^build-none/' <<<"$output" ||
+  fail "make compare generate builds more or less than these two: $output"
+planned compare-all | grep -q '^build-none/compare --arch all' || fail "make compare-all does not compare"
+for action in bench figures; do
+  planned $action | grep -q "^build-none/$action" || fail "make $action does not start it"
+done
+[ $failures = 0 ] || exit 1
