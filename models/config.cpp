@@ -50,7 +50,7 @@ const std::set<std::string> inert_keys = split_words(
     "_attn_implementation _attn_implementation_autoset _attn_implementation_internal attn_implementation "
     "_flash_attn_2_enabled _commit_hash return_dict output_attentions output_hidden_states is_encoder_decoder "
     "id2label label2id auto_map tokenizer_class torchscript model_max_length is_llama_config transformers.js_config "
-    "unsloth_fixed unsloth_version");
+    "unsloth_fixed unsloth_version custom_pipelines");
 
 // Keys of generation, of training and of other models, which do not change the logits.
 const std::set<std::string> ignored_keys = split_words(

@@ -1,13 +1,10 @@
 #include "eval/inside/dump.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <fstream>
 
 #include "cli/ticker.h"
 #include "engine/json.h"
+#include "engine/memory.h"
 #include "engine/printable.h"
 #include "engine/safetensors.h"
 #include "eval/inside/probe.h"
@@ -42,17 +39,6 @@ int64_t numel_of(const std::vector<int64_t>& shape) {
   int64_t n = 1;
   for (const int64_t size : shape) n *= size;
   return n;
-}
-
-// What a program can still take, by the system's estimate; all there is where that is not known.
-double free_memory() {
-  double free = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
-  std::ifstream info("/proc/meminfo");
-  for (std::string line; std::getline(info, line);)
-    if (line.starts_with("MemAvailable:")) free = std::min(free, 1024 * std::strtod(line.c_str() + 13, nullptr));
-  double most = 0;  // of a container; "max": no limit
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> most) free = std::min(free, most);
-  return free;
 }
 
 // Is the value one of windows, (1, T, ...), and not the same for all, as a route (K, l+1)?
@@ -121,7 +107,7 @@ std::string dump_values(Subject& subject, const std::vector<std::string>& patter
     for (const int64_t n : one.shape) size *= static_cast<double>(n);
     bytes += size;
   }
-  if (const double room = free_memory(); bytes > room)
+  if (const auto room = static_cast<double>(available_memory()); bytes > room)
     fail(Exit::usage, "--dump: ", format_bytes(bytes), " of values are more than the free memory, ", format_bytes(room),
          "; give fewer --sequences, a shorter --length, or fewer values");
   const std::vector<TokenWindow> windows = random_windows(source, T, N, o.seed);
