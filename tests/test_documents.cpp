@@ -176,7 +176,11 @@ TEST_CASE("documents: encoded with what begins and ends a text, by any number of
   const TempDir dir;
   const Tokenizer bpe = Tokenizer::read(write_tiny_bpe(dir.path.string()));
   std::vector<Document> documents;
-  for (int i = 0; i < 200; ++i) documents.push_back({"a", i + 1, std::string(static_cast<size_t>(i), 'x') + "the", {}});
+  for (int i = 0; i < 200; ++i) {
+    Document& document = documents.emplace_back();
+    document.file = "a", document.line = i + 1;
+    document.text = std::string(static_cast<size_t>(i), 'x') + "the";
+  }
   documents[7].text.assign(2'000'000, 'y');  // a long one
   encode_documents(documents, bpe, bpe.eos());
   for (const Document& document : documents) {
