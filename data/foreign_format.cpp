@@ -17,7 +17,7 @@ using namespace std::string_view_literals;
 
 // In an advice, %f is the file and %u the file without the ending of its packer; %.EXT% is a new file with this ending,
 // %8 one in UTF-8, and %d a new directory.
-struct Format {
+struct ForeignFormat {
   std::string_view mark;
   size_t offset;
   const char* name;
@@ -27,70 +27,73 @@ struct Format {
 constexpr const char* no_text = "leave it out, it holds no text";
 
 constexpr std::array formats = {
-    Format{"\xff\xfe\0\0"sv, 0, "text in UTF-32", "iconv -f utf-32 -t utf-8 %f > %8"},
-    Format{"\0\0\xfe\xff"sv, 0, "text in UTF-32", "iconv -f utf-32 -t utf-8 %f > %8"},
-    Format{"\xff\xfe"sv, 0, "text in UTF-16", "iconv -f utf-16 -t utf-8 %f > %8"},
-    Format{"\xfe\xff"sv, 0, "text in UTF-16", "iconv -f utf-16 -t utf-8 %f > %8"},
-    Format{"PAR1"sv, 0, "a Parquet table", "%pandas.read_parquet"},
-    Format{"PARE"sv, 0, "an encrypted Parquet table", "decrypt it and write JSON lines"},
-    Format{"ARROW1\0\0"sv, 0, "an Arrow table", "%pandas.read_feather"},
-    Format{"FEA1"sv, 0, "a Feather table", "%pandas.read_feather"},
-    Format{"ORC"sv, 0, "an ORC table", "%pandas.read_orc"},
-    Format{"Obj\x01"sv, 0, "an Avro file", "avro cat --format json %f > %.jsonl% (pip install avro)"},
-    Format{"\xfd\x37zXZ\0"sv, 0, "packed by xz", "xz -dc %f > %u"},
-    Format{"\x5d\0\0\x80\0"sv, 0, "packed by lzma", "xz --format=lzma -dc %f > %u"},
-    Format{"BZh"sv, 0, "packed by bzip2", "bzip2 -dc %f > %u"},
-    Format{"\x04\x22\x4d\x18"sv, 0, "packed by lz4", "lz4 -dc %f > %u"},
-    Format{"LZIP"sv, 0, "packed by lzip", "lzip -dc %f > %u"},
-    Format{"\x89LZO\0\r\n\x1a\n"sv, 0, "packed by lzop", "lzop -dc %f > %u"},
-    Format{"\xff\x06\0\0sNaPpY"sv, 0, "packed by Snappy", "snzip -dc %f > %u"},
-    Format{"\x1f\x9d\x90"sv, 0, "packed by compress", "gzip -dc %f > %u"},
-    Format{"\x1f\x8b\x08"sv, 0, "packed by gzip", "gzip -dc %f > %u"},
-    Format{"\x28\xb5\x2f\xfd"sv, 0, "packed by zstd", "zstd -dc %f > %u"},
-    Format{"7z\xbc\xaf\x27\x1c"sv, 0, "a 7z archive", "7z x -o%d %f"},
-    Format{"Rar!\x1a\x07"sv, 0, "a RAR archive", "unrar x %f %d/"},
-    Format{"ustar"sv, 257, "a tar archive", "mkdir %d && tar -xf %f -C %d"},
-    Format{
+    ForeignFormat{"\xff\xfe\0\0"sv, 0, "text in UTF-32", "iconv -f utf-32 -t utf-8 %f > %8"},
+    ForeignFormat{"\0\0\xfe\xff"sv, 0, "text in UTF-32", "iconv -f utf-32 -t utf-8 %f > %8"},
+    ForeignFormat{"\xff\xfe"sv, 0, "text in UTF-16", "iconv -f utf-16 -t utf-8 %f > %8"},
+    ForeignFormat{"\xfe\xff"sv, 0, "text in UTF-16", "iconv -f utf-16 -t utf-8 %f > %8"},
+    ForeignFormat{"PAR1"sv, 0, "a Parquet table", "%pandas.read_parquet"},
+    ForeignFormat{"PARE"sv, 0, "an encrypted Parquet table", "decrypt it and write JSON lines"},
+    ForeignFormat{"ARROW1\0\0"sv, 0, "an Arrow table", "%pandas.read_feather"},
+    ForeignFormat{"FEA1"sv, 0, "a Feather table", "%pandas.read_feather"},
+    ForeignFormat{"ORC"sv, 0, "an ORC table", "%pandas.read_orc"},
+    ForeignFormat{"Obj\x01"sv, 0, "an Avro file", "avro cat --format json %f > %.jsonl% (pip install avro)"},
+    ForeignFormat{"\xfd\x37zXZ\0"sv, 0, "packed by xz", "xz -dc %f > %u"},
+    ForeignFormat{"\x5d\0\0\x80\0"sv, 0, "packed by lzma", "xz --format=lzma -dc %f > %u"},
+    ForeignFormat{"BZh"sv, 0, "packed by bzip2", "bzip2 -dc %f > %u"},
+    ForeignFormat{"\x04\x22\x4d\x18"sv, 0, "packed by lz4", "lz4 -dc %f > %u"},
+    ForeignFormat{"LZIP"sv, 0, "packed by lzip", "lzip -dc %f > %u"},
+    ForeignFormat{"\x89LZO\0\r\n\x1a\n"sv, 0, "packed by lzop", "lzop -dc %f > %u"},
+    ForeignFormat{"\xff\x06\0\0sNaPpY"sv, 0, "packed by Snappy", "snzip -dc %f > %u"},
+    ForeignFormat{"\x1f\x9d\x90"sv, 0, "packed by compress", "gzip -dc %f > %u"},
+    ForeignFormat{"\x1f\x8b\x08"sv, 0, "packed by gzip", "gzip -dc %f > %u"},
+    ForeignFormat{"\x28\xb5\x2f\xfd"sv, 0, "packed by zstd", "zstd -dc %f > %u"},
+    ForeignFormat{"7z\xbc\xaf\x27\x1c"sv, 0, "a 7z archive", "7z x -o%d %f"},
+    ForeignFormat{"Rar!\x1a\x07"sv, 0, "a RAR archive", "unrar x %f %d/"},
+    ForeignFormat{"ustar"sv, 257, "a tar archive", "mkdir %d && tar -xf %f -C %d"},
+    ForeignFormat{
         "\x93NUMPY"sv, 0, "a NumPy array",
         "of token ids: python3 -c \"import numpy, sys; numpy.load(sys.argv[1]).astype('uint32').tofile(sys.argv[2])\" "
         "%f %.bin%, then --data uint32:%.bin%"},
-    Format{"%PDF-"sv, 0, "a PDF", "pdftotext %f %.txt%"},
-    Format{"{\\rtf"sv, 0, "a Rich Text document", "pandoc -f rtf -t plain %f -o %.txt%"},
-    Format{"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"sv, 0, "an old Office document", "soffice --convert-to txt %f"},
-    Format{"SQLite format 3\0"sv, 0, "an SQLite database",
-           "sqlite3 %f \"select json_object('text', COLUMN) from TABLE\" > %.jsonl%"},
-    Format{"DUCK"sv, 8, "a DuckDB database", "duckdb %f \"copy TABLE to '%.jsonl%' (format json)\""},
-    Format{"\x89HDF\r\n\x1a\n"sv, 0, "an HDF5 file",
-           "python3 -c \"import h5py, json, sys; [print(json.dumps({'text': t.decode()})) for t in "
-           "h5py.File(sys.argv[1])['NAME']]\" %f > %.jsonl%"},
-    Format{"\x80\x04\x95"sv, 0, "a Python pickle", "load it in Python and write JSON lines"},
-    Format{"\x80\x05\x95"sv, 0, "a Python pickle", "load it in Python and write JSON lines"},
-    Format{"\x88\xd8\x34\x01"sv, 0, "a token shard", "the trainers take it as --data %f, if its name ends with .bin"},
-    Format{"\xa1\xd9\x34\x01"sv, 0, "a token shard", "the trainers take it as --data %f, if its name ends with .bin"},
-    Format{"GGUF"sv, 0, "a model's weights", no_text},
-    Format{"\x7f"
-           "ELF"sv,
-           0, "an executable file", no_text},
-    Format{"\x89PNG\r\n\x1a\n"sv, 0, "an image", no_text},
-    Format{"\xff\xd8\xff"sv, 0, "an image", no_text},
-    Format{"GIF8"sv, 0, "an image", no_text},
-    Format{"RIFF"sv, 0, "an image, sound or video", no_text},
-    Format{"OggS"sv, 0, "sound or video", no_text},
-    Format{"ftyp"sv, 4, "sound or video", no_text},
+    ForeignFormat{"%PDF-"sv, 0, "a PDF", "pdftotext %f %.txt%"},
+    ForeignFormat{"{\\rtf"sv, 0, "a Rich Text document", "pandoc -f rtf -t plain %f -o %.txt%"},
+    ForeignFormat{"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"sv, 0, "an old Office document", "soffice --convert-to txt %f"},
+    ForeignFormat{"SQLite format 3\0"sv, 0, "an SQLite database",
+                  "sqlite3 %f \"select json_object('text', COLUMN) from TABLE\" > %.jsonl%"},
+    ForeignFormat{"DUCK"sv, 8, "a DuckDB database", "duckdb %f \"copy TABLE to '%.jsonl%' (format json)\""},
+    ForeignFormat{"\x89HDF\r\n\x1a\n"sv, 0, "an HDF5 file",
+                  "python3 -c \"import h5py, json, sys; [print(json.dumps({'text': t.decode()})) for t in "
+                  "h5py.File(sys.argv[1])['NAME']]\" %f > %.jsonl%"},
+    ForeignFormat{"\x80\x04\x95"sv, 0, "a Python pickle", "load it in Python and write JSON lines"},
+    ForeignFormat{"\x80\x05\x95"sv, 0, "a Python pickle", "load it in Python and write JSON lines"},
+    ForeignFormat{"\x88\xd8\x34\x01"sv, 0, "a token shard",
+                  "the trainers take it as --data %f, if its name ends with .bin"},
+    ForeignFormat{"\xa1\xd9\x34\x01"sv, 0, "a token shard",
+                  "the trainers take it as --data %f, if its name ends with .bin"},
+    ForeignFormat{"GGUF"sv, 0, "a model's weights", no_text},
+    ForeignFormat{"\x7f"
+                  "ELF"sv,
+                  0, "an executable file", no_text},
+    ForeignFormat{"\x89PNG\r\n\x1a\n"sv, 0, "an image", no_text},
+    ForeignFormat{"\xff\xd8\xff"sv, 0, "an image", no_text},
+    ForeignFormat{"GIF8"sv, 0, "an image", no_text},
+    ForeignFormat{"RIFF"sv, 0, "an image, sound or video", no_text},
+    ForeignFormat{"OggS"sv, 0, "sound or video", no_text},
+    ForeignFormat{"ftyp"sv, 4, "sound or video", no_text},
 };
 
-constexpr Format zip = {"PK\x03\x04"sv, 0, "a zip archive", "unzip -d %d %f"};
-constexpr Format office = {"PK\x03\x04"sv, 0, "an Office document", "soffice --convert-to txt %f"};
-constexpr Format book = {"PK\x03\x04"sv, 0, "an EPUB or OpenDocument file", "pandoc -t plain %f -o %.txt%"};
-constexpr Format arrays = {"PK\x03\x04"sv, 0, "NumPy arrays (npz)",
-                           "load one in Python; token ids: .astype('uint32').tofile"};
-constexpr Format torch = {"PK\x03\x04"sv, 0, "a file of PyTorch's", "load it in Python and write JSON lines"};
-constexpr Format arrow_stream = {"\xff\xff\xff\xff"sv, 0, "an Arrow table (of Hugging Face's datasets)",
-                                 "python3 -c \"import datasets, sys; datasets.Dataset.from_file(sys.argv[1]).to_json("
-                                 "sys.argv[2])\" %f %.jsonl%"};
-constexpr Format safetensors = {"12345678"sv, 0, "a model's weights (safetensors)", no_text};
-constexpr Format utf16_le = {"12345678"sv, 0, "text in UTF-16", "iconv -f utf-16le -t utf-8 %f > %8"};
-constexpr Format utf16_be = {"12345678"sv, 0, "text in UTF-16", "iconv -f utf-16be -t utf-8 %f > %8"};
+constexpr ForeignFormat zip = {"PK\x03\x04"sv, 0, "a zip archive", "unzip -d %d %f"};
+constexpr ForeignFormat office = {"PK\x03\x04"sv, 0, "an Office document", "soffice --convert-to txt %f"};
+constexpr ForeignFormat book = {"PK\x03\x04"sv, 0, "an EPUB or OpenDocument file", "pandoc -t plain %f -o %.txt%"};
+constexpr ForeignFormat arrays = {"PK\x03\x04"sv, 0, "NumPy arrays (npz)",
+                                  "load one in Python; token ids: .astype('uint32').tofile"};
+constexpr ForeignFormat torch = {"PK\x03\x04"sv, 0, "a file of PyTorch's", "load it in Python and write JSON lines"};
+constexpr ForeignFormat arrow_stream = {
+    "\xff\xff\xff\xff"sv, 0, "an Arrow table (of Hugging Face's datasets)",
+    "python3 -c \"import datasets, sys; datasets.Dataset.from_file(sys.argv[1]).to_json("
+    "sys.argv[2])\" %f %.jsonl%"};
+constexpr ForeignFormat safetensors = {"12345678"sv, 0, "a model's weights (safetensors)", no_text};
+constexpr ForeignFormat utf16_le = {"12345678"sv, 0, "text in UTF-16", "iconv -f utf-16le -t utf-8 %f > %8"};
+constexpr ForeignFormat utf16_be = {"12345678"sv, 0, "text in UTF-16", "iconv -f utf-16be -t utf-8 %f > %8"};
 
 uint32_t number_at(std::string_view bytes, size_t at) {
   uint32_t number = 0;
@@ -126,7 +129,7 @@ bool is_utf16(std::string_view bytes) {
 }
 
 // The kind of a zip archive by the name of its first file.
-const Format* format_of_zip(std::string_view first) {
+const ForeignFormat* format_of_zip(std::string_view first) {
   if (first.size() < 30) return &zip;
   const std::string_view name = first.substr(30, number_at(first, 26) & 0xFFFF);
   if (name == "[Content_Types].xml" || name.starts_with("_rels/")) return &office;
@@ -136,7 +139,7 @@ const Format* format_of_zip(std::string_view first) {
 }
 
 // UTF-16 without a mark: Latin text has a zero in every second byte.
-const Format* format_of_utf16(std::string_view first) {
+const ForeignFormat* format_of_utf16(std::string_view first) {
   const std::string_view some = first.substr(0, std::min<size_t>(first.size(), 64) / 2 * 2);
   const auto alternates = [&](size_t text) {  // which byte of two is the text
     for (size_t i = 0; i < some.size(); ++i)
@@ -146,9 +149,9 @@ const Format* format_of_utf16(std::string_view first) {
   return alternates(0) ? &utf16_le : alternates(1) ? &utf16_be : nullptr;
 }
 
-const Format* find_format(std::string_view first) {
+const ForeignFormat* find_format(std::string_view first) {
   const bool is_text = looks_like_text(first);
-  for (const Format& format : formats) {
+  for (const ForeignFormat& format : formats) {
     if (format.offset > first.size() || !first.substr(format.offset).starts_with(format.mark)) continue;
     if (format.mark.size() == 2 && !is_utf16(first)) continue;
     if (!is_text || format.mark == "%PDF-" || format.mark == "{\\rtf") return &format;
@@ -199,7 +202,7 @@ std::string command(std::string advice, const std::string& path) {
 }  // namespace
 
 std::string foreign_format(std::string_view first, const std::string& path, size_t min_mark) {
-  const Format* format = find_format(first.substr(0, foreign_format_bytes));
+  const ForeignFormat* format = find_format(first.substr(0, foreign_format_bytes));
   if (format == nullptr || format->mark.size() < min_mark) return "";
   const bool packed = std::string_view(format->name).starts_with("packed by");
   return str("is ", format->name, packed || format->advice == no_text ? "" : ", not text in UTF-8", "; ",
