@@ -320,10 +320,10 @@ for run in {llama,lime}-lr-0.003-seed-{1,2}; do
   done
 done
 cp numbers.txt changing.txt
-expect 0 '^llama ' "$build/compare" --arch llama --data text:changing.txt "${tiny[@]:6}" --steps 2 --out changing
+expect 0 '^llama ' "$build/compare" --arch llama --data text:changing.txt "${tiny[@]:6:12}" --steps 2 --out changing
 echo 5 >>changing.txt
 expect 65 'changing.txt is not the data that the comparison in changing was begun on' "$build/compare" --resume --out changing
-"$build/compare" --arch llama,lime --data text:changing.txt "${tiny[@]:6}" --steps 300 --jobs 1 --out mixed >output 2>&1 &
+"$build/compare" --arch llama,lime --data text:changing.txt "${tiny[@]:6:12}" --steps 300 --jobs 1 --out mixed >output 2>&1 &
 pid=$!
 while [ ! -s mixed/llama/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
 echo 6 >>changing.txt
@@ -362,7 +362,7 @@ expect 64 'holds files, but no comparison' compare llama --steps 1 --out diary -
 if command -v python3 >/dev/null; then  # a parser of XML, on a name that XML cannot hold
   printf -v odd 'text:a\xef\xbf\xbf<&>.txt'
   cp numbers.txt "${odd#text:}"
-  expect 0 '^llama ' "$build/compare" --arch llama --data "$odd" "${tiny[@]:6}" --steps 2 --out odd
+  expect 0 '^llama ' "$build/compare" --arch llama --data "$odd" "${tiny[@]:6:12}" --steps 2 --out odd
   for file in odd/compare.svg odd/llama/curve.svg one_fails/compare.svg compared/relay/curve.svg; do
     python3 -c 'import sys, xml.dom.minidom as xml; xml.parse(sys.argv[1])' $file >output 2>&1 || fail "$file is not XML"
   done
@@ -426,10 +426,11 @@ hc_eps mhc --hc-eps -1
 hc_count gated_streams --hc-count 9
 hc_lowrank gated_streams --hc-lowrank -1
 norm mudd --norm post
-intermediate_sizes mudd --intermediate-sizes [1]
-intermediate_sizes mudd --intermediate-sizes [0,1]
-intermediate_sizes mudd --intermediate-sizes 16
 END
+for sizes in '[1]' '[0,1]' 16; do  # in place of --ffn
+  expect 64 '^error: flags: .*intermediate_sizes' "$build/train_mudd" --data arith:3 --layers 2 --out x --dry-run \
+    --intermediate-sizes "$sizes"
+done
 for bad in '--seed -1' '--seed 99999999999999999999' '--lr nan' '--lr -1' '--batch abc' '--steps -1' '--clip inf'; do
   # shellcheck disable=SC2086
   expect 64 "is not (a number|an integer)" train llama --out x $bad
@@ -464,7 +465,7 @@ if grep -qs '^CROSSPLY_EMULATOR:BOOL=ON' "$build/CMakeCache.txt"; then
 else
   expect 71 'emulator' train llama --steps 1 --out x --device emulator
 fi
-expect 66 'nowhere.txt' train llama --out x --data text:nowhere.txt
+expect 66 'nowhere.txt' "$build/train_llama" --out x --data text:nowhere.txt
 expect 64 'not a number' "$build/generate" --model run --prompt 1 --temperature nan
 "$build/generate" --model run --prompt '3 + 4 =' >/dev/full 2>output
 [ $? = 74 ] || fail "a full standard output is not an error"
@@ -721,7 +722,7 @@ changes() {  # changes CODE PATTERN DATA COMMAND...: runs COMMAND once the run o
   grep -q "^error: .*$2" output || fail "data that changes: no line matches '$2': ${*:4}"
   expect 0 'loss' "$build/gradients" --model changing --tokens good.bin --batch 1 --seq 4 --out changed.safetensors
 }
-head -c 20000 "$build/train_llama" >some_text
+yes 'some text' | head -c 20000 >some_text
 changes 74 'some_text.*shortened' text:some_text truncate -s 3 some_text
 cp good.bin cut.bin
 changes 74 'cut.bin.*shortened' cut.bin truncate -s 1030 cut.bin

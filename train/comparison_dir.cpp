@@ -62,7 +62,10 @@ ComparisonDir ComparisonDir::claim_fresh(const std::string& path) {
     std::error_code error;
     if (fs::exists(name, error) && !fs::is_directory(name, error)) continue;
     ComparisonDir dir;
-    if (dir.try_lock(name) && fs::is_empty(name, error) && !error) return dir;
+    if (!dir.try_lock(name)) continue;
+    const bool empty = fs::is_empty(name, error);
+    if (error) fail_io("list", name, error.value());
+    if (empty) return dir;
   }
 }
 

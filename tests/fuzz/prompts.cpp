@@ -8,9 +8,17 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string run = scratch() + "/run", prompts = scratch() + "/prompts";
   if (!std::filesystem::exists(run)) {
     write_file(scratch() + "/text", std::string(1000, 'a') + "\n");
-    std::vector<std::string> flags = tiny_run(run);
-    flags.insert(flags.end(), {"--data", "text:" + scratch() + "/text", "--seq", "8"});
-    require(call("train_llama", flags) == 0, "the run fails");
+    require(call("train_llama", {"--data",         "text:" + scratch() + "/text",
+                                 "--seq",          "8",
+                                 "--width",        "4",
+                                 "--ffn",          "4",
+                                 "--layers",       "1",
+                                 "--heads",        "1",
+                                 "--batch",        "2",
+                                 "--steps",        "2",
+                                 "--eval-samples", "2",
+                                 "--out",          run}) == 0,
+            "the run fails");
   }
   write_file(prompts, text_of(data, size));
   // --keep-last keeps the work small, whatever the number and the length of the prompts.
