@@ -92,8 +92,9 @@ constexpr ForeignFormat arrow_stream = {
     "python3 -c \"import datasets, sys; datasets.Dataset.from_file(sys.argv[1]).to_json("
     "sys.argv[2])\" %f %.jsonl%"};
 constexpr ForeignFormat safetensors = {"12345678"sv, 0, "a model's weights (safetensors)", no_text};
-constexpr ForeignFormat utf16_le = {"12345678"sv, 0, "text in UTF-16", "iconv -f utf-16le -t utf-8 %f > %8"};
-constexpr ForeignFormat utf16_be = {"12345678"sv, 0, "text in UTF-16", "iconv -f utf-16be -t utf-8 %f > %8"};
+// Without a mark of their own; what is asked for by long marks is none of these.
+constexpr ForeignFormat utf16_le = {"??"sv, 0, "text in UTF-16", "iconv -f utf-16le -t utf-8 %f > %8"};
+constexpr ForeignFormat utf16_be = {"??"sv, 0, "text in UTF-16", "iconv -f utf-16be -t utf-8 %f > %8"};
 
 uint32_t number_at(std::string_view bytes, size_t at) {
   uint32_t number = 0;

@@ -119,13 +119,13 @@ void refuse_other_formats(const std::string& path) {
 
 Shard::Shard(const std::string& path, const std::string& prefix, std::shared_ptr<OpenFiles> files, size_t index)
     : path_(path), files_(std::move(files)), index_(index) {
-  refuse_other_formats(path);
   const auto opened = files_->open(index, path, [&](const InputFile&) { identity_ = identity_of(path); });
   const InputFile& file = *opened;
   if (prefix.empty()) {
     read_header(file);
     return;
   }
+  refuse_other_formats(path);
   format_ = prefix == "uint16:" ? ShardFormat::uint16 : ShardFormat::uint32;
   const int64_t each = token_bytes(format_), bytes = static_cast<int64_t>(file.size());
   if (bytes % each != 0)
@@ -141,16 +141,20 @@ Shard::Shard(const std::string& path, const std::string& prefix, std::shared_ptr
 
 void Shard::read_header(const InputFile& file) {
   const std::string& name = path();
-  if (file.size() < shard_header_bytes)
+  if (file.size() < shard_header_bytes) {
+    refuse_other_formats(name);
     fail(Exit::bad_data, name, ": has ", file.size(), " bytes, but a shard begins with a header of ",
          shard_header_bytes, "; of tokens alone: uint16:", name);
+  }
   std::array<int32_t, 6> header{};
   file.read(0, header.data(), sizeof header);
   if (header[0] == format_of(ShardFormat::uint32).magic) format_ = ShardFormat::uint32;
   const Format want = format_of(format_);
-  if (header[0] != want.magic)
+  if (header[0] != want.magic) {
+    refuse_other_formats(name);
     fail(Exit::bad_data, name, ": the magic number is ", header[0], ", expected 20240520 (uint16 tokens) or 20240801 ",
          "(uint32 tokens); a file of tokens alone, as nanoGPT writes it, is uint16:", name, " or uint32:", name);
+  }
   if (header[1] != want.version)
     fail(Exit::bad_data, name, ": the version is ", header[1], ", expected ", want.version, " with magic ", want.magic);
   begin_ = shard_header_bytes;
@@ -167,14 +171,14 @@ std::shared_ptr<const InputFile> Shard::open() const {
   return files_->open(index_, path_, [this](const InputFile& file) { check_unchanged(file); });
 }
 
-// Of a file that was closed meanwhile.
+// Of a file that was closed meanwhile. Without a scan nobody knows what it held, so any change counts.
 void Shard::check_unchanged(const InputFile& file) const {
   const FileIdentity now = identity_of(path_);
   if (now == identity_) return;
   if (file.size() < identity_.bytes)
     fail(Exit::io, "cannot read ", path_, ": it has ", file.size(), " bytes, it had ", identity_.bytes,
          ": it was shortened while in use");
-  const bool same = file.size() == identity_.bytes && (!scan_ || scan_of(file, [](int64_t) {}).digest == scan_->digest);
+  const bool same = file.size() == identity_.bytes && scan_ && scan_of(file, [](int64_t) {}).digest == scan_->digest;
   if (!same) fail(Exit::bad_data, path_, ": was changed while in use; put it back, or start a new run");
   identity_ = now;
 }

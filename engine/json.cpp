@@ -53,6 +53,7 @@ std::pair<size_t, std::string_view> word_at(std::string_view text, size_t at) {
 }  // namespace
 
 std::string json_fault(std::string_view text, size_t read, std::string_view words) {
+  words = words.substr(0, words.find("; last read:"));  // behind it stands what the file says
   const auto says = [&](const char* what) { return words.find(what) != std::string_view::npos; };
   const size_t at = std::min(read - std::min<size_t>(read, 1), text.size());
   if (says("UTF-8")) return describe_bad_byte(text);

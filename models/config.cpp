@@ -143,7 +143,7 @@ int64_t window_of(const json& object, const ModelType& type, int64_t L, const st
   const bool asked = object.contains("use_sliding_window") && object["use_sliding_window"] == true;
   bool used = !qwen;
   int64_t first = 28, window = std::string(type.name) == "mistral" ? 4096 : 0;
-  read(object, "use_sliding_window", used, where);
+  if (qwen) read(object, "use_sliding_window", used, where);  // others do not know the key
   read(object, "max_window_layers", first, where);
   const bool none = object.contains("sliding_window") && object["sliding_window"].is_null();
   read(object, "sliding_window", window, where);

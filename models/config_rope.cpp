@@ -41,7 +41,7 @@ std::set<std::string> keys_of(const std::string& rope_type) {
   return {};
 }
 
-// Both spellings of the key, the older one first; "default" where neither is there.
+// Both spellings of the key, the newer one first; "default" where neither is there.
 std::string rope_type_of(const json& rope, const std::string& where) {
   const auto known = [](const json& type) {
     return type == "default" || type == "linear" || type == "llama3" || type == "yarn";

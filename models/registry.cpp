@@ -39,8 +39,7 @@ const Architecture& find_architecture(const std::string& name, Exit code, const 
   }
   if (code == Exit::usage) fail(code, where, ": unknown architecture '", excerpt(name), "'; known:", known);
   fail(code, where, ": this build does not know the architecture '", excerpt(name),
-       "'. If the sources have it, this program was built before it: make generate, or whichever program this is, ",
-       "builds it again. Known here:", known);
+       "'; if it is newer than the build: make generate, or this program's name. Known here:", known);
 }
 
 std::vector<IdleOption> idle_options(const Config& config) {
@@ -71,8 +70,8 @@ std::string note_idle_options(const Config& config, const std::string& where) {
   for (const IdleOption& idle : idle_options(config)) {
     if (idle.is_default) continue;
     const std::string wanted = wanted_values(idle.need);
-    notes += str("note: ", where, ": ", idle.key, " ", excerpt(config.options.at(idle.key)), " has no effect without ",
-                 idle.need.key, wanted.empty() ? "" : " ", wanted, "\n");
+    notes += str("note: ", printable(where), ": ", idle.key, " ", excerpt(config.options.at(idle.key)),
+                 " has no effect without ", idle.need.key, wanted.empty() ? "" : " ", wanted, "\n");
   }
   return notes;
 }

@@ -10,8 +10,6 @@
 
 namespace crossply {
 
-// A key of config.json's "crossply" object, and a flag of the trainer by the same name; where every trainer has a flag
-// of that name already, the architecture's stands in front (--sla-heads).
 // What gives an option its effect: another option with one of these values; no values: any but its default.
 struct OptionNeed {
   std::string key;
@@ -19,6 +17,8 @@ struct OptionNeed {
   std::string only_for = "";  // this value of the option itself needs it, others do not; "": all of them
 };
 
+// A key of config.json's "crossply" object, and a flag of the trainer by the same name; where every trainer has a flag
+// of that name already, the architecture's stands in front (--sla-heads).
 struct Option {
   std::string key;
   std::string default_value;  // the default, as it would stand in JSON; a text without quotes
