@@ -78,7 +78,9 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
     try {
       app.parse(argc, argv);
       check_needs(app);
-      if (const std::string note = choose_thread_count(); !note.empty()) std::fprintf(stderr, "%s\n", note.c_str());
+      if (is_one_of_several()) take_quota();  // all would try all threads at once: ranks/launch.h does, with its share
+      else if (const std::string note = choose_thread_count(); !note.empty())
+        std::fprintf(stderr, "%s\n", note.c_str());
       code = body();
     } catch (const CLI::Success& success) {  // --help
       std::ostringstream help;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cli/stop.h"
 #include "data/digest.h"
 #include "data/paths.h"
 #include "engine/printable.h"
@@ -81,6 +82,7 @@ std::string digest_of_file(const std::string& path) {
   Sha256 sha;
   std::string chunk(std::min<uint64_t>(file.size(), 1 << 20), '\0');
   for (uint64_t at = 0; at < file.size(); at += chunk.size()) {
+    if (at > 0 && stop_requested()) fail(Exit::stopped, "stopped while reading ", path, "; the same command goes on");
     const uint64_t n = std::min<uint64_t>(chunk.size(), file.size() - at);
     file.read(at, chunk.data(), n);
     sha.update(chunk.data(), n);

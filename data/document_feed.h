@@ -26,7 +26,7 @@ struct SourceFile {
 std::vector<SourceFile> list_sources(const std::vector<std::string>& inputs);
 uint64_t total_bytes(const std::vector<SourceFile>& sources);  // 0 where not all are files
 
-// SHA-256 of a file.
+// SHA-256 of a file. Throws Exit::stopped after a signal, where the file is long.
 std::string digest_of_file(const std::string& path);
 // The file that --tokenizer names.
 std::string tokenizer_file(const std::string& path);
@@ -35,7 +35,7 @@ std::string tokenizer_file(const std::string& path);
 void require_unchanged(const std::vector<SourceFile>& sources, const nlohmann::ordered_json& finished,
                        const std::string& where, const std::string& advice);
 
-// Of all that says which files the sources are, but for what they hold.
+// Digest of the sources' paths, sizes, inodes and times.
 std::string digest_of_sources(const std::vector<SourceFile>& sources);
 
 struct FeedPosition {

@@ -134,7 +134,7 @@ class Preparation {
   std::string start_anew() const { return "remove " + partial_ + " to start anew, or choose another --out"; }
   Faults faults() const { return o_.skip_bad > 0 ? Faults::keep : Faults::fail; }
   int64_t documents() const { return train_.documents + val_.documents + empty_ + std::ssize(left_out_); }
-  ShardLayout layout(const char* name) const { return {partial_, name, format_, o_.shard_tokens}; }
+  ShardLayout layout(const char* name) const { return {partial_, name, format_, o_.shard_tokens, start_anew()}; }
 
   const PrepareOptions o_;
   const std::string out_, partial_;
@@ -169,8 +169,13 @@ Preparation::Preparation(const PrepareOptions& options)
   for (const SourceFile& source : sources_)
     if (o_.vocab > 0 && !source.is_file)
       fail(Exit::usage, source.path, " can be read only once, but --vocab reads the text twice; store it in a file");
-  const auto has_field = [](const SourceFile& source) {
-    return !source.is_file || DocumentReader(source.path).is_lines();
+  const auto has_field = [&](const SourceFile& source) {
+    try {
+      return !source.is_file || DocumentReader(source.path).is_lines();
+    } catch (const Error& error) {  // of a bad file, which --skip-bad leaves out later
+      if (faults() == Faults::fail || error.code != Exit::bad_data) throw;
+      return false;
+    }
   };
   if (o_.field_given && std::none_of(sources_.begin(), sources_.end(), has_field))
     fail(Exit::usage, "--field ", o_.field, " has no effect without JSON lines, and no input has any; leave it out");

@@ -16,6 +16,7 @@ struct ShardLayout {
   std::string dir, name;
   ShardFormat format = ShardFormat::uint16;
   int64_t shard_tokens = 100'000'000;     // of a file
+  std::string advice = "write all of them anew";  // where files are not as they were written
   std::string path(int64_t index) const;  // index: from 0
   int64_t files(int64_t tokens) const;
 };
@@ -35,7 +36,8 @@ class ShardWriter {
   void finish(uint64_t fingerprint);
   // The tokens from `first` on, at most so many; they must have been flushed.
   std::vector<int32_t> read(int64_t first, int64_t count) const;
-  uint64_t digest(int64_t tokens) const;  // of the first so many, read from the disk
+  // Of the first so many, read from the disk. Throws Exit::stopped after a signal.
+  uint64_t digest(int64_t tokens) const;
 
  private:
   void open(int64_t index);

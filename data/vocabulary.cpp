@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
 
 #include <algorithm>
 #include <climits>
@@ -97,9 +99,11 @@ void feed(int fd, const Sample& sample) {
   }
 }
 
-// In the child: becomes the program, which ends with the parent, however that ends.
+// In the child: becomes the program. On Linux it ends with the parent, however that ends.
 [[noreturn]] void run_script(char* const* argv, int input, int report, pid_t parent) {
+#ifdef __linux__
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+#endif
   if (::getppid() != parent) ::_exit(127);  // it ended before
   if (input == STDIN_FILENO) ::fcntl(input, F_SETFD, 0);
   else ::dup2(input, STDIN_FILENO);
@@ -111,7 +115,12 @@ void feed(int fd, const Sample& sample) {
 
 void make_pipe(Descriptor& read, Descriptor& write) {
   int ends[2];
+#ifdef __linux__
   if (::pipe2(ends, O_CLOEXEC) != 0) fail_io("make", "a pipe", errno);
+#else
+  if (::pipe(ends) != 0) fail_io("make", "a pipe", errno);
+  for (const int end : ends) ::fcntl(end, F_SETFD, FD_CLOEXEC);
+#endif
   read = Descriptor(ends[0]), write = Descriptor(ends[1]);
 }
 

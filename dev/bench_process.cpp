@@ -129,8 +129,12 @@ Torch::Torch(const BenchFlags& flags) {
   const char* named = std::getenv("PYTHON");
   python_ = named != nullptr && *named != '\0' ? named : "python3";
   if (flags.no_torch) return;
-  // Python would look for torch in the current directory first.
-  const std::string code = "import sys; sys.path = [p for p in sys.path if p]; import torch; print(torch.__version__)";
+  // Python would look for torch in the current directory first, and where PYTHONPATH has an empty part ("/x:").
+  const std::string code =
+      "import os, sys; given = os.environ.get('PYTHONPATH') or 'none'\n"
+      "unwanted = [''] + [os.getcwd()] * ('' in given.split(os.pathsep))\n"
+      "sys.path = [p for p in sys.path if p not in unwanted]\n"
+      "import torch; print(torch.__version__)";
   Process probe({python_, "-c", code}, environment(), true);
   version_ = probe.answer().value_or("");
   if (available()) print_text("PyTorch ", version_, "\n");

@@ -7,7 +7,7 @@ What forward takes and returns, by every name that a version of transformers has
 name. Gradients with checkpointing, and of blocks sharded by FSDP over two processes, are those of the plain model; so
 are logits and text with two blocks on disk. pipeline() in batches, and where there is trl, its SFTTrainer.
 
-Exit 0: all hold. 1: one does not. 77: skipped, PyTorch or transformers is not importable.
+Exit 0: all hold. 1: one does not. 77: skipped, PyTorch, transformers or accelerate is not importable.
 """
 import functools
 import pathlib
@@ -111,8 +111,16 @@ class Called(Case):
     packed = torch.arange(T)[None] % 4
     for positions in (packed, packed[0], torch.zeros_like(packed)):
       expect_refused(f"positions {positions.tolist()}", lambda: model(tokens, position_ids=positions), "position_ids")
-    expect_refused("packed positions beside a mask",
-                   lambda: model(tokens, attention_mask=ones, position_ids=packed), "position_ids")
+    gap = (packed != 0).long()  # padding between the documents, and in front of the first
+    for mask, positions in ((ones, packed), (gap, packed), (gap, packed - 1)):
+      expect_refused(f"packed positions beside the mask {mask.tolist()}",
+                     lambda: model(tokens, attention_mask=mask, position_ids=positions), "position_ids")
+    for more in ({}, {"attention_mask": ones}):
+      cache = transformers.DynamicCache()
+      model(tokens[:, :4], **{CACHE: cache})
+      expect_refused(f"a start again behind a cache, {list(more)}",
+                     lambda: model(tokens[:, 4:], **{CACHE: cache}, position_ids=ones[:, 4:].cumsum(-1) - 1, **more),
+                     "position_ids")
     expect_refused("labels cut short", lambda: model(tokens, labels=tokens[:, 1:]), "labels")
     mask = ones.clone()
     mask[0, -1] = 0
@@ -187,7 +195,8 @@ class Called(Case):
 
 
 def shard(rank, port, directories, said):
-  """One of two processes: blocks sharded both ways give the loss and the gradients of the whole model."""
+  """One of two processes: blocks sharded both ways give the loss and the gradients of the whole model. What goes wrong
+  is in the file RANK of the directory said, a line each."""
   torch.set_num_threads(1)
   transformers.utils.logging.set_verbosity_error()
   transformers.utils.logging.disable_progress_bar()
@@ -199,7 +208,9 @@ def shard(rank, port, directories, said):
       try:
         check_gradients(f"by {way.__name__}", way(load(directory), tokens), gradients(load(directory), tokens))
       except Exception as problem:  # a crash of one model, too
-        said.put(f"{directory.parent.name}, {way.__name__}: {type(problem).__name__}: {problem}")
+        what = f"{directory.parent.name}, {way.__name__}: {type(problem).__name__}: {problem}"
+        with open(said / str(rank), "a", encoding="utf-8") as lines:
+          print(" ".join(what.split()), file=lines)
   torch.distributed.destroy_process_group()
 
 
@@ -222,15 +233,14 @@ def shard_tensors(model, tokens):
   return loss, {name: gradient.full_tensor() for name, gradient in found.items()}
 
 
-def check_sharding(directories):
-  """What goes wrong, each in words."""
+def check_sharding(directories, said):
+  """What goes wrong, each in words. said: a new directory."""
+  said.mkdir()
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
-  said = torch.multiprocessing.get_context("spawn").SimpleQueue()
   torch.multiprocessing.spawn(shard, (port, directories, said), nprocs=2)
-  while not said.empty():
-    yield said.get()
+  return [line for path in sorted(said.iterdir()) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def check_pipeline(build, scratch):
@@ -287,7 +297,7 @@ def main():
         case.check()
       except Exception as problem:  # a crash of one model, too
         failures.append(f"{options}: {type(problem).__name__}: {problem}")
-    failures += check_sharding(directories)
+    failures += check_sharding(directories, pathlib.Path(scratch) / "said")
     try:
       check_pipeline(build, pathlib.Path(scratch))
     except Exception as problem:

@@ -102,6 +102,14 @@ def check_gradients(other, gradients):
     check_equal(f"the gradients of {name}", gradients[name].copy(), gradient)
 
 
+def rope_of(config):
+  """The rotary settings, which stand together since version 5; type is rope_type's old name."""
+  found = {"rope_type": "default", "rope_theta": getattr(config, "rope_theta", None)}
+  for key in ("rope_scaling", "rope_parameters"):
+    found |= getattr(config, key, None) or {}
+  return {key: value for key, value in found.items() if value is not None and key != "type"}
+
+
 def check_round_trip(directory, build):
   """The directory, and what our trainer writes from it, are the same model to transformers."""
   again = directory.parent / "again"
@@ -117,14 +125,16 @@ def check_round_trip(directory, build):
     check_equal("the logits before and after", after(tokens).logits, before(tokens).logits)
   if type(before) is not type(after):
     raise RuntimeError(f"{type(before).__name__} became {type(after).__name__}")
-  kept = ("bos_token_id", "eos_token_id", "pad_token_id", "rope_theta", "sliding_window", "use_sliding_window",
-          "rms_norm_eps", "head_dim", "n_inner",
-          "n_positions", "layer_norm_epsilon", "activation_function", "scale_attn_by_inverse_layer_idx",
-          "tie_word_embeddings")
+  kept = ("bos_token_id", "eos_token_id", "pad_token_id", "sliding_window", "use_sliding_window", "rms_norm_eps",
+          "head_dim", "n_inner", "n_positions", "layer_norm_epsilon", "activation_function",
+          "scale_attn_by_inverse_layer_idx", "tie_word_embeddings")
   for key in kept:
     was, became = (getattr(model.config, key, None) for model in (before, after))
     if was != became and (key, was) != ("head_dim", None):  # which is then the width of a head
       raise RuntimeError(f"{key} {was} became {became}")
+  was, became = rope_of(before.config), rope_of(after.config)
+  if was != became:
+    raise RuntimeError(f"the rotary settings {was} became {became}")
   if (directory / "generation_config.json").read_text() != (again / "generation_config.json").read_text():
     raise RuntimeError("generation_config.json is another one")
 

@@ -1,4 +1,4 @@
-// Memory that there is not. The message says for what; a program adds which of its flags ask for less.
+// Thrown when an allocation fails; the message names what it was for. A program adds which of its flags ask for less.
 #pragma once
 
 #include "engine/check.h"

@@ -166,7 +166,8 @@ std::string take_cpu_share(const Place& place) {
   const std::vector<int> mine = cpus_of(0);
   const bool launched = std::any_of(std::begin(launchers), std::end(launchers),
                                     [](const Launcher& launcher) { return std::getenv(launcher.rank) != nullptr; });
-  if ((place.alone() && !launched) || mine.empty()) return "";
+  if (place.alone() && !launched) return "";
+  if (mine.empty()) return choose_thread_count(place.local_size);
   const CpuShare share = cpu_share(place, mine, static_cast<int>(cpus_of(launcher_process()).size()), asked);
   cpu_set_t set;
   CPU_ZERO(&set);

@@ -154,8 +154,8 @@ TEST_CASE("generate: files of prompts that are none") {
   refused(" \n\n", "has no prompts");
   refused("a\n\nb\n", "line 2 is empty");
   refused("{\"prompt\": \"a\"}\n{\"prompt\": 3}\n", "line 2 is no JSON object with a \"prompt\"");
-  refused("{\"prompt\": \"a\"}\nb\n", "line 2 is no JSON object");
-  refused("{\"prompt\": \"a\"\n", "line 1 is no JSON object");
+  refused("{\"prompt\": \"a\"}\nb\n", "line 2: is not a JSON object");
+  refused("{\"prompt\": \"a\"\n", "line 1: is not a JSON object");
   refused("{\"prompt\": \"\"}\n", "line 1 is empty");
   const std::string file = model.prompts("a\n");
   check_outcome(model.run({"--prompts", file, "--prompt", "a"}), Exit::usage, "either --prompt TEXT or --prompts FILE");

@@ -180,7 +180,8 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       {"train_mhc", "--hc-mult --mixing --reads --start --hc-eps"},
       {"train_shortcuts", "--value-embeds --resid --x0 --backout --embed-norm"},
       {"train_gated_streams", "--hc-count --hc-lowrank"},
-      {"train_inheritune", "--reference --start --inherit-positions --inherit-final-norm --tolerance --rounds"},
+      {"train_inheritune",
+       "--reference --start --grow --mode --inherit-positions --inherit-final-norm --tolerance --rounds"},
       {"compare", "--arch --seeds --jobs"},
       {"generate",
        "--model --prompt --prompts --tokenizer --max-new --keep-last --stop --temperature "
@@ -192,8 +193,8 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       {"gradients", "--model --tokens --batch --seq --out --device --dtype --matmul"},
       {"analyze", "--model --data --what --dump --out --sequences --length --seed --split --val-data --device"},
       {"curves", "--out --loss"},
-      {"prepare", "--out --tokenizer --vocab --eot --field --val --shard-tokens"},
-      {"transplant", "--model --out --blocks --inherit --width --heads --rescale-q --seed"},
+      {"prepare", "--out --tokenizer --vocab --eot --field --special-tokens --skip-bad --val --shard-tokens"},
+      {"transplant", "--model --out --blocks --inherit --width --heads --rescale-q --seed --refresh"},
       {"tokenize", "--tokenizer --decode"}};
   const TempDir scratch;
   for (const auto& [program, main] : programs_inside()) {

@@ -52,7 +52,6 @@
 #include <numeric>
 
 #include "cli/format.h"
-#include "cli/needs.h"
 #include "cli/program.h"
 #include "cli/shell.h"
 #include "cli/stop.h"
@@ -344,14 +343,14 @@ void add_recipe_flags(CLI::App& app, Recipe& r) {
       ->type_name("DIR");
   add_integer(app, "--start", r.start, 1, 4096, "blocks of the first round (default: half of the reference's)")
       ->default_str("");
-  CLI::Option* grow = add_integer(app, "--grow", r.grow, 1, 4096, "blocks that each later round has more");
-  CLI::Option* mode = add_choice(app, "--mode", r.mode, grow_modes,
-                                 "reinherit: each round starts from the reference; continue: from the round before");
+  // With --rounds 1, too: a later --resume --rounds 2 goes on with these.
+  add_integer(app, "--grow", r.grow, 1, 4096, "blocks that each later round has more");
+  add_choice(app, "--mode", r.mode, grow_modes,
+             "reinherit: each round starts from the reference; continue: from the round before");
   add_truth(app, "--inherit-positions", r.positions, "take over learned positions");
   add_truth(app, "--inherit-final-norm", r.final_norm, "take over the last norm");
   add_number(app, "--tolerance", r.tolerance, 0, 1000, "nats above the reference's loss that still match");
   add_integer(app, "--rounds", r.rounds, 0, 4096, "rounds at most (0: until one matches, or no larger one is there)");
-  for (CLI::Option* flag : {grow, mode}) needs(app, flag, {{"--rounds", {"!1"}}});
   app.option_defaults()->group("Options");
 }
 

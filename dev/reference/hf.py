@@ -74,13 +74,16 @@ def check_places(mask, positions, B, T, S):
   if mask is not None and not ((mask == 0) | (mask == 1)).all():
     raise ValueError("attention_mask may hold 0 for padding and 1 for tokens, nothing else")
   if positions is not None:
-    steps_back = positions.diff(dim=1) <= 0
+    cached, real = torch.full((B, 1), S - T), torch.ones(B, T)
     if mask is not None:
-      real = mask[:, S - T :].bool()
-      steps_back = steps_back & real[:, 1:] & real[:, :-1]
-    if steps_back.any():
+      cached, real = mask[:, : S - T].sum(1, keepdim=True), mask[:, S - T :]
+    rows, columns = real.to(positions.device).nonzero(as_tuple=True)
+    taken = positions.expand(B, T)[rows, columns]  # of one real token after the other, whatever stands at padding
+    falls = (taken.diff() <= 0) & (rows.diff() == 0)
+    if falls.any() or (taken < cached.to(positions.device)[rows, 0]).any():
       raise ValueError("position_ids must rise along a row. Where they start again, documents are packed, and these "
-                       "models would attend from one to the other: give each document a row of its own, padded")
+                       "models would attend from one to the other: give each document a row of its own, padded. "
+                       "Behind a cache they go on from the number of tokens in it")
 
 
 def step_of(tokens, mask, positions, cache):
