@@ -269,7 +269,7 @@ TEST_CASE("run directory: the --init directory is needed at the start only") {
   write_shard(scratch.file("data.bin"), tokens, ShardFormat::uint16);
   check_outcome(train(scratch, tiny(model, {"--steps", "0"})), Exit::done, "initialised");
   const std::string tokenizer = read_text(model + "/tokenizer.json");
-  write_text(model + "/tokenizer_config.json", "its own");
+  write_text(model + "/tokenizer_config.json", R"({"its": "own"})");
   fs::remove(model + "/manifest.json");  // which lists another one
   check_outcome(train(scratch, {"--data", scratch.file("data.bin"), "--seq", "8", "--init", model, "--steps", "4",
                                 "--batch", "2", "--out", run}),
@@ -277,7 +277,7 @@ TEST_CASE("run directory: the --init directory is needed at the start only") {
   fs::rename(model, scratch.file("moved"));
   check_outcome(train(scratch, {"--resume", "--out", run, "--steps", "6"}), Exit::done, "resumed after step 4");
   CHECK(read_text(run + "/step_00000006/tokenizer.json") == tokenizer);
-  CHECK(read_text(run + "/step_00000006/tokenizer_config.json") == "its own");
+  CHECK(read_text(run + "/step_00000006/tokenizer_config.json") == R"({"its": "own"})");
 }
 
 TEST_CASE("run directory: one that is removed, moved or replaced is noticed") {
