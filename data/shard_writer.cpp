@@ -53,7 +53,8 @@ ShardWriter::ShardWriter(ShardLayout layout, int64_t tokens)
   const int64_t bytes = shard_header_bytes + (tokens - (files - 1) * layout_.shard_tokens) * each;
   const InputFile last(layout_.path(files - 1));
   if (static_cast<int64_t>(last.size()) < bytes)
-    fail(Exit::bad_data, last.path(), ": has ", last.size(), " bytes, but ", bytes, " were written; somebody cut it; ", layout_.advice);
+    fail(Exit::bad_data, last.path(), ": has ", last.size(), " bytes, but ", bytes, " were written; somebody cut it; ",
+         layout_.advice);
   if (uninterrupted([&] { return ::ftruncate(fd_.get(), bytes); }) != 0) fail_io("cut", last.path(), errno);
 }
 
@@ -115,7 +116,8 @@ std::vector<int32_t> ShardWriter::read(int64_t first, int64_t count) const {
   const InputFile file(layout_.path(index));
   const int64_t end = shard_header_bytes + (place + n) * each;
   if (static_cast<int64_t>(file.size()) < end)
-    fail(Exit::bad_data, file.path(), ": has ", file.size(), " bytes, but ", end, " were written; somebody cut it; ", layout_.advice);
+    fail(Exit::bad_data, file.path(), ": has ", file.size(), " bytes, but ", end, " were written; somebody cut it; ",
+         layout_.advice);
   std::string bytes(static_cast<size_t>(n * each), '\0');
   file.read(static_cast<uint64_t>(shard_header_bytes + place * each), bytes.data(), bytes.size());
   std::vector<int32_t> ids(static_cast<size_t>(n));
@@ -130,7 +132,8 @@ uint64_t ShardWriter::digest(int64_t tokens) const {
     const std::vector<int32_t> ids = read(at, std::min<int64_t>(1 << 20, tokens - at));
     digest = token_digest(digest, ids);
     if (stop_requested())
-      fail(Exit::stopped, "stopped while checking the tokens in ", layout_.dir, "; the same command goes on from there");
+      fail(Exit::stopped, "stopped while checking the tokens in ", layout_.dir,
+           "; the same command goes on from there");
     at += std::ssize(ids);
   }
   return digest;

@@ -15,9 +15,9 @@ namespace crossply {
 struct ShardLayout {
   std::string dir, name;
   ShardFormat format = ShardFormat::uint16;
-  int64_t shard_tokens = 100'000'000;     // of a file
+  int64_t shard_tokens = 100'000'000;             // of a file
   std::string advice = "write all of them anew";  // where files are not as they were written
-  std::string path(int64_t index) const;  // index: from 0
+  std::string path(int64_t index) const;          // index: from 0
   int64_t files(int64_t tokens) const;
 };
 

@@ -13,12 +13,21 @@ trap 'rm -rf "$work"' EXIT
 wait_for_all=""
 mapfile -t trainers < <(cd "$root/train" && grep -l 'return train_program(' train_*.cpp | sed 's/\.cpp$//')
 
-# train I W TRAINER DIR FLAG...
+# train I W TRAINER DIR FLAG...: a job that mpirun takes for lost though all ranks have ended well is run again, from
+# the same directory, up to three times in all.
 train() {
-  local rank lost=""
-  run_job "$1" "$2" "$3" --out "$4" "${@:5}"
-  for ((rank = 0; rank < $2; ++rank)); do [ "$(code_of $rank)" = 0 ] || lost=$rank; done
-  [ $code = 0 ] || { lost_an_end && [ -z "$lost" ]; } || failed "$3, $2 ranks by ${mpiruns[$1]}: exit code $code: ${*:5}"
+  local rank lost
+  rm -rf "$work/before"
+  [ ! -e "$4" ] || cp -a "$4" "$work/before"
+  for _ in 1 2 3; do
+    rm -rf "$4"
+    [ ! -e "$work/before" ] || cp -a "$work/before" "$4"
+    lost=""
+    run_job "$1" "$2" "$3" --out "$4" "${@:5}"
+    for ((rank = 0; rank < $2; ++rank)); do [ "$(code_of $rank)" = 0 ] || lost=$rank; done
+    if [ $code = 0 ] || [ -n "$lost" ] || ! lost_an_end; then break; fi
+  done
+  [ $code = 0 ] || failed "$3, $2 ranks by ${mpiruns[$1]}: exit code $code: ${*:5}"
   jobs=$((jobs + 1))
 }
 jobs=0 turn=0

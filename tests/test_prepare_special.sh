@@ -69,6 +69,12 @@ expect 0 '^note: state.json: ignored, since it is the state of somebody.s last c
 [ "$(ids state/train_000001.bin)" = "$(ids fits/train_000001.bin)" ] || fail "the state of a call changed tokens"
 grep -q max_length state/tokenizer.json && fail "the state of a call was copied"
 
+# --- a bad file among those that --field is for --------------------------------------------------------------------
+mkdir mixed && printf '\377\376t\0h\0e\0' >mixed/a.txt && echo '{"body": "the cat"}' >mixed/b.jsonl
+expect 65 'mixed/a.txt' prepare --tokenizer t.json --field body --out mixed_out mixed
+expect 0 'bad documents, left out: 1' prepare --tokenizer t.json --skip-bad 3 --field body --out mixed_out mixed
+expect 64 'field body has no effect' prepare --tokenizer t.json --skip-bad 3 --field body --out alone mixed/a.txt
+
 # --- the program that trains a vocabulary ends with this one -------------------------------------------------------
 printf '#!/bin/sh\necho $$ >child\nexec sleep 60\n' >slow-python && chmod +x slow-python
 for way in writing waiting; do  # it does not read: a text that the pipe does not hold cannot be written
@@ -77,6 +83,7 @@ for way in writing waiting; do  # it does not read: a text that the pipe does no
   PYTHON=./slow-python "$build/prepare" --vocab 300 --out slow slow.txt >output 2>&1 &
   pid=$!
   for _ in $(seq 200); do [ -s child ] && break; sleep 0.05; done
+  [ -s child ] || fail "the other program never started ($way)"
   kill -KILL $pid
   wait $pid 2>/dev/null
   for _ in $(seq 40); do kill -0 "$(cat child)" 2>/dev/null || break; sleep 0.05; done
@@ -87,6 +94,7 @@ printf '#!/bin/sh\ntrap "" TERM\necho $$ >child\nwhile :; do sleep 0.2; done\n' 
 PYTHON=./slow-python "$build/prepare" --vocab 300 --out slow texts >output 2>&1 &
 pid=$!
 for _ in $(seq 200); do [ -s child ] && break; sleep 0.05; done
+[ -s child ] || fail "the program that does not listen never started"
 kill -TERM $pid
 wait $pid
 code=$?
@@ -127,6 +135,12 @@ if command -v "$python" >/dev/null; then
     echo "skipped: $python has no user site"
   fi
   rm -rf vocab.partial
+  for path in :/x /x: /x::/y; do
+    rm -rf vocab vocab.partial run
+    PYTHONPATH=$path prepare --vocab 300 --out vocab ../texts >output 2>&1 </dev/null
+    [ ! -e run ] || fail "with PYTHONPATH=$path a file of the current directory was run"
+  done
+  rm -rf vocab vocab.partial run
   PYTHONPATH=$PWD prepare --vocab 300 --out vocab ../texts >output 2>&1 </dev/null
   [ -e run ] || fail "PYTHONPATH does not count"
   cd ..

@@ -68,10 +68,10 @@ damaged 'has no checksum' '/"checksum"/d;s/\("sources": "[^"]*"\),/\1/'
 damaged 'state.json: is damaged' '1s/{/[/'
 begin
 rm begun.partial/train_000001.bin
-expect 65 'train_000001.bin: is missing' prepare --out begun long-*.jsonl
+expect 65 'train_000001.bin: is missing.*remove begun.partial to start anew' prepare --out begun long-*.jsonl
 begin
 truncate -s -2 begun.partial/train_000001.bin
-expect 65 'train_000001.bin: has [0-9]+ bytes' prepare --out begun long-*.jsonl
+expect 65 'train_000001.bin: has [0-9]+ bytes.*remove begun.partial to start anew' prepare --out begun long-*.jsonl
 begin
 printf '\1\1' | dd of=begun.partial/train_000001.bin bs=1 seek=2000 conv=notrunc 2>output
 expect 65 'train_.*: other tokens than were written' prepare --out begun long-*.jsonl

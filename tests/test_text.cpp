@@ -87,7 +87,7 @@ TEST_CASE("text: sizes that are too small, too many samples, missing files, unkn
   o.train_samples = -1;
   check_fails(Exit::usage, {"negative"}, [&] { open_dataset(o); });
   o.train_samples = 1, o.val_spec = "x.bin";
-  check_fails(Exit::usage, {"shards only"}, [&] { open_dataset(o); });
+  check_fails(Exit::usage, {"token shards, not of"}, [&] { open_dataset(o); });
   for (const char* spec : {"", "arith", "arith:2", "arith:44", "prosqa:1", "corpus.txt"}) {
     DataOptions unknown;
     unknown.spec = spec;

@@ -1,9 +1,12 @@
 // How many threads a program may have: the quota of a container, and the system's own limit.
 #include "engine/threads.h"
 
+#include <cstdlib>
 #include <filesystem>
+#include <new>
 #include <system_error>
 
+#include "engine/memory.h"
 #include "tests/temp_dir.h"
 
 using namespace crossply;
@@ -22,6 +25,10 @@ struct Groups {
   double quota(const std::string& self) {
     write_text(dir.file("self"), self);
     return cpu_quota(dir.file("cgroup"), dir.file("self"));
+  }
+  uint64_t memory(const std::string& self) {
+    write_text(dir.file("self"), self);
+    return left_in_groups(dir.file("cgroup"), dir.file("self"));
   }
 };
 
@@ -67,4 +74,40 @@ TEST_CASE("threads: as many are counted as start, and all of them end") {
     if (i == 3) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
   };
   CHECK(threads_that_start(8, limit) == 3);
+  CHECK(threads_that_start(8, [](int i) { i == 3 ? throw std::bad_alloc() : void(); }) == 3);
+}
+
+TEST_CASE("threads: several processes of a launcher are known by their number") {
+  const char* const name = "OMPI_COMM_WORLD_SIZE";
+  ::unsetenv(name);
+  CHECK(!is_one_of_several());
+  for (const auto& [size, several] : {std::pair("1", false), {"2", true}, {"", false}, {"x", false}}) {
+    ::setenv(name, size, 1);
+    CHECK(is_one_of_several() == several);
+  }
+  ::unsetenv(name);
+}
+
+TEST_CASE("memory: the least that the limits of the group and of those above it leave") {
+  Groups groups;
+  CHECK(groups.memory("0::/pod/job\n") == UINT64_MAX);
+  groups.put("pod/job/memory.max", "max\n");
+  groups.put("pod/job/memory.current", "700\n");
+  groups.put("pod/memory.max", "1000\n");
+  groups.put("pod/memory.current", "900\n");
+  groups.put("pod/memory.stat", "anon 600\ninactive_file 300\n");
+  CHECK(groups.memory("0::/pod/job\n") == 400);
+  groups.put("pod/job/memory.max", "750\n");
+  CHECK(groups.memory("0::/pod/job\n") == 50);
+  CHECK(groups.memory("0::/\n") == UINT64_MAX);
+}
+
+TEST_CASE("memory: the limit of cgroup v1") {
+  Groups groups;
+  groups.put("memory/memory.limit_in_bytes", "9223372036854771712\n");
+  CHECK(groups.memory("4:memory:/box\n") > uint64_t{1} << 62);  // none
+  groups.put("memory/box/memory.limit_in_bytes", "5000\n");
+  groups.put("memory/box/memory.usage_in_bytes", "2000\n");
+  CHECK(groups.memory("4:memory:/box\n0::/\n") == 3000);
+  CHECK(groups.memory("3:cpu:/box\n") == UINT64_MAX);
 }

@@ -99,7 +99,7 @@ Comparison prepare(Experiment& experiment, ComparisonDir& dir) {
   if (data.test != nullptr) comparison.test_size = data.test->size();
   if (!plain.dry_run) comparison.data_digest = plain.data_digest = digest_of_files(plain, data);
   comparison.data_note = validation_note(data);
-  bool uses_routers = false;
+  std::vector<TrainOptions> plans;
   for (const ArchChoice& choice : choices) {
     ComparedRun run{choice, plain, {}};
     run.options.config.arch = choice.arch;
@@ -110,11 +110,10 @@ Comparison prepare(Experiment& experiment, ComparisonDir& dir) {
     if (!plain.resume) refuse_idle_options(choice, run.options.config);
     std::fputs(note_idle_options(run.options.config, "--arch " + choice.text).c_str(), stderr);
     run.result = plan_training(run.options);
-    uses_routers |= uses_router_lr(run.options);
+    plans.push_back(run.options);
     add_runs(comparison, run, experiment);
   }
-  if (experiment.router_lr_given && !uses_routers)
-    fail(Exit::usage, "--router-lr has no effect: nothing in these architectures learns at another rate than --lr");
+  if (experiment.router_lr_given) refuse_idle_router_lr(plans, "these architectures");
   return comparison;
 }
 
@@ -159,9 +158,20 @@ Exit conclude(const Comparison& comparison, const std::string& program, const st
     fail(Exit::io, unwritten, "; the runs are done and kept: mend that, then --resume --out ",
          shell_word(comparison.out), " writes the results again");
   for (const ComparedRun& run : comparison.runs)
-    if (run.tried && run.state == RunState::done && run.result.code == Exit::io)
-      fail(Exit::io, run_name(comparison, run), ": its figure could not be written; the reason stands above");
+    if (is_done(run) && run.result.code == Exit::io)
+      fail(Exit::io, run_name(comparison, run), ": its figure could not be written; the reason stands above: mend ",
+           "that, then --resume --out ", shell_word(comparison.out), " draws it");
   return Exit::done;
+}
+
+// The figures of runs that were done before, where they lack one.
+void draw_missing_figures(Comparison& comparison) {
+  for (ComparedRun& run : comparison.runs) {
+    if (!is_done(run)) continue;
+    const std::string error = draw_missing_figure(run.options);
+    run.result.code = error.empty() ? Exit::done : Exit::io;
+    if (!error.empty()) print_line("note: " + error, false);
+  }
 }
 
 // Returns the error of the last attempt to write the results. A figure that cannot be written does not end the runs.
@@ -197,6 +207,7 @@ Exit run(Experiment& o, ComparisonDir& dir) {
     if (!warning.empty()) std::printf("%s\n", printable(warning).c_str());
   // Before the first run ends: a kill then leaves what --resume needs.
   write_file_atomically(comparison.out + "/results.json", results_json(comparison));
+  draw_missing_figures(comparison);
   const std::string unwritten = train_all(comparison, o.jobs);
   std::printf("\n%s", printable(results_table(comparison)).c_str());
   print_next(comparison, o.program);

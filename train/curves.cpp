@@ -53,7 +53,8 @@ struct Run {
   std::string dir;
   SteppedCurve losses;
   json settings;
-  std::string missing = "";  // why there are no losses
+  double last = NAN, width = 1;  // the loss of the last step; steps that a point of `losses` stands for
+  std::string missing = "";      // why there are no losses
 };
 // The runs of one name.
 struct Group {
@@ -103,6 +104,10 @@ Run read_run(const Options& o, const std::string& dir) {
     run.missing = lost > 0 ? str(path, ": its lines have no number of ", o.x, ", which --x needs")
                            : str(path, ": it has no ", test ? "test" : "training", " loss yet",
                                  test && !all.step.empty() ? "; --loss train draws what there is" : "");
+  else run.last = run.losses.y.back();
+  if (test) return run;
+  run.width = all.width;
+  if (const double last = last_loss(all); std::isfinite(last)) run.last = last;
   return run;
 }
 
@@ -286,13 +291,25 @@ std::string table_of(const std::vector<Group>& groups, const std::string& loss) 
   std::vector<std::vector<std::string>> rows = {{"run", "seeds", "steps", loss + " loss", "+-"}};
   for (const Group& group : groups) {
     std::vector<double> last;
-    for (const Run& run : group.runs) last.push_back(run.losses.y.back());
+    for (const Run& run : group.runs) last.push_back(run.last);
     const Spread s = spread_of(last);
     rows.push_back({group.name, std::to_string(last.size()),
                     format_count(static_cast<int64_t>(group.runs[0].losses.step.back())), format_number("%.4f", s.mean),
                     std::isnan(s.sd) ? "-" : format_number("%.4f", s.sd)});
   }
   return format_table(rows);
+}
+
+// --smooth in points of the curves. A long run's stand for several steps each; one picture has one number of points.
+size_t points_to_smooth(const Options& o, const std::vector<Group>& groups, std::string& notes) {
+  double width = 1;
+  for (const Group& group : groups)
+    for (const Run& run : group.runs) width = std::max(width, run.width);
+  const double points = o.smooth == 0 ? 0 : std::max(1.0, std::round(static_cast<double>(o.smooth) / width));
+  if (o.smooth > 1 && width > 1)
+    notes += str("note: a point of the longest curve is the mean of ", width, " steps: --smooth ", o.smooth,
+                 " draws the mean of ", points, points == 1 ? " point\n" : " points around each\n");
+  return static_cast<size_t>(points);
 }
 
 // An older picture may go, any other file stays.
@@ -314,13 +331,14 @@ Exit run(const Options& o) {
     notes += check_flags(group);
     curves.push_back(curve_of(group, notes));
   }
+  const size_t smooth = points_to_smooth(o, groups, notes);
   if (o.loss == "test") notes += test_notes(groups) + validation_notes(groups);
   std::printf("%s%s loss: of each run the last; mean and standard deviation over the seeds\n%s",
               printable(table_of(groups, o.loss)).c_str(), o.loss.c_str(), printable(notes).c_str());
   if (o.out.empty()) return Exit::done;
   const bool bands = std::any_of(curves.begin(), curves.end(), [](const Curve& curve) { return !curve.low.empty(); });
   Panel panel{o.loss + " loss" + (bands ? std::string(", ") + about_bands : ""), "", curves};
-  panel.log_y = o.log_y, panel.smooth = static_cast<size_t>(o.smooth);
+  panel.log_y = o.log_y, panel.smooth = smooth;
   write_curve_svg(o.out, o.title, x_labels.at(o.x) + (o.log_x ? "; logarithmic" : ""), {panel}, o.log_x);
   std::printf("picture: %s\n", printable(o.out).c_str());
   return Exit::done;

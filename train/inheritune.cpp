@@ -234,12 +234,23 @@ std::string rounds_table(const Inheritance& all) {
   return format_table(cells_of(all)) + notes_on_losses(all) + verdict + "\n";
 }
 
-void write_rounds(const Inheritance& all) {
-  const std::string& out = all.options.out;
-  write_file_atomically(state_path(out), json_text(all));
-  if (all.rounds.empty()) return;
-  write_file_atomically(out + "/inheritune.md", markdown(all));
-  draw_rounds(all);
+void write_state(const Inheritance& all) { write_file_atomically(state_path(all.options.out), json_text(all)); }
+
+std::string write_rounds(const Inheritance& all) {
+  std::string first;
+  const auto attempt = [&](auto&& write) {
+    try {
+      write();
+    } catch (const Error& error) {
+      if (error.code != Exit::io) throw;
+      if (first.empty()) first = error.what();
+    }
+  };
+  attempt([&] { write_state(all); });
+  if (all.rounds.empty()) return first;
+  attempt([&] { write_file_atomically(all.options.out + "/inheritune.md", markdown(all)); });
+  attempt([&] { draw_rounds(all); });
+  return first;
 }
 
 bool take_recipe(const std::string& out, Recipe& recipe, TrainOptions& options) {

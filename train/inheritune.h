@@ -51,8 +51,11 @@ struct Inheritance {
 
 // For a terminal of 80 columns: a row for each round, and what the numbers are of.
 std::string rounds_table(const Inheritance& all);
-// inheritune.json, inheritune.md and inheritune.svg in --out.
-void write_rounds(const Inheritance& all);
+// inheritune.json in --out, which --resume needs.
+void write_state(const Inheritance& all);
+// Writes inheritune.json, inheritune.md and inheritune.svg in --out. Returns the text of the first Exit::io error, such
+// as that of a full disk; "" if all three are written.
+std::string write_rounds(const Inheritance& all);
 
 // Of the run in a directory: its flags. False if there is none. Throws Exit::bad_data if inheritune.json is damaged.
 bool take_recipe(const std::string& out, Recipe& recipe, TrainOptions& options);

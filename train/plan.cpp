@@ -187,12 +187,15 @@ TrainResult plan_training(const TrainOptions& options) {
   return result;
 }
 
-bool uses_router_lr(const TrainOptions& options) {
-  TrainOptions usual = options;
-  usual.router_lr = 0;
-  ParameterTable params;
-  declare(params, usual);
-  return std::ranges::any_of(params.rows(), [](const Parameter& row) { return row.lr_mul != 1 && row.lr_mul != 0; });
+void refuse_idle_router_lr(const std::vector<TrainOptions>& runs, const std::string& what) {
+  for (TrainOptions usual : runs) {
+    usual.router_lr = 0;
+    ParameterTable params;
+    declare(params, usual);
+    if (std::ranges::any_of(params.rows(), [](const Parameter& row) { return row.lr_mul != 1 && row.lr_mul != 0; }))
+      return;
+  }
+  fail(Exit::usage, "--router-lr has no effect: nothing in ", what, " learns at another rate than --lr");
 }
 
 void refuse_too_large(const TrainOptions& options, const Device& device) {

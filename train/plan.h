@@ -1,6 +1,9 @@
 // What a run takes: what it will be, before any of it is allocated, and what it was.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "data/source.h"
 #include "engine/device.h"
 #include "train/options.h"
@@ -27,8 +30,9 @@ struct TrainResult {
 // is one or not, with an estimate of what CUDA takes for itself; without what the first step takes once to try out
 // products that are added to what is there: a copy of the result.
 TrainResult plan_training(const TrainOptions& options);
-// Whether some parameters of these complete options learn at another rate than --lr.
-bool uses_router_lr(const TrainOptions& options);
+// For a given --router-lr: throws Exit::usage where no parameter of these runs, whose options are complete, learns at
+// another rate than --lr. what: these runs, for the message.
+void refuse_idle_router_lr(const std::vector<TrainOptions>& runs, const std::string& what);
 // Throws Exit::device, with the sizes, where a GPU has less memory in all than the run takes without cuda_itself.
 void refuse_too_large(const TrainOptions& options, const Device& device);
 // --dry-run: the same in words, by part. --dump-tape: the tape. data: none where the sizes alone were enough.

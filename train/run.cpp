@@ -120,6 +120,10 @@ Exit train_to_end(TrainOptions& o, const Dataset& data,
   return code;
 }
 
+void write_figure(const TrainOptions& o, const RunCurves& curves) {
+  write_run_picture(o.out + "/curve.svg", o.config.arch + " on " + short_name(o.data.spec), curves);
+}
+
 // How often something is done that is done ten times where no flag says otherwise.
 int64_t every(int64_t flag, int64_t steps) { return flag > 0 ? flag : std::max<int64_t>(1, steps / 10); }
 
@@ -276,9 +280,8 @@ void Run::save() {
 
 // A figure that cannot be written does not end the run; its exit code says so at the end.
 void Run::draw() {
-  const std::string title = o_.config.arch + " on " + short_name(o_.data.spec);
   try {
-    write_run_picture(o_.out + "/curve.svg", title, metrics_->curves());
+    write_figure(o_, metrics_->curves());
     lacks_figure_ = false;
   } catch (const Error& error) {
     if (error.code != Exit::io) throw;
@@ -320,6 +323,19 @@ TrainResult train_run(TrainOptions options) {
   return run.finish();
 }
 
+std::string draw_missing_figure(const TrainOptions& o) {
+  std::error_code ignored;
+  if (fs::is_regular_file(o.out + "/curve.svg", ignored)) return "";
+  try {
+    const RunCurves curves = read_curves(o.out + "/metrics.jsonl");
+    if (!curves.step.empty()) write_figure(o, curves);
+    return "";
+  } catch (const Error& error) {
+    if (error.code != Exit::io) throw;
+    return error.what();
+  }
+}
+
 int train_program(int argc, char** argv, const std::string& arch,
                   const std::function<Exit(TrainOptions&, const Dataset&)>& train) {
   CLI::App app("Trains " + arch + ": " + find_architecture(arch).meaning + ".", "train_" + arch);
@@ -340,15 +356,14 @@ int train_program(int argc, char** argv, const std::string& arch,
     options.given_sizes = given_flags(app, "Model");
     options.given_options = given_flags(app, arch);
     if (!is_training(options) && !place_from_environment().leads()) return Exit::done;  // one process is enough
-    std::fputs(notes_on_train_flags(app, options.config).c_str(), stderr);
+    if (place_from_environment().leads()) std::fputs(notes_on_train_flags(app, options.config).c_str(), stderr);
     try {
       if (is_training(options)) become_rank(options);
       if (const std::string warning = warmup_warning(options); !warning.empty()) std::printf("%s\n", warning.c_str());
       if (!options.plans_only()) check_run_dir(options);
       const Dataset data = open_inputs(options);
       note_single_process(app, options);
-      if (app.count("--router-lr") > 0 && !uses_router_lr(options))
-        fail(Exit::usage, "--router-lr has no effect: nothing in ", arch, " learns at another rate than --lr");
+      if (app.count("--router-lr") > 0) refuse_idle_router_lr({options}, arch);
       if (options.plans_only()) print_plan(options, data);
       else if (!options.dump_tensors.empty()) write_tensors(options, data);
       else if (options.steps == 0) write_initialised(options, data);

@@ -80,4 +80,8 @@ class Run {
 // trainer, its flags read; throws as a trainer ends.
 TrainResult train_run(TrainOptions options);
 
+// Draws curve.svg of a run that is done, where --out has no such file but metrics. Returns the text of an Exit::io
+// error, "" if there is none.
+std::string draw_missing_figure(const TrainOptions& options);
+
 }  // namespace crossply

@@ -1,5 +1,6 @@
 #include "train/run_curves.h"
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <filesystem>
@@ -69,37 +70,38 @@ void CurveBuilder::add(const json& line) {
   RunCurves& c = curves_;
   if (!std::isnan(test))
     add_evaluation({&c.test_step, &c.test_loss, &c.test_tokens, &c.test_seconds}, {step, test, tokens, seconds},
-                   test_width_);
+                   test_curves_.width);
   if (!std::isnan(answers))
     add_evaluation({&c.answer_step, &c.answers, &c.steps_valid, &c.hard_answers},
-                   {step, answers, number(line, "steps_valid"), number(line, "hard_correct")}, answer_width_);
+                   {step, answers, number(line, "steps_valid"), number(line, "hard_correct")}, answer_curves_.width);
 }
 
 void CurveBuilder::add_step(double step, double loss, double tokens, double seconds) {
   RunCurves& c = curves_;
   const double weight = std::isnan(loss) ? 0 : 1;
-  const bool joins = width_ > 1 && !c.step.empty() && place(c.step.back(), width_) == place(step, width_);
+  const bool joins =
+      curves_.width > 1 && !c.step.empty() && place(c.step.back(), curves_.width) == place(step, curves_.width);
   double mean = loss, all = weight;
   if (joins) {
     all += weights_.back();
     if (weight == 0) mean = c.loss.back();
     else if (all > weight) mean = c.loss.back() + (loss - c.loss.back()) / all;
   }
-  add_point({&c.step, &c.loss, &c.tokens, &c.seconds, &weights_}, {step, mean, tokens, seconds, all}, width_);
+  add_point({&c.step, &c.loss, &c.tokens, &c.seconds, &weights_}, {step, mean, tokens, seconds, all}, curves_.width);
   while (c.step.size() > most_points) widen();
 }
 
 // Each point takes in its neighbour.
 void CurveBuilder::widen() {
   RunCurves& c = curves_;
-  width_ *= 2;
+  curves_.width *= 2;
   for (size_t i = 1; i < c.step.size(); ++i) {
-    if (place(c.step[i - 1], width_) != place(c.step[i], width_) || weights_[i - 1] == 0) continue;
+    if (place(c.step[i - 1], curves_.width) != place(c.step[i], curves_.width) || weights_[i - 1] == 0) continue;
     const double all = weights_[i - 1] + weights_[i], own = weights_[i] == 0 ? 0 : weights_[i] * c.loss[i];
     c.loss[i] = (weights_[i - 1] * c.loss[i - 1] + own) / all;
     weights_[i] = all;
   }
-  thin({&c.step, &c.loss, &c.tokens, &c.seconds, &weights_}, width_);
+  thin({&c.step, &c.loss, &c.tokens, &c.seconds, &weights_}, curves_.width);
 }
 
 RunCurves read_curves(const std::string& path) {
@@ -127,6 +129,12 @@ double final_loss(const RunCurves& curves) {
   const size_t count = curves.tail.empty() ? last_fiftieth(of.size()) : of.size();
   const auto begin = of.end() - static_cast<std::ptrdiff_t>(count);
   return count > 0 ? std::accumulate(begin, of.end(), 0.0) / static_cast<double>(count) : NAN;
+}
+
+double last_loss(const RunCurves& curves) {
+  const std::vector<double>& of = curves.tail.empty() ? curves.loss : curves.tail;
+  const auto last = std::find_if(of.rbegin(), of.rend(), [](double loss) { return std::isfinite(loss); });
+  return last == of.rend() ? NAN : *last;
 }
 
 MeanCurve mean_of(const std::vector<SteppedCurve>& curves) {

@@ -17,6 +17,7 @@ struct RunCurves {
   std::vector<double> answer_step, answers, steps_valid;  // shares of 1; empty where the data is no task
   std::vector<double> hard_answers;  // of those that a known shortcut does not find; NaN where the task has none
   std::vector<double> tail = {};     // where points stand for several steps: the loss of each of the last fiftieth
+  double width = 1;                  // steps that a point of `loss` stands for
 };
 
 // Curves of bounded size out of any number of lines. Up to most_points steps each is a point. Beyond, a point stands
@@ -33,7 +34,7 @@ class CurveBuilder {
   void widen();
   RunCurves curves_;
   std::vector<double> weights_;  // steps with a loss in each point
-  double width_ = 1, test_width_ = 1, answer_width_ = 1;
+  double test_width_ = 1, answer_width_ = 1;
 };
 
 // Of a file that a run may have left in any state, read line by line: what is not such a line is passed over; a file
@@ -41,6 +42,8 @@ class CurveBuilder {
 RunCurves read_curves(const std::string& path);
 // The training loss as one number: the mean of the last fiftieth of the steps; NaN of none.
 double final_loss(const RunCurves& curves);
+// That of the last step that has a finite one, and no mean; NaN if none of those that are known has.
+double last_loss(const RunCurves& curves);
 
 // A number over the steps, each of which stands at a place on an x axis; as many of each.
 struct SteppedCurve {

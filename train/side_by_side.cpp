@@ -22,7 +22,9 @@
 #include "cli/program.h"
 #include "cli/standard_streams.h"
 #include "cli/stop.h"
+#include "engine/byte_names.h"
 #include "engine/json.h"
+#include "engine/memory.h"
 #include "engine/printable.h"
 #include "kernels/devices.h"
 #include "train/environment.h"
@@ -121,40 +123,10 @@ class RunProcess {
   int64_t steps_ = 0;
 };
 
-// JSON is UTF-8, while a name of a file may be any bytes: each byte as the character of that number, and back.
-std::string text_of_bytes(const std::string& bytes) {
-  std::string text;
-  for (const char c : bytes) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x80) text += c;
-    else text += static_cast<char>(0xC0 | byte >> 6), text += static_cast<char>(0x80 | (byte & 0x3F));
-  }
-  return text;
-}
-
-std::string bytes_of_text(std::string_view text) {
-  std::string bytes;
-  while (!text.empty()) {
-    const Character next = first_character(text);
-    if (next.length == 0 || next.code > 0xFF) fail(Exit::usage, "--one-run is for compare itself");
-    bytes += static_cast<char>(next.code);
-    text.remove_prefix(next.length);
-  }
-  return bytes;
-}
-
-// What may name a file, beside the output: the settings have it as text for people.
-template <class Options>
-auto names_of_files(Options& o) {
-  return std::vector{&o.out, &o.data.spec, &o.data.val_spec, &o.data.tokenizer};
-}
-
 std::string request_for(const ComparedRun& run, const std::string& label) {
   const TrainOptions& o = run.options;
-  json names = json::array();
-  for (const std::string* name : names_of_files(o)) names.push_back(text_of_bytes(*name));
   return json{
-      {"name", run.choice.text},   {"settings", all_settings(o)}, {"names_of_files", names},      {"resume", o.resume},
+      {"name", run.choice.text},   {"settings", all_settings(o)}, {"out", name_as_utf8(o.out)},   {"resume", o.resume},
       {"other_gpu", o.other_gpu},  {"profile", o.profile},        {"data_digest", o.data_digest}, {"label", label},
       {"command", command_line()}, {"parent", ::getpid()}}
       .dump();
@@ -319,21 +291,11 @@ double seconds_of_step(const TrainOptions& options, const Source& data, int thre
   return since(start) / static_cast<double>(steps);
 }
 
-// Of the machine, or less where a container has a limit.
-double physical_memory() {
-  double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
-  for (const char* limit : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    double bytes = 0;
-    if (std::ifstream(limit) >> bytes) memory = std::min(memory, bytes);  // "max": no limit
-  }
-  return memory;
-}
-
-// How many of the largest runs have room in the memory at a time, one at least.
+// How many of the largest runs have room in the available memory at a time, one at least.
 int64_t runs_that_fit(const Comparison& comparison) {
   double memory = 1;
   for (const ComparedRun& run : comparison.runs) memory = std::max(memory, run.result.planned_memory);
-  return static_cast<int64_t>(std::max(1.0, 0.8 * physical_memory() / memory));
+  return static_cast<int64_t>(std::max(1.0, 0.8 * static_cast<double>(available_memory()) / memory));
 }
 
 }  // namespace
@@ -425,9 +387,7 @@ static ComparedRun read_request(const std::string& request) {
     if (task.at("parent") != ::getppid()) fail(Exit::usage, "the comparison has ended");
     ComparedRun run{parse_arch_list(task.at("name").get<std::string>())[0], {}, {}};
     take_settings(task.at("settings"), "--one-run", run.options);
-    const std::vector<std::string*> names = names_of_files(run.options);
-    for (size_t i = 0; i < names.size(); ++i)
-      *names[i] = bytes_of_text(task.at("names_of_files").at(i).get<std::string>());
+    run.options.out = name_from_utf8(task.at("out").get<std::string>());
     task.at("label").get_to(run.options.label);
     task.at("resume").get_to(run.options.resume);
     task.at("other_gpu").get_to(run.options.other_gpu);

@@ -62,6 +62,7 @@
 #include "models/transplant.h"
 #include "ranks/launch.h"
 #include "train/idle_flags.h"
+#include "train/progress.h"
 #include "train/run.h"
 
 using namespace crossply;
@@ -189,10 +190,41 @@ void say_losses(const Inheritance& all, size_t i, const char* when, double loss)
               all.reference_loss);
 }
 
+// What could not be written, which ends no round: the error of the last attempt to write the results, and of the
+// figure of a round.
+struct Unwritten {
+  std::string results, figure;
+};
+
+// Writes the results, and notes an error that is new.
+void write_or_note(const Inheritance& all, Unwritten& unwritten) {
+  const std::string error = write_rounds(all);
+  if (!error.empty() && error != unwritten.results) print_line("note: " + error, false);
+  unwritten.results = error;
+}
+
+// The figure of a round that was done before, where it lacks one.
+void draw_or_note(const Inheritance& all, size_t i, Unwritten& unwritten) {
+  const std::string error = draw_missing_figure(round_options(all, i));
+  if (error.empty()) return;
+  print_line(label_of(all, i) + " note: " + error, false);
+  unwritten.figure = error;
+}
+
+// Trains round i, and measures its loss.
+void train_round(Inheritance& all, size_t i, const Source& validation, Unwritten& unwritten) {
+  if (stop_requested()) fail(Exit::stopped, "stopped on request");
+  const Exit code = train_run(round_options(all, i)).code;
+  if (code == Exit::stopped) fail(Exit::stopped, "stopped on request");
+  if (code == Exit::io) unwritten.figure = "the figure of " + all.run_dir(i) + " could not be written";
+  all.rounds[i].final_loss = validation_loss(all.run_dir(i), all, validation);
+  write_or_note(all, unwritten);
+}
+
 // Algorithm 1, from wherever a stop has left it: what is there is not done again. Throws Exit::stopped.
-void inheritune(Inheritance& all, const Dataset& data) {
+void inheritune(Inheritance& all, const Dataset& data, Unwritten& unwritten) {
   if (!std::isfinite(all.reference_loss)) measure_reference(all, *data.test);
-  write_rounds(all);
+  write_or_note(all, unwritten);
   std::printf("validation: %s sequences, %s tokens, all of it, in order\nreference: %s blocks, validation loss %.4f\n",
               format_count(all.sequences).c_str(), format_count(all.tokens).c_str(), format_count(all.depth()).c_str(),
               all.reference_loss);
@@ -208,14 +240,10 @@ void inheritune(Inheritance& all, const Dataset& data) {
     remove_leftovers_of(all.initial_dir(i));
     if (!path_exists(all.initial_dir(i))) inherit(all, i, data.tokenizer);
     if (!std::isfinite(round.initial_loss)) round.initial_loss = validation_loss(all.initial_dir(i), all, *data.test);
-    write_rounds(all);
+    write_or_note(all, unwritten);
     say_losses(all, i, "at step 0", round.initial_loss);
-    if (!round.is_done()) {
-      if (stop_requested() || train_run(round_options(all, i)).code == Exit::stopped)
-        fail(Exit::stopped, "stopped on request");
-      round.final_loss = validation_loss(all.run_dir(i), all, *data.test);
-      write_rounds(all);
-    }
+    if (round.is_done()) draw_or_note(all, i, unwritten);
+    else train_round(all, i, *data.test, unwritten);
     say_losses(all, i, "at the end", round.final_loss);
     if (all.matches(round)) return;
   }
@@ -254,6 +282,7 @@ void check_recipe(const Options& o, const CLI::App& app, int64_t L) {
   if (app.count("--grow") > 0 && r.start + r.grow > L)
     fail(Exit::usage, "--grow ", r.grow, ": a second round would have ", r.start + r.grow,
          " blocks, the reference has ", L, "; give a smaller --start or --grow, or --rounds 1 in place of --grow");
+  if (app.count("--router-lr") > 0) refuse_idle_router_lr({o.train}, o.train.config.arch);
 }
 
 // The rest of the flags, and the data.
@@ -305,22 +334,27 @@ Exit run(Options& o, const CLI::App& app, const char* program) {
   take_up_or_begin(all);
   check_reference(all);
   if (const std::string warning = warmup_warning(o.train); !warning.empty()) std::printf("%s\n", warning.c_str());
-  write_rounds(all);  // what --resume needs, before anything else
+  write_state(all);  // before anything else
+  Unwritten unwritten;
   try {
-    inheritune(all, data);
+    inheritune(all, data, unwritten);
   } catch (const Error& error) {
     if (error.code != Exit::stopped) throw;
-    write_rounds(all);
+    write_or_note(all, unwritten);
     std::printf("\n%sstopped on request; to continue: %s --resume --out %s\n",
                 all.rounds.empty() ? "" : rounds_table(all).c_str(), shell_word(program).c_str(),
                 shell_word(o.train.out).c_str());
     return Exit::stopped;
   }
-  write_rounds(all);
+  write_or_note(all, unwritten);
   const std::string out = printable(o.train.out);
   const std::string model = printable(all.run_dir(all.rounds.size() - 1));
   std::printf("\n%s\nresults:  %s/inheritune.md, inheritune.json\npicture:  %s/inheritune.svg\nmodel:    %s\n",
               rounds_table(all).c_str(), out.c_str(), out.c_str(), model.c_str());
+  const std::string& error = unwritten.results.empty() ? unwritten.figure : unwritten.results;
+  if (!error.empty())
+    fail(Exit::io, error, "; the rounds are done and kept: mend that, then --resume --out ", shell_word(o.train.out),
+         " writes what is missing");
   return Exit::done;
 }
 
