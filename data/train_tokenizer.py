@@ -7,15 +7,11 @@ tokenizer.json. `prepare --vocab N` runs it; alone:
 --style gpt2: GPT-2's cuts and its <|endoftext|>; llama3: Llama 3's cuts (numbers by three digits) and its
 <|begin_of_text|> and <|end_of_text|>, of which the first begins each text.
 """
-import os
 import sys
 
 # `prepare` gives this text to `python3 -c`, which looks for modules in the current directory first: a tokenizers.py or
-# an argparse.py of somebody's data is not what is meant. An empty part of PYTHONPATH ("/x:") means that directory too.
-unwanted = [""]
-if os.environ.get("PYTHONPATH") and "" in os.environ["PYTHONPATH"].split(os.pathsep):
-    unwanted.append(os.getcwd())
-sys.path[:] = [place for place in sys.path if place not in unwanted]
+# an argparse.py of somebody's data is not what is meant.
+sys.path[:] = [place for place in sys.path if place != ""]
 
 import argparse
 import io

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <utility>
 
 #include "cli/format.h"
@@ -113,6 +114,18 @@ void feed(int fd, const Sample& sample) {
   ::_exit(127);
 }
 
+// An empty part of PYTHONPATH ("/x:") means the current directory, and Python takes modules from there before it reads
+// the script: a re.py of somebody's data is not what is meant.
+void clean_python_path() {
+  const char* given = std::getenv("PYTHONPATH");
+  if (given == nullptr) return;
+  std::istringstream parts(given);
+  std::string kept;
+  for (std::string part; std::getline(parts, part, ':');)
+    if (!part.empty()) kept += (kept.empty() ? "" : ":") + part;
+  ::setenv("PYTHONPATH", kept.c_str(), 1);
+}
+
 void make_pipe(Descriptor& read, Descriptor& write) {
   int ends[2];
 #ifdef __linux__
@@ -179,6 +192,7 @@ void train_vocabulary(const std::vector<SourceFile>& sources, const VocabularyOp
   std::printf("training a vocabulary of %s on %.1f MB of text\n", format_count(options.size).c_str(),
               static_cast<double>(std::min(sample.bytes, most_bytes)) / 1e6);
   std::fflush(stdout);
+  clean_python_path();
   Descriptor theirs, ours;
   make_pipe(theirs, ours);
   const std::string size = std::to_string(options.size);

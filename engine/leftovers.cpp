@@ -53,15 +53,15 @@ bool is_on_local_disk(const std::string& dir) {
   struct statfs system {};
   if (::statfs(dir.c_str(), &system) != 0) return false;
 #ifdef __linux__
-  switch (static_cast<uint32_t>(system.f_type)) {  // as man 2 statfs lists them
-    case 0xEF53:                                   // ext2, ext3, ext4
-    case 0x58465342:                               // XFS
-    case 0x9123683E:                               // Btrfs
-    case 0x2FC12FC1:                               // ZFS
-    case 0xF2F52010:                               // F2FS
-    case 0x01021994:                               // tmpfs
-    case 0x858458F6:                               // ramfs
-    case 0x794C7630:                               // overlayfs
+  switch (static_cast<uint32_t>(system.f_type)) {
+    case 0xEF53:      // ext2, ext3, ext4
+    case 0x58465342:  // XFS
+    case 0x9123683E:  // Btrfs
+    case 0x2FC12FC1:  // ZFS
+    case 0xF2F52010:  // F2FS
+    case 0x01021994:  // tmpfs
+    case 0x858458F6:  // ramfs
+    case 0x794C7630:  // overlayfs
       return true;
     default: return false;
   }

@@ -139,6 +139,15 @@ grep -q '<polygon' axis.svg && grep -q 'one standard deviation over the seeds' a
 expect 0 picture a1 a2 --out axis.svg
 grep -q '<polygon' axis.svg && fail "a band around one run"
 
+# A long run, of which a point is the mean of two steps: the table has the last loss itself, and --smooth counts steps.
+mkdir long
+for step in {1..19999}; do echo "{\"step\":$step,\"loss\":1}"; done >long/metrics.jsonl
+echo '{"step":20000,"loss":5}' >>long/metrics.jsonl
+expect 0 '^long +1 +20,000 +5[.]0000 ' long --loss train
+grep -q note: output && fail "a note about --smooth, which was not given"
+expect 0 '^note: .*mean of 2 steps: --smooth 8 draws the mean of 4 points' long --loss train --smooth 8 --out axis.svg
+grep -q 'running mean over 4 points' axis.svg || fail "--smooth 8 spans more than 8 steps"
+
 # Lines that are no numbers are passed over.
 run nan "" 10 6 20 4
 printf '{"step":30,"loss":NaN,"test_loss":NaN}\n{"step":40,"loss":null,"test_loss":null}\n' >>nan/metrics.jsonl

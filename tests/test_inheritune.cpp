@@ -392,3 +392,42 @@ TEST_CASE("inheritune: a reference under another name is taken where it has the 
   CHECK(lab.state("out")["recipe"]["reference"] == moved);
   check_outcome(lab.run(resume + " --rounds 3"), Exit::done, "round 3, 4 of 4 blocks");  // the new name is kept
 }
+
+TEST_CASE("inheritune: a result or a figure that cannot be written ends no round, and --resume writes it") {
+  const Lab lab;
+  {
+    const Fault fault("0:4:exit=74");
+    check_outcome(lab.start("out", "--lr 0.0003 --grow 1 --rounds 2"), Exit::io, "CROSSPLY_FAULT");
+  }
+  const std::string out = lab.scratch.file("out"), resume = "--resume --out " + out;
+  const std::vector<std::string> blocked = {out + "/inheritune.md", out + "/inheritune.svg",
+                                            out + "/round_1_blocks_2/curve.svg"};
+  for (const std::string& path : blocked) {
+    REQUIRE(fs::remove(path));
+    fs::create_directory(path);
+  }
+  Outcome done = lab.run(resume);
+  check_outcome(done, Exit::io, "the rounds are done and kept: mend that, then --resume --out");
+  CHECK_MESSAGE(has(done.output, "round 2, 3 of 4 blocks"), done.output);
+  CHECK_MESSAGE(has(done.output, "note: cannot write " + blocked[0]), done.output);
+  CHECK(lab.state("out")["rounds"].size() == 2);
+  for (int i = 0; i < 2; ++i) fs::remove(blocked[static_cast<size_t>(i)]);
+  done = lab.run(resume);
+  check_outcome(done, Exit::io, "cannot write " + blocked[2]);  // of a round that was done before
+  fs::remove(blocked[2]);
+  check_outcome(lab.run(resume), Exit::done, "round 2, 3 of 4 blocks");
+  for (const std::string& path : blocked) CHECK_MESSAGE(fs::is_regular_file(path), path);
+}
+
+TEST_CASE("inheritune: before the first checkpoint the teacher may have moved") {
+  const Lab lab;
+  const std::string teacher = lab.scratch.file("teacher"), moved = lab.scratch.file("moved");
+  fs::copy(lab.reference, teacher, fs::copy_options::recursive);
+  {
+    const Fault fault("0:1:exit=74");
+    check_outcome(lab.start("out", "--lr 0.0003 --rounds 1 --teacher " + teacher), Exit::io, "CROSSPLY_FAULT");
+  }
+  fs::rename(teacher, moved);
+  check_outcome(lab.run("--resume --out " + lab.scratch.file("out") + " --teacher " + moved), Exit::done,
+                "starting at step 0");
+}

@@ -267,6 +267,9 @@ TEST_CASE("needs: what the data or the model decides") {
   check_outcome(train(scratch, joined(small, Words{"--steps", "0", "--out", model})), Exit::done, "");
   check_outcome(train(scratch, joined(small, Words{"--steps", "0", "--out", other, "--router-lr", "0.1"})), Exit::usage,
                 "--router-lr has no effect");
+  const Words inherit = split_words("train_inheritune --data arith:3 --train-samples 40 --batch 1 --dry-run");
+  check_outcome(run_program_inside(scratch, joined(inherit, Words{"--reference", model, "--router-lr", "0.1"})),
+                Exit::usage, "--router-lr has no effect");
   const auto transplant = [&](const std::string& more) {
     const Words words = {"transplant", "--model", scratch.file("model"), "--out", scratch.file("made")};
     return run_program_inside(scratch, joined(words, split_words(more)));

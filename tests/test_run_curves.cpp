@@ -83,8 +83,15 @@ TEST_CASE("run curves: those of a file are those of the run, and its last loss i
   double sum = 0;
   for (int64_t step = steps - steps / 50 + 1; step <= steps; ++step) sum += loss_at(step);
   CHECK(final_loss(read) == sum / (steps / 50));
+  CHECK((read.width == 4 && read.loss.back() != loss_at(steps)));
+  CHECK(last_loss(read) == loss_at(steps));  // no mean
+  write_text(path, text + "{\"step\":40001,\"loss\":null}\n");
+  CHECK(last_loss(read_curves(path)) == loss_at(steps));
   write_text(path, text.substr(0, text.find("{\"loss\"", 4000)));
-  CHECK(read_curves(path).tail.empty());  // few steps: their points are enough
+  const RunCurves few = read_curves(path);
+  CHECK((few.tail.empty() && few.width == 1));  // their points are enough
+  CHECK(last_loss(few) == few.loss.back());
+  CHECK(std::isnan(last_loss({})));
 }
 
 TEST_CASE("run curves: a line that is far too long is passed over, whatever follows it") {

@@ -78,14 +78,16 @@ TEST_CASE("threads: as many are counted as start, and all of them end") {
 }
 
 TEST_CASE("threads: several processes of a launcher are known by their number") {
-  const char* const name = "OMPI_COMM_WORLD_SIZE";
-  ::unsetenv(name);
+  const char* const names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
+  for (const char* name : names) ::unsetenv(name);
   CHECK(!is_one_of_several());
-  for (const auto& [size, several] : {std::pair("1", false), {"2", true}, {"", false}, {"x", false}}) {
-    ::setenv(name, size, 1);
-    CHECK(is_one_of_several() == several);
+  for (const char* name : names) {
+    for (const auto& [size, several] : {std::pair("1", false), {"2", true}, {"", false}, {"x", false}}) {
+      ::setenv(name, size, 1);
+      CHECK(is_one_of_several() == several);
+    }
+    ::unsetenv(name);
   }
-  ::unsetenv(name);
 }
 
 TEST_CASE("memory: the least that the limits of the group and of those above it leave") {

@@ -106,8 +106,8 @@ Run read_run(const Options& o, const std::string& dir) {
                                  test && !all.step.empty() ? "; --loss train draws what there is" : "");
   else run.last = run.losses.y.back();
   if (test) return run;
-  run.width = all.width;
   if (const double last = last_loss(all); std::isfinite(last)) run.last = last;
+  run.width = all.width;
   return run;
 }
 

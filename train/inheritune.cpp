@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/curve.h"
 #include "cli/format.h"
@@ -143,16 +144,16 @@ void draw_rounds(const Inheritance& all) {
 
 std::string state_path(const std::string& out) { return out + "/inheritune.json"; }
 
-// As the newest checkpoint of any round records it; "" where there is none.
-std::string recorded_teacher(const Inheritance& all) {
+// As the newest checkpoint of any round records it, "" where that does not; none where there is no checkpoint.
+std::optional<std::string> recorded_teacher(const Inheritance& all) {
   for (size_t i = all.rounds.size(); i-- > 0;) {
     if (!path_exists(all.run_dir(i))) continue;
     const std::string newest = newest_valid_checkpoint(all.run_dir(i));
-    const json digest =
-        newest.empty() ? json() : read_json(newest + "/train_state.json").value("teacher_digest", json());
-    if (digest.is_string()) return digest;
+    if (newest.empty()) continue;
+    const json digest = read_json(newest + "/train_state.json").value("teacher_digest", json());
+    return digest.is_string() ? digest.get<std::string>() : "";
   }
-  return "";
+  return std::nullopt;
 }
 
 // A reference or a teacher under another name must have the weights that it had.
@@ -166,8 +167,9 @@ std::set<std::string> moved_models(const Inheritance& all, const Recipe& recipe,
     fail(Exit::bad_data, "--resume: --reference ", all.recipe.reference, " holds other weights than ", recipe.reference,
          " did when its loss was measured for ", path, "; name the directory that has them");
   if (o.teacher == before.teacher || o.teacher.empty() || before.teacher.empty()) return moved;
-  const std::string digest = recorded_teacher(all);
-  if (!digest.empty() && digest_of_teacher(o) == digest) moved.insert("teacher");
+  const std::optional<std::string> digest = recorded_teacher(all);
+  const bool trained = !all.rounds.empty() && all.rounds[0].is_done();
+  if (digest ? digest_of_teacher(o) == *digest : !trained) moved.insert("teacher");
   return moved;
 }
 

@@ -70,38 +70,37 @@ void CurveBuilder::add(const json& line) {
   RunCurves& c = curves_;
   if (!std::isnan(test))
     add_evaluation({&c.test_step, &c.test_loss, &c.test_tokens, &c.test_seconds}, {step, test, tokens, seconds},
-                   test_curves_.width);
+                   test_width_);
   if (!std::isnan(answers))
     add_evaluation({&c.answer_step, &c.answers, &c.steps_valid, &c.hard_answers},
-                   {step, answers, number(line, "steps_valid"), number(line, "hard_correct")}, answer_curves_.width);
+                   {step, answers, number(line, "steps_valid"), number(line, "hard_correct")}, answer_width_);
 }
 
 void CurveBuilder::add_step(double step, double loss, double tokens, double seconds) {
   RunCurves& c = curves_;
   const double weight = std::isnan(loss) ? 0 : 1;
-  const bool joins =
-      curves_.width > 1 && !c.step.empty() && place(c.step.back(), curves_.width) == place(step, curves_.width);
+  const bool joins = c.width > 1 && !c.step.empty() && place(c.step.back(), c.width) == place(step, c.width);
   double mean = loss, all = weight;
   if (joins) {
     all += weights_.back();
     if (weight == 0) mean = c.loss.back();
     else if (all > weight) mean = c.loss.back() + (loss - c.loss.back()) / all;
   }
-  add_point({&c.step, &c.loss, &c.tokens, &c.seconds, &weights_}, {step, mean, tokens, seconds, all}, curves_.width);
+  add_point({&c.step, &c.loss, &c.tokens, &c.seconds, &weights_}, {step, mean, tokens, seconds, all}, c.width);
   while (c.step.size() > most_points) widen();
 }
 
 // Each point takes in its neighbour.
 void CurveBuilder::widen() {
   RunCurves& c = curves_;
-  curves_.width *= 2;
+  c.width *= 2;
   for (size_t i = 1; i < c.step.size(); ++i) {
-    if (place(c.step[i - 1], curves_.width) != place(c.step[i], curves_.width) || weights_[i - 1] == 0) continue;
+    if (place(c.step[i - 1], c.width) != place(c.step[i], c.width) || weights_[i - 1] == 0) continue;
     const double all = weights_[i - 1] + weights_[i], own = weights_[i] == 0 ? 0 : weights_[i] * c.loss[i];
     c.loss[i] = (weights_[i - 1] * c.loss[i - 1] + own) / all;
     weights_[i] = all;
   }
-  thin({&c.step, &c.loss, &c.tokens, &c.seconds, &weights_}, curves_.width);
+  thin({&c.step, &c.loss, &c.tokens, &c.seconds, &weights_}, c.width);
 }
 
 RunCurves read_curves(const std::string& path) {

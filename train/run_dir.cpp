@@ -139,7 +139,8 @@ std::string choose_checkpoint(const TrainOptions& o) {
   const nlohmann::json settings = read_run_settings(o.out);
   if (!settings.is_null()) {
     // No step was taken by the teacher yet, so that one under any name can take its place.
-    const bool has_teacher = !o.teacher.empty() && settings.value("teacher", nlohmann::json("")) != "";
+    const bool has_teacher =
+        settings.is_object() && !o.teacher.empty() && settings.value("teacher", nlohmann::json("")) != "";
     refuse_other_settings(settings, o, o.out + "/flags.json",
                           has_teacher ? std::set<std::string>{"teacher"} : std::set<std::string>{});
     refuse_other_config(parse_config(settings.value("config", nlohmann::json()), o.out + "/flags.json: config"),

@@ -151,11 +151,10 @@ void refuse_other_settings(const json& saved, const TrainOptions& now, const std
     if (key == "steps" && was.is_number_unsigned() && was < value) continue;
     fail(Exit::usage, "--resume: the run in ", where, " has ", flag_of(key), " ", shown(was), ", the flags say ",
          shown(value),
-         key == "steps" ? "; it can only grow"
-         : files        ? "; only other files with the same contents can take its place"
-         : key == "teacher" && was != "" && value != ""
-             ? "; only a directory with the same weights can take its place, once there is a checkpoint"
-             : "; resume with the flags it was started with");
+         key == "steps"                                 ? "; it can only grow"
+         : files                                        ? "; only other files with the same contents can take its place"
+         : key == "teacher" && was != "" && value != "" ? "; only a directory with the same weights can take its place"
+                                                        : "; resume with the flags it was started with");
   }
 }
 

@@ -127,7 +127,7 @@ def place(model, device_map, max_memory=None, offload_folder=None):
     device_map = infer_auto_device_map(model, max_memory, no_split_module_classes=whole)
   elif not isinstance(device_map, dict):
     device_map = {"": device_map}
-  if device_map.get("") == "disk":  # accelerate writes there what has a name
+  if device_map == {"": "disk"}:  # accelerate writes there what has a name
     device_map = {part: "disk" for part, _ in model.named_children()}
   dispatch_model(model, device_map, offload_dir=offload_folder)
 

@@ -1,0 +1,48 @@
+// A stop is heard while what is on the disk already is read and checked.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "cli/stop.h"
+#include "data/document_feed.h"
+#include "data/shard_writer.h"
+#include "tests/temp_dir.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+// The exit code of what a process throws that was asked to stop; 0: nothing.
+template <class F>
+int code_after_stop(F&& read) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    catch_stop_signals();
+    ::raise(SIGTERM);
+    try {
+      read();
+    } catch (const Error& error) {
+      ::_exit(static_cast<int>(error.code));
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  CHECK(::waitpid(child, &status, 0) == child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+}  // namespace
+
+TEST_CASE("stop: the digests of tokens and of a long file end early") {
+  const TempDir dir;
+  ShardWriter writer({dir.path, "train", ShardFormat::uint16, 1000}, 0);
+  writer.append(std::vector<int32_t>(5000, 7));
+  writer.flush();
+  CHECK(code_after_stop([&] { writer.digest(5000); }) == static_cast<int>(Exit::stopped));
+  write_text(dir.file("short"), "text");
+  write_text(dir.file("long"), std::string(3 << 20, 'a'));
+  CHECK(code_after_stop([&] { digest_of_file(dir.file("long")); }) == static_cast<int>(Exit::stopped));
+  CHECK(code_after_stop([&] { digest_of_file(dir.file("short")); }) == 0);
+}
