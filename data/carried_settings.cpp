@@ -38,11 +38,24 @@ bool remove_code_references(Json& settings) {
 std::string carried_settings(const std::string& text, const std::string& path) {
   Json settings = try_parse_json<Json>(text);
   const bool is_object = settings.is_object();
-  if (is_object && !remove_code_references(settings)) return text;
+  // What transformers 5 calls the class that reads tokenizer.json alone; older versions do not know the name.
+  const bool renamed = is_object && settings.value("tokenizer_class", Json()) == "TokenizersBackend";
+  if (renamed) settings["tokenizer_class"] = "PreTrainedTokenizerFast";
+  if (is_object && !remove_code_references(settings)) return renamed ? settings.dump(2) + "\n" : text;
   std::fprintf(stderr, "note: %s %s\n", printable(path).c_str(),
                is_object ? "names Python code for trust_remote_code (auto_map): that is not carried along"
                          : "is not a JSON object: it is not carried along");
   return is_object ? settings.dump(2, ' ', false, Json::error_handler_t::replace) + "\n" : "";
+}
+
+std::string carried_tokenizer(const std::string& text) {
+  Json tokenizer = try_parse_json<Json>(text);
+  bool found = false;
+  if (tokenizer.is_object())
+    for (const char* key : {"truncation", "padding"})
+      if (const auto state = tokenizer.find(key); state != tokenizer.end() && !state->is_null())
+        *state = nullptr, found = true;
+  return found ? tokenizer.dump(2) + "\n" : text;
 }
 
 }  // namespace crossply

@@ -161,7 +161,7 @@ class Called(Case):
     for more in ({}, {"use_cache": False}, {CACHE: transformers.DynamicCache()}):
       expect(f"a row beside padding, {more}", torch.equal(write(model, rows, padded, **more)[1:], cached))
     want, places = model(rows, attention_mask=padded).logits[:, 2:], padded.cumsum(-1) - 1
-    for filler in (-1, 0, 1):  # what versions of the library write at padding
+    for filler in (0, 1):  # what versions of the library write at padding
       positions, cache = places.masked_fill(padded == 0, filler), transformers.DynamicCache()
       pieces = [model(rows[:, part], attention_mask=padded[:, : part.stop], position_ids=positions[:, part],
                       **{CACHE: cache}).logits for part in (slice(0, 3), slice(3, 5))]

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "engine/json.h"
 #include "engine/leftovers.h"
@@ -80,9 +81,11 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
 
 Manifest read_manifest(const std::string& path) { return parse_manifest(read_file(path, max_manifest), path); }
 
-// Fails unless every listed file is there with the listed size and, if `contents`, the listed digest.
-void verify(const std::string& dir, bool contents) {
+// Fails unless every listed file but those in `except` is there with the listed size and, if `contents`, the listed
+// digest.
+void verify(const std::string& dir, bool contents, const std::set<std::string>& except = {}) {
   for (const auto& [name, entry] : read_manifest(dir + "/" + manifest_name)) {
+    if (except.contains(name)) continue;
     const InputFile file(dir + "/" + name);
     if (file.size() != entry.bytes)
       fail(Exit::bad_data, file.path(), ": has ", file.size(), " bytes, the manifest says ", entry.bytes);
@@ -332,8 +335,10 @@ std::string newest_valid_checkpoint(const std::string& run_dir, std::vector<std:
 void check_manifest(const std::string& dir) {
   const std::string path = dir + "/" + manifest_name;
   std::string why;
-  if (path_exists(path) && !passes(dir, true, &why))
-    fail(Exit::bad_data, why, "; if it was changed on purpose, remove ", path);
+  if (!path_exists(path) || passes(dir, true, &why)) return;
+  if (why.find("/modeling_crossply_") != std::string::npos)
+    fail(Exit::bad_data, why, "; to rewrite it, give the directory to build/transplant --refresh");
+  fail(Exit::bad_data, why, "; if it was changed on purpose, remove ", manifest_name, " from a copy of ", dir);
 }
 
 std::string resolve_model_dir(const std::string& path) {
@@ -366,12 +371,18 @@ ModelDir::ModelDir(const std::string& path) {
 std::vector<std::string> replace_files(const std::string& dir, NamedContents files) {
   Descriptor lock;  // a training run beside this process removes no checkpoint that is locked
   if (!lock_directory(dir, LOCK_SH, &lock) || !path_exists(dir)) return {};
-  check_manifest(dir);
   const std::string path = dir + "/" + manifest_name;
   const bool listed = path_exists(path);
+  std::set<std::string> code;  // it need not be as listed: it is made anew
+  for (const auto& [name, contents] : files)
+    if (name.ends_with(".py")) code.insert(name);
+  if (listed) verify(dir, true, code);
   Manifest manifest = listed ? read_manifest(path) : Manifest();
   std::erase_if(files, [&](const auto& file) {
-    return file_holds(dir + "/" + file.first, file.second) && (!listed || manifest.contains(file.first));
+    const std::string name = dir + "/" + file.first;
+    if (!file_holds(name, file.second)) return false;
+    const auto entry = manifest.find(file.first);
+    return !listed || (entry != manifest.end() && entry->second.sha256 == entry_of(name).sha256);
   });
   if (files.empty()) return {};
   remove_leftovers_of(path);

@@ -25,6 +25,21 @@ const std::string foreign = R"({
 
 }  // namespace
 
+TEST_CASE("carried settings: a tokenizer without the state of a call, and a class that older versions know") {
+  const std::string plain = R"({"version":"1.0","truncation":null,"model":{"type":"BPE"}})";
+  CHECK(carried_tokenizer(plain) == plain);
+  CHECK(carried_tokenizer("no JSON") == "no JSON");
+  const auto copy = nlohmann::ordered_json::parse(
+      carried_tokenizer(R"({"truncation":{"max_length":8},"padding":{"strategy":{"Fixed":8}},"model":{"a":1}})"));
+  CHECK(copy["truncation"].is_null());
+  CHECK(copy["padding"].is_null());
+  CHECK(copy["model"]["a"] == 1);
+  const std::string newer = R"({"tokenizer_class": "TokenizersBackend", "eos_token": "</s>"})";
+  const auto settings = nlohmann::ordered_json::parse(carried_settings(newer, "tokenizer_config.json"));
+  CHECK(settings["tokenizer_class"] == "PreTrainedTokenizerFast");
+  CHECK(settings["eos_token"] == "</s>");
+}
+
 TEST_CASE("carried settings: keys that name Python code are gone at every depth, all others stay") {
   const Json got = Json::parse(carried_settings(foreign, "tokenizer_config.json"));
   CHECK(got.dump() == R"({"model_max_length":1e+30,"tokenizer_class":"PreTrainedTokenizerFast","init":[{"kept":1}],)"

@@ -75,7 +75,7 @@ s/"name": "llama"/"name": "llama,lime"/g => "name"
 s/"runs": \[/"runs": {}, "y": [/ => "runs"
 s/"exit_code": 0/"exit_code": "0"/ => "exit_code"
 s/"directory": "llama"/"directory": "..\/good"/ => "directory"
-s/[}][^}]*$// => wrong at byte
+s/[}][^}]*$// => it ends too early, at byte
 END
 
 # --- files that cannot be written --------------------------------------------------------------------------------

@@ -213,3 +213,19 @@ TEST_CASE("refresh: a kill at any moment leaves a valid directory") {
   std::sort(names.begin(), names.end());
   CHECK(names == std::vector<std::string>{"a.py", "config.json", "manifest.json", "model.safetensors", "notes.txt"});
 }
+
+TEST_CASE("refresh: a modelling file that was changed or removed by hand is written anew, and the manifest with it") {
+  const TempDir scratch;
+  const std::string run = older_run(scratch), step = run + "/step_00000002", file = step + "/" + lime_file;
+  REQUIRE(refresh(scratch, run).code == 0);
+  const std::string right = read_text(file);
+  for (const bool removed : {false, true}) {
+    if (removed) fs::remove(file);
+    else write_text(file, right + "# mine\n");
+    check_outcome(run_program_inside(scratch, {"evaluate", "--model", step, "--data", "arith:3", "--test-samples", "4"}),
+                  Exit::bad_data, "build/transplant --refresh");
+    check_outcome(refresh(scratch, run), Exit::done, "rewrote " + std::string(lime_file));
+    CHECK(read_text(file) == right);
+    check_valid(step);
+  }
+}

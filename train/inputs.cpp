@@ -187,6 +187,8 @@ std::map<std::string, std::string> read_carried_files(const std::string& dir) {
     const std::string path = dir + "/" + name;
     if (path_exists(path)) files[name] = read_file(path, max_bytes);
   }
+  if (const auto tokenizer = files.find("tokenizer.json"); tokenizer != files.end())
+    tokenizer->second = carried_tokenizer(tokenizer->second);
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}) {
     const std::string path = dir + "/" + name;
     if (!path_exists(path)) continue;

@@ -37,7 +37,8 @@
 // exit code 75; --resume --out DIR continues bit for bit, and takes a larger --rounds. The directory may have been
 // renamed. A reference or a teacher that has moved is named anew, with --reference or --teacher: it must have the same
 // weights. Exit code 0 says that the recipe has run to its end; the line under the table, and "matches" in
-// inheritune.json, say whether the last model is as good.
+// inheritune.json, say whether the last model is as good. Exit code 74 says so, too, where all rounds are done and kept
+// but a page or a figure could not be written; --resume writes it.
 //
 // A round costs what training a model of l blocks costs, and the rounds see the same batches. The paper's, with steps,
 // rates and batches from --preset:
