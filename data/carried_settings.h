@@ -12,12 +12,12 @@ namespace crossply {
 bool remove_code_references(nlohmann::ordered_json& settings);
 
 // The text of tokenizer_config.json, special_tokens_map.json or generation_config.json without such keys. A text that
-// has none stays as it is, but for the name of a class that only transformers 5 has; one that is no JSON object becomes "". A note on standard error says what is not carried;
-// path: for that note.
+// has none stays as it is, but for the name of a class that only transformers 5 has. One that is no JSON object becomes
+// "". A note on standard error says what is not carried; path: for that note.
 std::string carried_settings(const std::string& text, const std::string& path);
 
-// The text of tokenizer.json without truncation and padding, the state of somebody's last call. A text that has none, or
-// that is no JSON object, stays as it is.
+// The text of tokenizer.json without truncation and padding, the state of somebody's last call. A text that has none,
+// or that is no JSON object, stays as it is.
 std::string carried_tokenizer(const std::string& text);
 
 }  // namespace crossply

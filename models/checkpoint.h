@@ -79,7 +79,8 @@ class ModelDir {
 using NamedContents = std::vector<std::pair<std::string, std::string>>;
 // Replaces these files in their order, unless they have these contents already, and lists them in the manifest, if
 // there is one. A kill at any moment leaves a valid directory: the manifest does not list a file while it changes.
-// Throws what check_manifest throws, before anything has changed; code (.py) need not be as listed. Returns the names of the files that were replaced.
+// Throws what check_manifest throws, before anything has changed; code (.py) need not be as listed. Returns the names
+// of the files that were replaced.
 std::vector<std::string> replace_files(const std::string& dir, NamedContents files);
 
 // The model directories that a path stands for: itself, or all checkpoints of a run directory, the newest first.

@@ -78,8 +78,8 @@ TEST_CASE("bf16 models: at most twice as far from the exact gradients as the pla
     double all_fast = 0, all_plain = 0;
     for (const Case& c : cases()) {
       if (device == gpu && has_loops(c.config)) continue;
-      // Its gates are ReLUs, and some lie within rounding of zero: there a gradient jumps. In 24 batches two to five did
-      // so in bf16 and one in the plain loops; all other batches had ratios like those of the other models.
+      // Its gates are ReLUs, and some lie within rounding of zero: there a gradient jumps. In 24 batches two to five
+      // did so in bf16 and one in the plain loops; the other batches had ratios like those of other models.
       if (c.name == "relay biases, yarn") continue;
       CAPTURE(c.name);
       CAPTURE(device);

@@ -222,8 +222,8 @@ TEST_CASE("refresh: a modelling file that was changed or removed by hand is writ
   for (const bool removed : {false, true}) {
     if (removed) fs::remove(file);
     else write_text(file, right + "# mine\n");
-    check_outcome(run_program_inside(scratch, {"evaluate", "--model", step, "--data", "arith:3", "--test-samples", "4"}),
-                  Exit::bad_data, "build/transplant --refresh");
+    const std::vector<std::string> evaluate = {"evaluate", "--model", step, "--data", "arith:3", "--test-samples", "4"};
+    check_outcome(run_program_inside(scratch, evaluate), Exit::bad_data, "build/transplant --refresh");
     check_outcome(refresh(scratch, run), Exit::done, "rewrote " + std::string(lime_file));
     CHECK(read_text(file) == right);
     check_valid(step);
