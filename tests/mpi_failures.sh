@@ -145,12 +145,12 @@ for i in "${!mpiruns[@]}"; do
   printf 'X' | dd of="$work/data_1/text" bs=1 seek=1000 conv=notrunc status=none
   if [ -e /proc/self/cwd ]; then  # one name, two files
     cd "$work/data_0" || exit 1
-    flags=("${run_of_ranks[@]}")
-    run_of_ranks=("${run_of_ranks[@]/--answer-samples/--eval-samples}")  # a text has no answers
+    usual=("${flags[@]}")
+    flags=("${flags[@]/--answer-samples/--eval-samples}")  # a text has no answers
     on_rank_1="cd $work/data_1" begin "other data" 2 --data text:/proc/self/cwd/text --seq 16 --train-samples 0 --test-samples 0
     ends 10 "65 65" "^error: what rank 1 read as .*text has other contents than rank 0's"
     one_line
-    run_of_ranks=("${flags[@]}")
+    flags=("${usual[@]}")
     cd "$root" || exit 1
     rm -rf "$work/run"
   fi
