@@ -39,7 +39,7 @@ const Architecture& find_architecture(const std::string& name, Exit code, const 
   }
   if (code == Exit::usage) fail(code, where, ": unknown architecture '", excerpt(name), "'; known:", known);
   fail(code, where, ": this build does not know the architecture '", excerpt(name),
-       "'; if it is newer than the build: make generate, or this program's name. Known here:", known);
+       "'; if it is newer than this build: make generate, or this program; known:", known);
 }
 
 std::vector<IdleOption> idle_options(const Config& config) {

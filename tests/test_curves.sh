@@ -130,8 +130,8 @@ cp -r a1 forbidden && chmod 000 forbidden/metrics.jsonl
 other=()
 [ ! -r forbidden/metrics.jsonl ] || other=(setpriv --reuid 65534 --clear-groups)
 chmod 755 .
-if "${other[@]}" test -x "$build/curves" 2>/dev/null && "${other[@]}" test -d "$PWD/forbidden" 2>/dev/null; then
-  said=$("${other[@]}" "$build/curves" forbidden 2>&1)
+if "${other[@]}" test -x "$curves" 2>/dev/null && "${other[@]}" test -d "$PWD/forbidden" 2>/dev/null; then
+  said=$("${other[@]}" "$curves" forbidden 2>&1)
   [ $? = 74 ] && [[ $said = *'cannot open forbidden/metrics.jsonl: Permission denied'* ]] ||
     fail "metrics.jsonl that may not be read: $said"
 fi
