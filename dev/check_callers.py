@@ -188,7 +188,12 @@ class Called(Case):
     where |= {f"model.layers.{i}": "disk" if i in (1, 2) else "cpu" for i in range(model.config.num_hidden_layers)}
     for where in (where, "disk") if "n_embd" in model.config.to_dict() else (where,):
       folder = self.scratch / ("whole" if where == "disk" else "offloaded")
-      spread = load(self.directory, device_map=where, offload_folder=str(folder))
+      try:
+        spread = load(self.directory, device_map=where, offload_folder=str(folder))
+      except ValueError as refused:  # older versions of accelerate put no whole model on disk, and say so
+        if where != "disk" or "offload the whole model to the disk" not in str(refused):
+          raise
+        continue
       expect("nothing is on disk", any(p.device.type == "meta" for p in spread.parameters()))
       with torch.no_grad():
         check_equal(f"the logits with {folder.name} on disk", spread(self.tokens).logits, model(self.tokens).logits)
