@@ -20,7 +20,7 @@ constexpr double line_of_text = 19;
 constexpr size_t smooth_above = 200;                     // points; fewer are drawn as they are
 constexpr size_t marks_up_to = 30;                       // points; of more, every so manyth
 constexpr size_t pale_below = 5;                         // curves; of more, only the means are drawn
-constexpr double most_points = 3500;                     // of a panel, at about 12 bytes each
+constexpr double max_points = 3500;                      // of a panel, at about 12 bytes each
 constexpr size_t longest_name = 32, longest_title = 84;  // characters, by the room there is
 
 // The colours of Okabe and Ito, which remain distinct for colour-blind readers, but for the yellow, too pale on white.
@@ -246,7 +246,7 @@ Drawing thin_out(const Panel& panel, const std::vector<Line>& raw, const std::ve
   Drawing out;
   out.crowded = raw.size() >= pale_below;
   const double lines = static_cast<double>(raw.size()) * (out.crowded ? 1 : 2);
-  const double column = std::max(1.0, lines * (x.to - x.from) / most_points);
+  const double column = std::max(1.0, lines * (x.to - x.from) / max_points);
   const auto window = [&](const Line& line) {
     return panel.smooth > 0 ? panel.smooth : line.size() > smooth_above ? line.size() / 50 : 1;
   };

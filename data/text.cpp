@@ -111,13 +111,13 @@ class EncodedText : public Tokens {
   // The machine must not run out of memory, which ends other programs, too.
   void add_block() {
     if (blocks_.size() % 4 == 0)
-      require_memory(least_free, str("the text has ", size_, " tokens so far, and going on takes"),
+      require_memory(min_free, str("the text has ", size_, " tokens so far, and going on takes"),
                      "prepare writes them into token shards, which stay on the disk");
     blocks_.emplace_back().reserve(block);
   }
 
   static constexpr size_t block = 1 << 20;
-  static constexpr uint64_t least_free = 256 << 20;  // bytes
+  static constexpr uint64_t min_free = 256 << 20;  // bytes
   std::vector<std::vector<int32_t>> blocks_;  // full but for the last: one vector would need thrice the memory to grow
   int64_t size_ = 0, bytes_ = 0;
 };

@@ -89,4 +89,16 @@ void sync_file(const std::string& path);
 // The temporary sibling of a file or directory: DIR/.tmp-NAME-PID.
 std::string temporary_sibling(const std::string& path);
 
+// Runs write(). Returns what its I/O error says, or "" if there is none; other errors pass.
+template <class F>
+std::string io_error_of(F&& write) {
+  try {
+    write();
+  } catch (const Error& error) {
+    if (error.code != Exit::io) throw;
+    return error.what();
+  }
+  return "";
+}
+
 }  // namespace crossply

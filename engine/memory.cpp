@@ -45,7 +45,7 @@ double left_in_group(const std::string& dir) {
 }  // namespace
 
 uint64_t left_in_groups(const std::string& root, const std::string& self) {
-  const double left = least_of_groups("memory", left_in_group, root, self);
+  const double left = min_of_groups("memory", left_in_group, root, self);
   return left < 0x1p63 ? static_cast<uint64_t>(left) : UINT64_MAX;
 }
 

@@ -48,8 +48,8 @@ bool holds_word(const std::string& list, const std::string& word) {
 
 }  // namespace
 
-double least_of_groups(const std::string& controller, const std::function<double(const std::string& dir)>& read,
-                       const std::string& root, const std::string& self) {
+double min_of_groups(const std::string& controller, const std::function<double(const std::string& dir)>& read,
+                     const std::string& root, const std::string& self) {
   std::ifstream in(self);
   double least = none;
   for (std::string line; std::getline(in, line);) {  // "0::/group", or of v1 "4:cpu,cpuacct:/group"
@@ -66,7 +66,7 @@ double least_of_groups(const std::string& controller, const std::function<double
 }
 
 double cpu_quota(const std::string& root, const std::string& self) {
-  const double quota = least_of_groups("cpu", quota_in, root, self);
+  const double quota = min_of_groups("cpu", quota_in, root, self);
   return quota == none ? 0 : quota;
 }
 

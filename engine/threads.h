@@ -8,8 +8,8 @@ namespace crossply {
 
 // The least of what `read` says of this process's control group of a controller ("cpu", "memory"), of v1 or v2, and of
 // those above it; infinity: no limit. read: of a group's directory. root, self: where the system keeps them.
-double least_of_groups(const std::string& controller, const std::function<double(const std::string& dir)>& read,
-                       const std::string& root, const std::string& self);
+double min_of_groups(const std::string& controller, const std::function<double(const std::string& dir)>& read,
+                     const std::string& root, const std::string& self);
 
 // The CPUs that a container's quota allows, a fraction too: cpu.max of cgroup v2, or cpu.cfs_quota_us of v1, the least
 // of this process's group and those above it. 0: no quota. root, self: where the system keeps them.

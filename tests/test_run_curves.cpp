@@ -45,14 +45,14 @@ TEST_CASE("run curves: after a million steps they are no larger than after thirt
   const RunCurves& curves = builder.curves();
   CHECK(numbers_in(curves) <= early);
   CHECK(numbers_in(curves) < size_t{400} << 10);  // 3 MiB
-  CHECK(curves.step.size() > CurveBuilder::most_points / 4);
+  CHECK(curves.step.size() > CurveBuilder::max_points / 4);
   CHECK((curves.step.back() == 1000000 && curves.test_step.back() == 1000000));
   CHECK(curves.test_loss.back() == 2 * loss_at(1000000));
 }
 
 TEST_CASE("run curves: every point stands for as many steps in a row, with their mean") {
   CurveBuilder builder;
-  const int64_t steps = 5 * static_cast<int64_t>(CurveBuilder::most_points) / 2 + 3, width = 4;
+  const int64_t steps = 5 * static_cast<int64_t>(CurveBuilder::max_points) / 2 + 3, width = 4;
   for (int64_t step = 1; step <= steps; ++step) builder.add(line_of(step, 1000));
   const RunCurves& curves = builder.curves();
   REQUIRE(std::ssize(curves.step) == (steps + width - 1) / width);

@@ -434,12 +434,8 @@ std::string results_markdown(const Comparison& comparison) {
 std::string write_results(const Comparison& comparison) {
   std::string first;
   const auto attempt = [&](auto&& write) {
-    try {
-      write();
-    } catch (const Error& error) {
-      if (error.code != Exit::io) throw;
-      if (first.empty()) first = error.what();
-    }
+    const std::string error = io_error_of(write);
+    if (first.empty()) first = error;
   };
   // results.json first: --resume needs it.
   attempt([&] { write_file_atomically(comparison.out + "/results.json", results_json(comparison)); });

@@ -241,12 +241,8 @@ void write_state(const Inheritance& all) { write_file_atomically(state_path(all.
 std::string write_rounds(const Inheritance& all) {
   std::string first;
   const auto attempt = [&](auto&& write) {
-    try {
-      write();
-    } catch (const Error& error) {
-      if (error.code != Exit::io) throw;
-      if (first.empty()) first = error.what();
-    }
+    const std::string error = io_error_of(write);
+    if (first.empty()) first = error;
   };
   attempt([&] { write_state(all); });
   if (all.rounds.empty()) return first;

@@ -57,7 +57,7 @@ void thin(const Columns& columns, double width) {
 
 void add_evaluation(const Columns& columns, const std::vector<double>& values, double& width) {
   add_point(columns, values, width);
-  while (columns[0]->size() > CurveBuilder::most_points) thin(columns, width *= 2);
+  while (columns[0]->size() > CurveBuilder::max_points) thin(columns, width *= 2);
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ void CurveBuilder::add_step(double step, double loss, double tokens, double seco
     else if (all > weight) mean = c.loss.back() + (loss - c.loss.back()) / all;
   }
   add_point({&c.step, &c.loss, &c.tokens, &c.seconds, &weights_}, {step, mean, tokens, seconds, all}, c.width);
-  while (c.step.size() > most_points) widen();
+  while (c.step.size() > max_points) widen();
 }
 
 // Each point takes in its neighbour.

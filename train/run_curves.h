@@ -20,12 +20,12 @@ struct RunCurves {
   double width = 1;                  // steps that a point of `loss` stands for
 };
 
-// Curves of bounded size out of any number of lines. Up to most_points steps each is a point. Beyond, a point stands
+// Curves of bounded size out of any number of lines. Up to max_points steps each is a point. Beyond, a point stands
 // for 2, 4, 8, ... steps in a row: it has their mean loss, and the step, tokens and seconds of the last. Evaluations
 // are thinned to the last of as many steps. Runs of equal lengths keep the same steps.
 class CurveBuilder {
  public:
-  static constexpr size_t most_points = 1 << 14;  // several times as many as a figure has pixels
+  static constexpr size_t max_points = 1 << 14;  // several times as many as a figure has pixels
   void add(const nlohmann::json& line);
   const RunCurves& curves() const { return curves_; }
 
