@@ -67,7 +67,7 @@ void add_plan_flag(CLI::App& app, std::string& variable) {
 }
 
 void check_batch(int64_t batch, int64_t accumulate, int64_t seq_len) {
-  const int64_t sequences = most_count / std::max<int64_t>(1, seq_len);
+  const int64_t sequences = max_count / std::max<int64_t>(1, seq_len);
   if (accumulate > sequences || batch > sequences / accumulate)
     fail(Exit::usage, "--batch ", batch, accumulate > 1 ? str(" x --accumulate ", accumulate) : "", " sequences of ",
          seq_len, " tokens are more than a step can have; the most is ", sequences, " sequences");

@@ -11,7 +11,7 @@
 namespace crossply {
 
 // The largest value of most integers: of sizes, and of steps and samples. Products of them stay far below 2^63.
-constexpr int64_t most_size = int64_t{1} << 30, most_count = int64_t{1} << 40;
+constexpr int64_t max_size = int64_t{1} << 30, max_count = int64_t{1} << 40;
 constexpr double most_number = std::numeric_limits<double>::max();
 constexpr double most_beta = 0.999999;  // of AdamW: at 1 its moments would never move
 // The group of flags that --help leaves out. CLI11 does that for the group "", but then errors do not name the flag.

@@ -29,7 +29,7 @@ namespace crossply {
 
 namespace {
 
-constexpr size_t most_bytes = 200'000'000;
+constexpr size_t max_bytes = 200'000'000;
 constexpr int no_package = 3;  // train_tokenizer.py's exit code
 
 struct Sample {
@@ -41,7 +41,7 @@ struct Sample {
     if (hash > below) return;
     bytes += text.size();
     texts.emplace_back(hash, std::move(text));
-    while (bytes > most_bytes && texts.size() > 1) {
+    while (bytes > max_bytes && texts.size() > 1) {
       below /= 2;
       std::erase_if(texts, [&](const auto& one) { return one.first > below; });
       bytes = 0;
@@ -91,7 +91,7 @@ bool write_all(int fd, const char* from, size_t bytes) {
 }
 
 void feed(int fd, const Sample& sample) {
-  size_t left = most_bytes;
+  size_t left = max_bytes;
   for (const auto& [hash, text] : sample.texts) {
     size_t n = std::min(left, text.size());
     while (n < text.size() && n > 0 && (static_cast<unsigned char>(text[n]) & 0xC0) == 0x80) --n;  // no half character
@@ -190,7 +190,7 @@ void train_vocabulary(const std::vector<SourceFile>& sources, const VocabularyOp
   const std::string python = named != nullptr && *named != '\0' ? named : "python3";
   const std::string unfinished = temporary_sibling(out);
   std::printf("training a vocabulary of %s on %.1f MB of text\n", format_count(options.size).c_str(),
-              static_cast<double>(std::min(sample.bytes, most_bytes)) / 1e6);
+              static_cast<double>(std::min(sample.bytes, max_bytes)) / 1e6);
   std::fflush(stdout);
   clean_python_path();
   Descriptor theirs, ours;

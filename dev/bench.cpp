@@ -18,7 +18,7 @@ void add_flags(CLI::App& app, BenchFlags& f, bool models, bool torch) {
   if (models)
     add_text(app, "--models", f.models, "LIST",
              "sizes of the training steps: i, ii, iii, 124m, 1b, tiny; gpt2-64, gpt2-256");
-  add_integer(app, "--rounds", f.rounds, 1, most_size, "how often each is measured");
+  add_integer(app, "--rounds", f.rounds, 1, max_size, "how often each is measured");
   if (torch) app.add_flag("--no-torch", f.no_torch, "without PyTorch");
   add_text(app, "--json", f.json, "FILE", "where to write each table, too, when it is known");
 }
@@ -28,7 +28,7 @@ void add_flags(CLI::App& app, ArchitectureFlags& f) {
   add_choice(app, "--dtype", f.dtype, {"fp32", "bf16"}, "fp32 or bf16");
   add_device(app, f.device);
   add_flags(app, f.size);
-  add_integer(app, "--rounds", f.rounds, 1, most_size, "steps of every model, besides a first one that does not count");
+  add_integer(app, "--rounds", f.rounds, 1, max_size, "steps of every model, besides a first one that does not count");
 }
 
 void add_flags(CLI::App& app, ServeFlags& f) {

@@ -84,7 +84,7 @@ constexpr SizeFlag size_flags[] = {
 }  // namespace
 
 void add_flags(CLI::App& app, ModelSize& size) {
-  for (const SizeFlag& flag : size_flags) add_integer(app, flag.name, size.*flag.value, 1, most_size, flag.help);
+  for (const SizeFlag& flag : size_flags) add_integer(app, flag.name, size.*flag.value, 1, max_size, flag.help);
 }
 
 std::vector<std::string> arguments(const ModelSize& size) {

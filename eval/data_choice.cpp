@@ -61,7 +61,10 @@ std::string describe(const DataChoice& choice, bool complete) {
   const bool test = choice.split == "test";
   if (!choice.files && !choice.own)
     return run.spec.empty() ? "generated" : "generated; the model was trained on " + run.spec;
-  if (choice.split == "all") return complete ? "every token but a file's first, once" : "";
+  if (choice.split == "all" && !complete) return "";
+  if (choice.split == "all")  // files of text follow each other, files of shards do not
+    return parse_data_spec(data.spec).kind == DataSpec::Kind::text ? "every token but the first, once"
+                                                                   : "every token but a file's first, once";
   if (test && !data.val_spec.empty())
     return choice.own && same_data(data.val_spec, run.val_spec) ? "the run's validation data" : "as validation data";
   if (!choice.own) return test ? "what training on it would leave out" : "what training on it would use";

@@ -116,7 +116,7 @@ int main(int argc, char** argv) {
              "tokenizer.json of a model that has none (default: the model's own)");
     add_choice(app, "--split", o.split, {"all", "test", "train"},
                "all of a file, its test or its train part (default: all; test where the model was trained on it)");
-    add_integer(app, "--seq", o.data.seq_len, 0, most_size,
+    add_integer(app, "--seq", o.data.seq_len, 0, max_size,
                 "tokens per sequence (0: as the model was trained; of a file, where that is not known, the longest "
                 "that the model takes, but at most 2048)");
     add_text(app, "--val-data", o.data.val_spec, "GLOB",
@@ -127,19 +127,19 @@ int main(int argc, char** argv) {
                       "of generated data and of --estimate (default: that of the training run)"),
           {task, {"--estimate"}});
     needs(app,
-          add_integer(app, "--train-samples", o.data.train_samples, 0, most_count,
+          add_integer(app, "--train-samples", o.data.train_samples, 0, max_count,
                       "size of the training set (0: as in the training run)"),
           {task, {"--split", {"train"}}});
-    add_integer(app, "--test-samples", o.data.test_samples, 0, most_count,
+    add_integer(app, "--test-samples", o.data.test_samples, 0, max_count,
                 "size of the test set (0: as in the training run)");
-    add_integer(app, "--batch", o.batch, 0, most_size,
+    add_integer(app, "--batch", o.batch, 0, max_size,
                 "sequences at a time (0: 16, or fewer long ones; with --estimate 12)");
-    add_integer(app, "--samples", o.samples, 0, most_count, "score the first so many sequences (0: all)");
-    add_integer(app, "--estimate", o.estimate, 0, most_size,
+    add_integer(app, "--samples", o.samples, 0, max_count, "score the first so many sequences (0: all)");
+    add_integer(app, "--estimate", o.estimate, 0, max_size,
                 "also the mean loss of so many random batches, from anywhere in the data (0: none)");
-    needs(app, add_integer(app, "--estimates", o.estimates, 2, most_size, "such means, for their spread"),
+    needs(app, add_integer(app, "--estimates", o.estimates, 2, max_size, "such means, for their spread"),
           {{"--estimate"}});
-    needs(app, add_integer(app, "--answers", o.answers, 0, most_count, "answer the first so many prompts of a task"),
+    needs(app, add_integer(app, "--answers", o.answers, 0, max_count, "answer the first so many prompts of a task"),
           {task});
     add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");
   };

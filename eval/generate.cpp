@@ -300,7 +300,7 @@ Exit run(const Options& o) {
 void add_sampling_flags(CLI::App& app, SamplingOptions& s) {
   add_number(app, "--temperature", s.temperature, 0, most_number, "divides the logits; 0: the most likely token");
   for (CLI::Option* flag :
-       {add_integer(app, "--top-k", s.top_k, 0, most_size, "sample among the k most likely (0: all)"),
+       {add_integer(app, "--top-k", s.top_k, 0, max_size, "sample among the k most likely (0: all)"),
         add_number(app, "--top-p", s.top_p, 0, 1, "among the most likely that together reach this probability"),
         add_number(app, "--min-p", s.min_p, 0, 1, "among those with this share of the most likely one's probability")})
     needs(app, flag, {{"--temperature"}});
@@ -327,8 +327,8 @@ int main(int argc, char** argv) {
     add_text(app, "--prompts", o.prompts, "FILE",
              "a prompt on each line, or JSON lines with a \"prompt\"; prints JSON lines in the same order");
     add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json (default: the model's own)");
-    add_integer(app, "--max-new", o.max_new, 1, most_size, "most tokens to write");
-    add_integer(app, "--keep-last", o.keep_last, 0, most_size,
+    add_integer(app, "--max-new", o.max_new, 1, max_size, "most tokens to write");
+    add_integer(app, "--keep-last", o.keep_last, 0, max_size,
                 "of a prompt, take the last so many tokens (0: all). Prompt and new tokens together are at most the "
                 "model's max_position_embeddings: a longer prompt is refused, and writing ends there");
     app.add_option("--stop", o.stop, "end before this text; may be given several times")
@@ -339,9 +339,9 @@ int main(int argc, char** argv) {
         add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),
                     "of the sampling; what a prompt gets depends on it and on the prompt's place, not on the batch");
     CLI::Option* samples =
-        add_integer(app, "--samples", o.samples, 1, most_size, "so many for each prompt; more than one: JSON lines");
+        add_integer(app, "--samples", o.samples, 1, max_size, "so many for each prompt; more than one: JSON lines");
     for (CLI::Option* flag : {seed, samples}) needs(app, flag, {{"--temperature"}});
-    needs(app, add_integer(app, "--batch", o.batch, 1, most_size, "rows to continue side by side"),
+    needs(app, add_integer(app, "--batch", o.batch, 1, max_size, "rows to continue side by side"),
           {{"--prompts"}, {"--samples", {"!1"}}});
     app.add_flag("--show-special", o.show_special, "print special tokens, as the one that ends a text");
     add_choice(app, "--dtype", o.dtype, {"fp32", "bf16"}, "of activations, caches and products: fp32 or bf16");

@@ -126,8 +126,8 @@ int main(int argc, char** argv) {
     needs(app,
           add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json of a model that has none, for text:FILE"),
           {{"--tokens", {"text:*"}}});
-    add_integer(app, "--batch", o.batch, 1, most_size, "B, sequences");
-    add_integer(app, "--seq", o.seq, 1, most_size, "T, tokens per sequence")->required()->default_str("");
+    add_integer(app, "--batch", o.batch, 1, max_size, "B, sequences");
+    add_integer(app, "--seq", o.seq, 1, max_size, "T, tokens per sequence")->required()->default_str("");
     add_text(app, "--out", o.out, "FILE", "safetensors file to write; replaces only gradients")->required();
     add_text(app, "--device", o.device, "NAME", "cpu, cuda, or reference (plain loops in double)");
     add_choice(app, "--dtype", o.dtype, {"fp32", "bf16"}, "of activations and products: fp32 or bf16");

@@ -200,9 +200,9 @@ int main(int argc, char** argv) {
     add_text(
         app, "--tokenizer", o.tokenizer, "FILE",
         "tokenizer.json, or a directory that has one (default: the model's own; without one, texts are token ids)");
-    add_integer(app, "--prefix-token", o.prefix, 0, most_size,
+    add_integer(app, "--prefix-token", o.prefix, 0, max_size,
                 "what stands before a text without context (default: the tokenizer's beginning of text, else its end)");
-    add_integer(app, "--batch-tokens", o.batch_tokens, 1, most_size, "tokens that go through the model together");
+    add_integer(app, "--batch-tokens", o.batch_tokens, 1, max_size, "tokens that go through the model together");
     add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });

@@ -64,7 +64,7 @@ TEST_CASE("features: what is rare or dense is dropped, and the best fifth stays"
   CHECK(counts.tokens() == 1000);
   CHECK(counts.live() == 7);
   FeatureRules rules;
-  rules.most_density = 0.05;  // of 1000: 50 activations
+  rules.max_density = 0.05;  // of 1000: 50 activations
   FeatureSelection found = select_features(counts, embedding, 2, rules, Tokenizer());
   CHECK(found.rare == 2);  // the last one never was active
   CHECK(found.dense == 1);
@@ -95,7 +95,7 @@ TEST_CASE("features: of one token each, the more active come first, and a comma'
   for (int i = 0; i < 60; ++i) counts.add(i % 3 == 0 ? 'q' : ',', {{i % 3 == 0 ? 0 : 1 + i % 2, 1.f}});
   for (int i = 0; i < 5; ++i) counts.add(',', {{2, 1.f}});
   FeatureRules rules;
-  rules.most_density = 1, rules.kept_share = 0.6;
+  rules.max_density = 1, rules.kept_share = 0.6;
   const FeatureSelection found =
       select_features(counts, std::vector<float>(256 * 2, 1.f), 2, rules, Tokenizer::bytes());
   CHECK(found.single == 3);
@@ -113,7 +113,7 @@ TEST_CASE("features: a tokenizer's texts decide the labels") {
   }
   std::vector<float> embedding(256 * 2, 1.f);
   FeatureRules rules;
-  rules.most_density = 1, rules.kept_share = 1;
+  rules.max_density = 1, rules.kept_share = 1;
   const FeatureSelection found = select_features(counts, embedding, 2, rules, Tokenizer::bytes());
   REQUIRE(found.retained.size() == 2);
   CHECK(found.retained[0].label == "Numerical Digit Fragments");

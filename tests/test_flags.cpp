@@ -76,11 +76,11 @@ TEST_CASE("flags: a size that is too large is refused with the largest that work
     for (const char* size : {"9223372036854775807", "9223372036854775808", "4294967297", "40000000000"})
       CHECK(has(parse(o, {flag, size}), "to 1073741824"));
   CHECK(has(parse(o, {"--train-samples", "9223372036854775807"}), "to 1099511627776"));
-  check_fails(Exit::usage, {"the most is 1073741824 sequences"}, [] { check_batch(most_size, 1024, 1024); });
-  CHECK_NOTHROW(check_batch(most_size, 1, 1024));
+  check_fails(Exit::usage, {"the most is 1073741824 sequences"}, [] { check_batch(max_size, 1024, 1024); });
+  CHECK_NOTHROW(check_batch(max_size, 1, 1024));
   DataOptions data;
   data.spec = "arith:3";
-  data.train_samples = most_count;
+  data.train_samples = max_count;
   check_fails(Exit::usage, {"at most 134217728"}, [&] { open_dataset(data); });
 }
 

@@ -364,7 +364,7 @@ int main(int argc, char** argv) {
               "step, tokens, flops (of training) or seconds (of training, over all its parts, without the pauses)"),
           picture);
     needs(app,
-          add_integer(app, "--smooth", o.smooth, 0, most_size,
+          add_integer(app, "--smooth", o.smooth, 0, max_size,
                       "draw the mean of N points around each: steps of the training loss, evaluations of the test "
                       "loss; as they are, pale, behind it where there are few curves (1: no mean; 0: a fiftieth of "
                       "long curves)"),

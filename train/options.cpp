@@ -45,11 +45,11 @@ void add_data_flags(CLI::App& app, TrainOptions& o) {
       "tokenizer.json, or a directory that has one, for text: (default: that of the model it starts from, or bytes)");
   add_text(app, "--val-data", o.data.val_spec, "GLOB",
            "validation shards (default: those of a directory that prepare wrote, otherwise the end of --data)");
-  add_integer(app, "--train-samples", o.data.train_samples, 0, most_count,
+  add_integer(app, "--train-samples", o.data.train_samples, 0, max_count,
               "size of a generated training set (0: the task's own)");
-  add_integer(app, "--test-samples", o.data.test_samples, 0, most_count,
+  add_integer(app, "--test-samples", o.data.test_samples, 0, max_count,
               "size of a generated test set (0: the task's own)");
-  add_integer(app, "--seq", o.data.seq_len, 0, most_size,
+  add_integer(app, "--seq", o.data.seq_len, 0, max_size,
               "T, tokens per sequence (0: the task's own; 256 of text, 1024 of shards)");
   add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of initialisation, data and its order");
 }
@@ -58,13 +58,13 @@ void add_size_flags(CLI::App& app, TrainOptions& o) {
   Config& c = o.config;
   const Group group(app, "Model");
   add_text(app, "--init", o.init, "DIR", "start from this model: weights and sizes; --layers takes its first blocks");
-  add_integer(app, "--vocab", c.vocab_size, 0, most_size, "V, vocabulary size (0: the data's)");
-  add_integer(app, "--width", c.hidden_size, 1, most_size, "C, model width");
+  add_integer(app, "--vocab", c.vocab_size, 0, max_size, "V, vocabulary size (0: the data's)");
+  add_integer(app, "--width", c.hidden_size, 1, max_size, "C, model width");
   add_integer(app, "--layers", c.num_hidden_layers, 1, 4096, "L, number of blocks");
-  add_integer(app, "--heads", c.num_attention_heads, 1, most_size, "H, query heads");
-  add_integer(app, "--kv-heads", c.num_key_value_heads, 0, most_size, "K, key/value heads (0: H)");
-  add_integer(app, "--head-width", c.head_dim, 0, most_size, "D, head width (0: C / H)");
-  add_integer(app, "--ffn", c.intermediate_size, c.gpt2() ? 0 : 1, most_size,
+  add_integer(app, "--heads", c.num_attention_heads, 1, max_size, "H, query heads");
+  add_integer(app, "--kv-heads", c.num_key_value_heads, 0, max_size, "K, key/value heads (0: H)");
+  add_integer(app, "--head-width", c.head_dim, 0, max_size, "D, head width (0: C / H)");
+  add_integer(app, "--ffn", c.intermediate_size, c.gpt2() ? 0 : 1, max_size,
               c.gpt2() ? "F, feed-forward width (0: 4 C)" : "F, feed-forward width");
   if (!c.gpt2()) add_number(app, "--rope-theta", c.rope_theta, 0, most_number, "base of the rotary frequencies");
   add_number(app, "--norm-eps", c.norm_eps, 0, most_number, "epsilon of the norms");
@@ -74,7 +74,7 @@ void add_size_flags(CLI::App& app, TrainOptions& o) {
   add_choice(app, "--backbone", c.backbone, c.arch == "gpt2" ? Words{"gpt2"} : Words{"llama", "gpt2"},
              "the block: llama or gpt2");
   if (!c.gpt2()) return;
-  add_integer(app, "--positions", c.max_position_embeddings, 0, most_size, "P, learned positions (0: T)");
+  add_integer(app, "--positions", c.max_position_embeddings, 0, max_size, "P, learned positions (0: T)");
   add_truth(app, "--bias", c.bias, "biases in norms and products");
   add_choice(app, "--activation", c.activation_function, {"gelu_new", "gelu"}, "gelu_new (by tanh) or gelu (exact)");
   add_truth(app, "--scale-attn-by-layer", c.scale_attn_by_inverse_layer_idx,
@@ -88,7 +88,7 @@ void add_teacher_flags(CLI::App& app, TrainOptions& o) {
            "with --resume, where it is now");
   for (CLI::Option* flag :
        {add_number(app, "--kd-alpha", o.kd.alpha, 0, 1, "A: the loss is A CE + (1 - A) TAU^2 KL(teacher || student)"),
-        add_number(app, "--kd-tau", o.kd.tau, least_tau, most_tau, "TAU, temperature of both in the KL divergence"),
+        add_number(app, "--kd-tau", o.kd.tau, min_tau, max_tau, "TAU, temperature of both in the KL divergence"),
         add_choice(app, "--kd-reduction", o.kd_reduction, reductions,
                    "of the KL divergence: mean over tokens, or over tokens and vocabulary")})
     needs(app, flag, {{"--teacher"}});
@@ -96,16 +96,16 @@ void add_teacher_flags(CLI::App& app, TrainOptions& o) {
 
 void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Optimiser");
-  add_integer(app, "--steps", o.steps, 0, most_count, "optimizer steps; 0 writes an initialised model directory");
-  add_integer(app, "--batch", o.batch, 1, most_size, "sequences per micro-step");
-  add_integer(app, "--accumulate", o.accumulate, 1, most_size, "micro-steps per optimizer step");
+  add_integer(app, "--steps", o.steps, 0, max_count, "optimizer steps; 0 writes an initialised model directory");
+  add_integer(app, "--batch", o.batch, 1, max_size, "sequences per micro-step");
+  add_integer(app, "--accumulate", o.accumulate, 1, max_size, "micro-steps per optimizer step");
   add_number(app, "--lr", o.lr, 0, most_number, "base learning rate");
   add_number(app, "--router-lr", o.router_lr, 0, most_number,
              "of routers, depth scores and whatever else learns faster than --lr; some connections have nothing such, "
              "attnres and mhc among them (0: mostly ten times --lr)");
   add_choice(app, "--schedule", o.schedule, schedules,
              "cosine, cosine_to_floor, cosine_from_zero, linear or constant (train/schedule.h)");
-  add_integer(app, "--warmup", o.warmup, 0, most_count, "warm-up steps");
+  add_integer(app, "--warmup", o.warmup, 0, max_count, "warm-up steps");
   needs(app, add_number(app, "--lr-floor", o.lr_floor, 0, 1, "smallest multiple of --lr after the warm-up"),
         {{"--schedule", {"!constant"}}});
   add_number(app, "--weight-decay", o.adamw.weight_decay, 0, most_number, "decoupled weight decay");
@@ -122,14 +122,14 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Output");
   add_text(app, "--out", o.out, "DIR", "run directory: metrics.jsonl, curve.svg, checkpoints");
   app.add_flag("--resume", o.resume, "continue the run in --out, bit for bit; needs no other flags");
-  add_integer(app, "--eval-every", o.eval_every, 0, most_count, "steps between evaluations (0: a tenth of the run)");
-  add_integer(app, "--eval-samples", o.eval_samples, 0, most_count, "first test sequences for the loss (0: all)");
+  add_integer(app, "--eval-every", o.eval_every, 0, max_count, "steps between evaluations (0: a tenth of the run)");
+  add_integer(app, "--eval-samples", o.eval_samples, 0, max_count, "first test sequences for the loss (0: all)");
   needs(app,
-        add_integer(app, "--answer-samples", o.answer_samples, 0, most_count,
+        add_integer(app, "--answer-samples", o.answer_samples, 0, max_count,
                     "test prompts to answer by generation (0: none)"),
         {{"--data", {"arith:*", "prosqa*"}}});
-  add_integer(app, "--save-every", o.save_every, 0, most_count, "steps between checkpoints (0: a tenth of the run)");
-  add_integer(app, "--keep", o.keep, 1, most_size, "checkpoints to keep");
+  add_integer(app, "--save-every", o.save_every, 0, max_count, "steps between checkpoints (0: a tenth of the run)");
+  add_integer(app, "--keep", o.keep, 1, max_size, "checkpoints to keep");
   app.add_flag("--tensorboard", o.tensorboard, "also write the metrics as event files, to tensorboard/ in --out");
   app.add_flag("--csv", o.csv, "also write them as metrics.csv");
   CLI::Option* plan = app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and parameters, and stop");
@@ -171,7 +171,7 @@ void add_ranks_flags(CLI::App& app, TrainOptions& o) {
              "of gradients over micro-steps and ranks: running, tree (the same bits for any number of ranks; copies of "
              "the gradients) or library (by MPI or NCCL)");
   add_number(app, "--peer-timeout", o.peer_timeout, 1, most_number, "seconds of silence after which a rank is lost");
-  add_integer(app, "--check-replicas", o.check_replicas, 0, most_count,
+  add_integer(app, "--check-replicas", o.check_replicas, 0, max_count,
               "steps between comparisons of the ranks' weights (0: never)");
   app.add_flag("--log-ranks", o.log_ranks, "also print what other ranks than the first say");
 }

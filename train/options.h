@@ -100,7 +100,7 @@ struct TrainOptions {
 inline const std::vector<std::string> dtypes = {"fp32", "bf16"}, matmuls = {"fp32", "bf16x3", "fp8"};
 inline const std::vector<std::string> reductions = {"token", "element"};
 // --kd-tau: beyond, the KL divergence is lost in rounding, or TAU^2 KL beside the cross entropy.
-constexpr double least_tau = 0.01, most_tau = 100;
+constexpr double min_tau = 0.01, max_tau = 100;
 inline const std::vector<std::string> sums = {"running", "tree", "library"};
 // What --dtype names.
 Dtype storage_type(const TrainOptions& options);

@@ -24,7 +24,7 @@ struct PutSetting {
 
 // The largest value of a flag of this type, where it names no other; the seed may be any.
 template <class T>
-constexpr double most_of = std::is_same_v<T, int64_t> ? static_cast<double>(most_count) : most_number;
+constexpr double most_of = std::is_same_v<T, int64_t> ? static_cast<double>(max_count) : most_number;
 
 // Throws Exit::bad_data with the path for a value that no flag could have.
 struct TakeSetting {

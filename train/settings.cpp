@@ -28,7 +28,7 @@ void each_kept(Options& o, Visit&& visit) {
   visit("teacher", o.teacher);
   if (!o.teacher.empty()) {
     visit("kd_alpha", o.kd.alpha, 0, 1);
-    visit("kd_tau", o.kd.tau, least_tau, most_tau);
+    visit("kd_tau", o.kd.tau, min_tau, max_tau);
     visit("kd_reduction", o.kd_reduction, reductions);
   }
   visit("steps", o.steps, 1);

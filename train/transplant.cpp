@@ -219,8 +219,8 @@ int main(int argc, char** argv) {
              "for each block of the new model the one it comes from, from 0: 0-5,0-5 or 0,2,4; fresh:N for N new ones");
     add_text(app, "--inherit", o.inherit, "PARTS",
              "what comes along, separated by commas: " + joined(transplant_parts));
-    add_integer(app, "--width", o.width, 0, most_size, "C, the leading part of the source's (0: all of it)");
-    add_integer(app, "--heads", o.heads, 0, most_size, "H, the first of the source's (0: by the width)");
+    add_integer(app, "--width", o.width, 0, max_size, "C, the leading part of the source's (0: all of it)");
+    add_integer(app, "--heads", o.heads, 0, max_size, "H, the first of the source's (0: by the width)");
     add_truth(app, "--rescale-q", o.rescale,
               "queries of moved blocks scaled so that logits stay, where they are divided by the layer's number");
     add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of what starts fresh");

@@ -206,8 +206,8 @@ int main(int argc, char** argv) {
         ->type_name("VALUE...");
     add_text(app, "--out", o.out, "DIR",
              "write NAME.json, NAME.csv and NAME.svg there, and report.html of all (default: nowhere)");
-    add_integer(app, "--sequences", o.sequences, 0, most_size, "random windows of the data (0: as the analysis needs)");
-    add_integer(app, "--length", o.length, 0, most_size,
+    add_integer(app, "--sequences", o.sequences, 0, max_size, "random windows of the data (0: as the analysis needs)");
+    add_integer(app, "--length", o.length, 0, max_size,
                 "tokens of a window (0: as the analysis needs, or fewer where model or data have no more)");
     add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of all that is random");
     add_choice(app, "--split", o.split, {"all", "test", "train"},

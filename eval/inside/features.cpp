@@ -185,7 +185,7 @@ FeatureSelection select_features(const FeatureCounts& counts, const std::vector<
     const int64_t activations = counts.activations()[j];
     if (activations < rules.least_activations) {
       ++selection.rare;
-    } else if (static_cast<double>(activations) > rules.most_density * static_cast<double>(counts.tokens())) {
+    } else if (static_cast<double>(activations) > rules.max_density * static_cast<double>(counts.tokens())) {
       ++selection.dense;
     } else {
       Feature feature = counts.feature(static_cast<int64_t>(j), rules.top_tokens);

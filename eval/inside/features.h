@@ -63,8 +63,8 @@ struct Feature {
 
 struct FeatureRules {
   int64_t least_activations = 10;
-  double most_density = 0.005;  // share of the tokens
-  double kept_share = 0.2;      // of those not dropped, rounded up
+  double max_density = 0.005;  // share of the tokens
+  double kept_share = 0.2;     // of those not dropped, rounded up
   int64_t top_tokens = 20;
 };
 

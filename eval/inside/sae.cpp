@@ -43,7 +43,7 @@ const char* const sae_value = "own_value.0";
 
 struct SaeFlags {
   int64_t dictionary = 0, active = 32, tokens = 0;
-  double most_density = 0;
+  double max_density = 0;
 };
 
 // What the model made of every token of the windows, in their order.
@@ -228,7 +228,7 @@ double scale_vectors(SaeVectors& v, const std::string& model) {
 FeatureRules sae_rules(const SaeFlags& flags, const AutoencoderSizes& sizes) {
   FeatureRules rules;
   const double as_paper = paper_density_factor * static_cast<double>(sizes.k) / static_cast<double>(sizes.m);
-  rules.most_density = flags.most_density > 0 ? flags.most_density : std::max(rules.most_density, as_paper);
+  rules.max_density = flags.max_density > 0 ? flags.max_density : std::max(rules.max_density, as_paper);
   return rules;
 }
 
@@ -281,7 +281,7 @@ std::string sae_settings(const std::vector<SaeFinding>& all, const std::vector<s
   for (const SaeFinding& m : all)
     each.push_back(str("at most ", format_count(m.sizes.k), " of ", format_count(m.sizes.m), ", trained on ",
                        format_count(m.steps * m.sizes.rows), " tokens, density limit ",
-                       format_number("%.2f %%", 100 * m.rules.most_density)));
+                       format_number("%.2f %%", 100 * m.rules.max_density)));
   if (std::ranges::count(each, each[0]) == std::ssize(each)) return each[0];
   std::string list;
   for (size_t i = 0; i < each.size(); ++i) list += str(i == 0 ? "" : "; ", names[i], ": ", each[i]);
@@ -313,12 +313,12 @@ class SparseAutoencoder : public Analysis {
   std::vector<std::string> more_files(const AnalysisOptions& o) const override { return model_files("sae", o); }
   void add_flags(CLI::App& app) override {
     for (CLI::Option* flag :
-         {add_integer(app, "--dictionary", flags_.dictionary, 0, most_size,
+         {add_integer(app, "--dictionary", flags_.dictionary, 0, max_size,
                       "sae: features (0: 16 times the values' width)"),
-          add_integer(app, "--active", flags_.active, 1, most_size, "sae: features that a token may have active"),
-          add_integer(app, "--sae-tokens", flags_.tokens, 0, most_count,
+          add_integer(app, "--active", flags_.active, 1, max_size, "sae: features that a token may have active"),
+          add_integer(app, "--sae-tokens", flags_.tokens, 0, max_count,
                       "sae: tokens to train on, each as often as it takes (0: about half a minute's on two cores)"),
-          add_number(app, "--most-density", flags_.most_density, 0, 1,
+          add_number(app, "--most-density", flags_.max_density, 0, 1,
                      "sae: drop features active on a larger share of the tokens (0: 3.84 times --active over "
                      "--dictionary, at least 0.005, what it is at the paper's sizes)")})
       needs(app, flag, {{"--what", {name(), "all"}}});
@@ -377,7 +377,7 @@ Finding SparseAutoencoder::finding(const AnalysisOptions& o) const {
   found.json.update({{"sequences", all_[0].windows}, {"same_windows", same_windows()}});
   found.csv = sae_csv(all_);
   found.svg = sae_svg(all_, names);
-  found.measured = sae_measured(all_, names, o.seed, flags_.most_density == 0);
+  found.measured = sae_measured(all_, names, o.seed, flags_.max_density == 0);
   found.paper =
       "SATFormer (arXiv 2605.03953), at 760M parameters, 24,576 features and 100 million tokens: more than 99 % of the "
       "variance explained; 3,939 monosemantic features in SATFormer against 3,261 in the Transformer, chosen with a "

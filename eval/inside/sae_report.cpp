@@ -62,7 +62,7 @@ std::string sae_training_text(const SaeFinding& m) {
              format_count(m.held_out.tokens), " tokens\n", "features: ", format_count(m.live), " live, ",
              format_number("%.1f", m.active), " active on a token, mean density ", sae_percent(m.density()), "\n",
              "dropped: ", format_count(s.rare), " of less than ", m.rules.least_activations, " activations, ",
-             format_count(s.dense), " of density above ", sae_percent(m.rules.most_density), "\n", "kept ",
+             format_count(s.dense), " of density above ", sae_percent(m.rules.max_density), "\n", "kept ",
              format_count(std::ssize(s.retained)), " of ", format_count(s.scored), " by MonoScore (",
              format_count(s.single), " active on one token only, MonoScore 1)\n");
 }
@@ -277,7 +277,7 @@ nlohmann::json sae_json(const SaeFinding& m) {
                          {"mean_density", m.density()},
                          {"activations", m.activations},
                          {"least_activations", m.rules.least_activations},
-                         {"most_density", m.rules.most_density},
+                         {"most_density", m.rules.max_density},
                          {"rare", m.selection.rare},
                          {"dense", m.selection.dense},
                          {"of_one_token", m.selection.single},

@@ -150,7 +150,7 @@ class SeparabilityAnalysis : public Analysis {
   void add_flags(CLI::App& app) override {
     add_occurrence_flags(app, *shared_);
     needs(app,
-          add_integer(app, "--vectors", per_class_, 20, most_size,
+          add_integer(app, "--vectors", per_class_, 20, max_size,
                       "separability: vectors of each class, the first in reading order of at most --sequences windows"),
           {{"--what", {name(), "all"}}});
   }
