@@ -13,6 +13,7 @@
 
 #include "engine/json.h"
 #include "engine/printable.h"
+#include "engine/shell.h"
 #include "models/file_layout.h"
 #include "models/json_file.h"
 #include "models/model.h"
@@ -38,8 +39,6 @@ struct Found {
 
 // Weights that PyTorch has pickled are never read: loading a pickle runs what is in it.
 void refuse_pickle(const std::string& dir) {
-  std::string quoted;  // for a shell
-  for (const char c : printable(dir)) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
   std::error_code error;
   for (std::filesystem::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename();
@@ -48,8 +47,8 @@ void refuse_pickle(const std::string& dir) {
          ": weights in PyTorch's own format are not read, only model.safetensors. To convert them: python3 -c \"import "
          "glob, sys, torch, safetensors.torch as s; s.save_file({k: v.contiguous().clone() for f in "
          "glob.glob(sys.argv[1] + '/pytorch_model*.bin') for k, v in torch.load(f, map_location='cpu', "
-         "weights_only=True).items()}, sys.argv[1] + '/model.safetensors', {'format': 'pt'})\" '",
-         quoted, "'");
+         "weights_only=True).items()}, sys.argv[1] + '/model.safetensors', {'format': 'pt'})\" ",
+         shell_word(dir));
   }
 }
 

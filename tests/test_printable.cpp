@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "cli/shell.h"
 #include "cli/svg.h"
 #include "engine/control_characters.h"
+#include "engine/shell.h"
 #include "eval/inside/analysis.h"
 #include "tests/temp_dir.h"
 

@@ -7,10 +7,10 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
-#include "cli/shell.h"
 #include "data/arith.h"
 #include "engine/file.h"
 #include "engine/printable.h"
+#include "engine/shell.h"
 #include "kernels/devices.h"
 #include "models/registry.h"
 #include "ranks/launch.h"

@@ -8,12 +8,12 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
-#include "cli/shell.h"
 #include "cli/stop.h"
 #include "engine/file.h"
 #include "engine/leftovers.h"
 #include "engine/out_of_memory.h"
 #include "engine/printable.h"
+#include "engine/shell.h"
 #include "eval/answers.h"
 #include "eval/own_tensors.h"
 #include "kernels/devices.h"

@@ -13,9 +13,9 @@
 #include <random>
 #include <thread>
 
-#include "cli/shell.h"
 #include "engine/new_directory.h"
 #include "engine/printable.h"
+#include "engine/shell.h"
 #include "models/checkpoint.h"
 #include "models/modelling_file.h"
 

@@ -54,10 +54,10 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
-#include "cli/shell.h"
 #include "cli/stop.h"
 #include "engine/leftovers.h"
 #include "engine/printable.h"
+#include "engine/shell.h"
 #include "eval/loaded_model.h"
 #include "models/model_dir.h"
 #include "models/transplant.h"

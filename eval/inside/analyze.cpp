@@ -5,9 +5,9 @@
 #include <filesystem>
 
 #include "cli/program.h"
-#include "cli/shell.h"
 #include "engine/file.h"
 #include "engine/printable.h"
+#include "engine/shell.h"
 #include "eval/inside/dump.h"
 #include "eval/inside/page.h"
 

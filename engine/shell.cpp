@@ -1,4 +1,4 @@
-#include "cli/shell.h"
+#include "engine/shell.h"
 
 #include <algorithm>
 #include <cctype>
