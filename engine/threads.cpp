@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "engine/check.h"
+#include "engine/launchers.h"
 
 namespace crossply {
 namespace {
@@ -96,9 +97,8 @@ int threads_that_start(int wanted, const std::function<void(int)>& start) {
 }
 
 bool is_one_of_several() {
-  const char* sizes[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
-  return std::any_of(std::begin(sizes), std::end(sizes), [](const char* name) {
-    const char* size = std::getenv(name);
+  return std::any_of(std::begin(launchers), std::end(launchers), [](const Launcher& launcher) {
+    const char* size = std::getenv(launcher.size);
     return size != nullptr && std::atoi(size) > 1;
   });
 }
