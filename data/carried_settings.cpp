@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "data/bpe/tokenizer_json.h"
 #include "engine/json.h"
 #include "engine/printable.h"
 
@@ -49,13 +50,8 @@ std::string carried_settings(const std::string& text, const std::string& path) {
 }
 
 std::string carried_tokenizer(const std::string& text) {
-  Json tokenizer = try_parse_json<Json>(text);
-  bool found = false;
-  if (tokenizer.is_object())
-    for (const char* key : {"truncation", "padding"})
-      if (const auto state = tokenizer.find(key); state != tokenizer.end() && !state->is_null())
-        *state = nullptr, found = true;
-  return found ? tokenizer.dump(2) + "\n" : text;
+  const nlohmann::json tokenizer = try_parse_json<nlohmann::json>(text);  // an ordered one takes quadratic time
+  return call_state_of(tokenizer).empty() ? text : without_call_state(tokenizer);
 }
 
 }  // namespace crossply

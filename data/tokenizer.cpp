@@ -134,20 +134,11 @@ int32_t end_of_text(const Bpe& bpe, const std::string& path) {
   return -1;
 }
 
-// The file without the truncation and padding of somebody's last call.
-std::string without_call_state(const std::string& text, const json& object, const std::string& path) {
-  const bool truncates = !part_of(object, "truncation").is_null(), pads = !part_of(object, "padding").is_null();
-  if (!truncates && !pads) return text;
+void note_call_state(const std::string& path, const std::string& state) {
   static std::set<std::string> said;  // a program may read a file more than once
   if (said.insert(path).second)
     std::fprintf(stderr, "note: %s: ignored, since it is the state of somebody's last call: %s\n",
-                 printable(path).c_str(),
-                 !pads        ? "truncation"
-                 : !truncates ? "padding"
-                              : "truncation, padding");
-  json copy = object;
-  copy["truncation"] = copy["padding"] = nullptr;
-  return copy.dump() + "\n";
+                 printable(path).c_str(), state.c_str());
 }
 
 // Of a fingerprint: they tell two tokenizers apart that are alike in all else that a message says.
@@ -167,6 +158,7 @@ Tokenizer Tokenizer::words(std::vector<std::string> list) {
     const bool is_new = t.ids_.emplace(word, static_cast<int32_t>(t.ids_.size())).second;
     CHECK_THAT(is_new, "the word \"", word, "\" is there twice");
   }
+  if (const auto found = t.ids_.find("<eos>"); found != t.ids_.end()) t.eos_ = found->second;
   t.words_ = std::move(list);
   return t;
 }
@@ -263,12 +255,6 @@ Tokenizer Tokenizer::with_special_text() const {
   return t;
 }
 
-int32_t Tokenizer::eos() const {
-  if (kind_ == Kind::bpe) return eos_;
-  const auto found = ids_.find("<eos>");
-  return found == ids_.end() ? -1 : found->second;
-}
-
 bool Tokenizer::is_special(int32_t id) const { return id == eos() || (kind_ == Kind::bpe && bpe_->is_special(id)); }
 
 void Tokenizer::save(const std::string& dir) const {
@@ -296,7 +282,9 @@ Tokenizer Tokenizer::parse(const std::string& path) {
   Tokenizer t;
   t.kind_ = Kind::bpe;
   t.bpe_ = std::make_shared<const Bpe>(object, path);
-  t.file_ = without_call_state(text, object, path);
+  const std::string state = call_state_of(object);
+  if (!state.empty()) note_call_state(path, state);
+  t.file_ = state.empty() ? text : without_call_state(object);
   t.eos_ = end_of_text(*t.bpe_, path);
   t.prefix_ = t.bpe_->prefix();
   return t;

@@ -58,7 +58,7 @@ class Tokenizer {
   // What stands between two tokens of a text: a space, or nothing between bytes.
   const char* separator() const { return kind_ == Kind::bytes || kind_ == Kind::bpe ? "" : " "; }
   // The token that ends a text: the word <eos>, or of a bpe, the end-of-text token; -1 where there is none.
-  int32_t eos() const;
+  int32_t eos() const { return eos_; }
   // Is it no text of its own: the token that ends a text, or one that the file calls special?
   bool is_special(int32_t id) const;
   // Of a bpe: the same, but the texts of special tokens are text like any other. Others have no such texts.
@@ -84,7 +84,7 @@ class Tokenizer {
   std::shared_ptr<const Bpe> bpe_;
   std::string file_;  // bpe: the tokenizer.json as it was read
   std::vector<int32_t> prefix_;
-  int32_t eos_ = -1;  // bpe
+  int32_t eos_ = -1;  // words, bpe
 };
 
 // The ids of a model mean what its tokenizer says. Exit::usage, with both described, where the data was encoded by

@@ -17,6 +17,18 @@ const json& part_of(const json& object, const char* key) {
   return found == object.end() ? null : *found;
 }
 
+std::string call_state_of(const json& object) {
+  std::string names;
+  for (const char* key : {"truncation", "padding"})
+    if (!part_of(object, key).is_null()) names += str(names.empty() ? "" : ", ", key);
+  return names;
+}
+
+std::string without_call_state(json object) {
+  object["truncation"] = object["padding"] = nullptr;
+  return object.dump() + "\n";
+}
+
 std::string type_of(const json& object) {
   const json& type = part_of(object, "type");
   if (type.is_string()) return type.get<std::string>();

@@ -24,6 +24,11 @@ std::string prepend_scheme_of(const nlohmann::json& step);
 std::vector<nlohmann::json> steps_of(const nlohmann::json& object, const char* name);
 // null, or nothing within.
 bool is_empty(const nlohmann::json& value);
+// Which of truncation and padding, the state of somebody's last call, a tokenizer.json has: "truncation, padding"; "":
+// none of them.
+std::string call_state_of(const nlohmann::json& object);
+// The file without them.
+std::string without_call_state(nlohmann::json object);
 // 64 bits of the SHA-256 of a text.
 uint64_t fingerprint_of(const std::string& text);
 // "NAME has KEY" for the first key of an object that is not among the known ones; "" if there is none.
