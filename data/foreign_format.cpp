@@ -5,9 +5,9 @@
 #include <cstring>
 #include <filesystem>
 
-#include "cli/shell.h"
 #include "engine/file.h"
 #include "engine/printable.h"
+#include "engine/shell.h"
 
 namespace crossply {
 namespace {
@@ -210,14 +210,17 @@ std::string foreign_format(std::string_view first, const std::string& path, size
              command(format->advice, path));
 }
 
-std::string foreign_format_of(const std::string& path, size_t min_mark) {
+std::string foreign_format_of(const InputFile& file, size_t min_mark) {
+  std::string first(std::min<uint64_t>(file.size(), foreign_format_bytes), '\0');
+  file.read(0, first.data(), first.size());
+  return foreign_format(first, file.path(), min_mark);
+}
+
+std::string foreign_format_of(const std::string& path) {
   std::error_code ignored;
   if (!fs::is_regular_file(path, ignored)) return "";
   try {
-    const InputFile file(path);
-    std::string first(std::min<uint64_t>(file.size(), foreign_format_bytes), '\0');
-    file.read(0, first.data(), first.size());
-    return foreign_format(first, path, min_mark);
+    return foreign_format_of(InputFile(path));
   } catch (const Error&) {
     return "";  // who opens it says why it cannot be read
   }

@@ -7,6 +7,8 @@
 
 namespace crossply {
 
+class InputFile;
+
 // So many first bytes of a file are enough.
 constexpr size_t foreign_format_bytes = 512;
 
@@ -15,7 +17,8 @@ constexpr size_t foreign_format_bytes = 512;
 // min_mark bytes does not count: any tokens may begin with two bytes.
 std::string foreign_format(std::string_view first, const std::string& path, size_t min_mark = 2);
 
-// The same of a file by its path; "" if it is no regular file or cannot be read.
-std::string foreign_format_of(const std::string& path, size_t min_mark = 2);
+// The same of a file. By its path: "" if it is no regular file or cannot be read.
+std::string foreign_format_of(const InputFile& file, size_t min_mark = 2);
+std::string foreign_format_of(const std::string& path);
 
 }  // namespace crossply

@@ -1,19 +1,10 @@
 #include "data/open_files.h"
 
 #include <sys/resource.h>
-#include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
 
 namespace crossply {
-
-FileIdentity identity_of(const std::string& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) fail_io("inspect", path, errno);
-  return {status.st_dev, status.st_ino, static_cast<uint64_t>(status.st_size), status.st_mtim.tv_sec,
-          status.st_mtim.tv_nsec};
-}
 
 OpenFiles::OpenFiles() {
   rlimit limit{};

@@ -1,27 +1,15 @@
 // The files of a set, opened when they are read. A set may have more files than a process may have open.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "engine/file.h"
 
 namespace crossply {
-
-// What tells a file from another one that has taken its name.
-struct FileIdentity {
-  uint64_t device = 0, inode = 0, bytes = 0;
-  int64_t seconds = 0, nanoseconds = 0;  // of the last change to its contents
-  bool operator==(const FileIdentity&) const = default;
-  auto number() const { return std::pair(device, inode); }  // names with the same number are names of one file
-};
-// Exit::io where the system cannot tell.
-FileIdentity identity_of(const std::string& path);
 
 class OpenFiles {
  public:

@@ -112,20 +112,21 @@ class Shard {
 };
 
 // A table or an array may be called .bin, too, or be given as tokens alone: its bytes are no tokens.
-void refuse_other_formats(const std::string& path) {
-  const std::string format = foreign_format_of(path, 4);
-  if (!format.empty() && !format.starts_with("is a token shard")) fail(Exit::bad_data, path, ": ", format);
+void refuse_other_formats(const InputFile& file) {
+  const std::string format = foreign_format_of(file, 4);
+  if (!format.empty() && !format.starts_with("is a token shard")) fail(Exit::bad_data, file.path(), ": ", format);
 }
 
 Shard::Shard(const std::string& path, const std::string& prefix, std::shared_ptr<OpenFiles> files, size_t index)
     : path_(path), files_(std::move(files)), index_(index) {
-  const auto opened = files_->open(index, path, [&](const InputFile&) { identity_ = identity_of(path); });
+  const auto opened = files_->open(index, path, [](const InputFile&) {});
   const InputFile& file = *opened;
+  identity_ = file.identity();
   if (prefix.empty()) {
     read_header(file);
     return;
   }
-  refuse_other_formats(path);
+  refuse_other_formats(file);
   format_ = prefix == "uint16:" ? ShardFormat::uint16 : ShardFormat::uint32;
   const int64_t each = token_bytes(format_), bytes = static_cast<int64_t>(file.size());
   if (bytes % each != 0)
@@ -142,7 +143,7 @@ Shard::Shard(const std::string& path, const std::string& prefix, std::shared_ptr
 void Shard::read_header(const InputFile& file) {
   const std::string& name = path();
   if (file.size() < shard_header_bytes) {
-    refuse_other_formats(name);
+    refuse_other_formats(file);
     fail(Exit::bad_data, name, ": has ", file.size(), " bytes, but a shard begins with a header of ",
          shard_header_bytes, "; of tokens alone: uint16:", name);
   }
@@ -151,7 +152,7 @@ void Shard::read_header(const InputFile& file) {
   if (header[0] == format_of(ShardFormat::uint32).magic) format_ = ShardFormat::uint32;
   const Format want = format_of(format_);
   if (header[0] != want.magic) {
-    refuse_other_formats(name);
+    refuse_other_formats(file);
     fail(Exit::bad_data, name, ": the magic number is ", header[0], ", expected 20240520 (uint16 tokens) or 20240801 ",
          "(uint32 tokens); a file of tokens alone, as nanoGPT writes it, is uint16:", name, " or uint32:", name);
   }
@@ -173,7 +174,7 @@ std::shared_ptr<const InputFile> Shard::open() const {
 
 // Of a file that was closed meanwhile. Without a scan nobody knows what it held, so any change counts.
 void Shard::check_unchanged(const InputFile& file) const {
-  const FileIdentity now = identity_of(path_);
+  const FileIdentity& now = file.identity();
   if (now == identity_) return;
   if (file.size() < identity_.bytes)
     fail(Exit::io, "cannot read ", path_, ": it has ", file.size(), " bytes, it had ", identity_.bytes,

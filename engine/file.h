@@ -44,18 +44,27 @@ auto uninterrupted(F&& call) {
 
 // A regular file open for reading. A missing file is Exit::no_input, anything else that fails is Exit::io. It holds a
 // descriptor; where a process may have only few at a time, as many are asked for as the system allows.
+// What tells a file from another one that has taken its name.
+struct FileIdentity {
+  uint64_t device = 0, inode = 0, bytes = 0;
+  int64_t seconds = 0, nanoseconds = 0;  // of the last change to its contents
+  bool operator==(const FileIdentity&) const = default;
+  auto number() const { return std::pair(device, inode); }  // names with the same number are names of one file
+};
+
 class InputFile {
  public:
   explicit InputFile(const std::string& path);
   const std::string& path() const { return path_; }
-  uint64_t size() const { return size_; }
+  uint64_t size() const { return identity_.bytes; }
+  const FileIdentity& identity() const { return identity_; }
   // Reads exactly `bytes` bytes at `offset`; a file that became shorter meanwhile is an error.
   void read(uint64_t offset, void* out, uint64_t bytes) const;
 
  private:
   std::string path_;
   Descriptor fd_;
-  uint64_t size_ = 0;
+  FileIdentity identity_;
 };
 
 // Writes to a temporary sibling, .tmp-NAME-PID, which takes the place of `path` at commit(), after it has reached the
