@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cli/shell.h"
 #include "cli/stop.h"
-#include "data/bpe/character_set.h"
 #include "data/bpe/regex.h"
 #include "data/digest.h"
 #include "data/foreign_format.h"
@@ -15,6 +13,7 @@
 #include "engine/memory.h"
 #include "engine/printable.h"
 #include "engine/rng.h"
+#include "engine/shell.h"
 
 namespace crossply {
 namespace {
@@ -100,7 +99,6 @@ void encode(Document& document, const Tokenizer& tokenizer, int32_t eot, Special
   if (document.text.size() >= long_document)
     require_memory(encoding_bytes(tokenizer) * document.text.size(), "encoding " + place_of(document) + " takes",
                    "cut the document into several");
-  if (tokenizer.is_bpe()) check_utf8(document);
   try {
     const std::vector<int32_t>& prefix = tokenizer.prefix();
     const std::vector<int32_t> ids = tokenizer.encode(document.text);
@@ -116,6 +114,7 @@ void encode(Document& document, const Tokenizer& tokenizer, int32_t eot, Special
     if (eot >= 0 && !document.ended) document.ids.push_back(eot);
   } catch (const Error& error) {
     if (error.code == Exit::stopped) throw;
+    if (tokenizer.is_bpe()) check_utf8(document);  // which has a message of its own
     fail(Exit::bad_data, place_of(document), ": ", error.what());
   }
 }

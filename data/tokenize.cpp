@@ -10,7 +10,6 @@
 
 #include "cli/program.h"
 #include "cli/standard_streams.h"
-#include "data/bpe/character_set.h"
 #include "data/encoding_progress.h"
 #include "data/foreign_format.h"
 #include "data/tokenizer.h"

@@ -9,19 +9,8 @@
 namespace crossply {
 namespace {
 
-// The byte where a text stops being UTF-8.
-size_t first_bad_byte(std::string_view text) {
-  size_t at = 0;
-  while (at < text.size()) {
-    const size_t length = first_character(text.substr(at)).length;
-    if (length == 0) break;
-    at += length;
-  }
-  return at;
-}
-
 std::string describe_bad_byte(std::string_view text) {
-  const size_t at = first_bad_byte(text);
+  const size_t at = valid_utf8(text);
   if (at == text.size()) return str("not UTF-8 at byte ", at);
   return str(printable(text.substr(at, 1)), " at byte ", at,
              " is not UTF-8; iconv -f latin1 -t utf-8 converts Latin-1");

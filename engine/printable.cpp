@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <utility>
 
 #include "engine/control_characters.h"
@@ -47,6 +48,21 @@ Character first_character(std::string_view text) {
   const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
   const bool surrogate = code >= 0xD800 && code <= 0xDFFF;
   return overlong || surrogate || code > 0x10FFFF ? Character{} : Character{length, code};
+}
+
+size_t valid_utf8(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    uint64_t eight;
+    if (at + 8 <= text.size() && (std::memcpy(&eight, text.data() + at, 8), (eight & 0x8080808080808080u) == 0)) {
+      at += 8;
+      continue;
+    }
+    const size_t length = first_character(text.substr(at)).length;
+    if (length == 0) break;
+    at += length;
+  }
+  return at;
 }
 
 std::string Printable::add(std::string_view text) {

@@ -13,6 +13,8 @@ struct Character {
   uint32_t code = 0;
 };
 Character first_character(std::string_view text);
+// The byte where a text stops being UTF-8; its size if it is.
+size_t valid_utf8(std::string_view text);
 
 class Printable {
  public:

@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/bpe/character_set.h"
 #include "data/tokenizer.h"
+#include "engine/printable.h"
 #include "engine/rng.h"
 #include "tests/data_check.h"
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "data/bpe/character_set.h"
 #include "data/bpe/nfc.h"
 #include "engine/at_once.h"
 #include "engine/check.h"

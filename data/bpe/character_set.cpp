@@ -1,9 +1,6 @@
 #include "data/bpe/character_set.h"
 
 #include <algorithm>
-#include <cstring>
-
-#include "engine/printable.h"
 
 namespace crossply {
 
@@ -53,21 +50,6 @@ const Ranges& word_characters() {
     return all;
   }();
   return ranges;
-}
-
-size_t valid_utf8(std::string_view text) {
-  size_t at = 0;
-  while (at < text.size()) {
-    uint64_t eight;
-    if (at + 8 <= text.size() && (std::memcpy(&eight, text.data() + at, 8), (eight & 0x8080808080808080u) == 0)) {
-      at += 8;
-      continue;
-    }
-    const size_t length = first_character(text.substr(at)).length;
-    if (length == 0) break;
-    at += length;
-  }
-  return at;
 }
 
 void append_utf8(std::string& text, uint32_t character) {

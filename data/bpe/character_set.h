@@ -19,8 +19,6 @@ const Ranges& white_space();
 // Letters, marks, decimal digits, letter numbers, connecting punctuation, and the circled letters.
 const Ranges& word_characters();
 
-// Where a text stops being UTF-8; its size if it is.
-size_t valid_utf8(std::string_view text);
 void append_utf8(std::string& text, uint32_t character);
 
 }  // namespace crossply
