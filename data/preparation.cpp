@@ -139,6 +139,7 @@ class Preparation {
   const PrepareOptions o_;
   const std::string out_, partial_;
   std::vector<SourceFile> sources_;
+  std::string sources_digest_;
   Json settings_;
   Descriptor lock_;
   Tokenizer tokenizer_, encoder_;  // encoder_: perhaps with_special_text()
@@ -180,6 +181,7 @@ Preparation::Preparation(const PrepareOptions& options)
   if (o_.field_given && std::none_of(sources_.begin(), sources_.end(), has_field))
     fail(Exit::usage, "--field ", o_.field, " has no effect without JSON lines, and no input has any; leave it out");
   settings_ = settings_of(o_, sources_);
+  sources_digest_ = digest_of_sources(sources_);
 }
 
 bool Preparation::is_done() {
@@ -237,18 +239,18 @@ void Preparation::save_state() {
   const auto part = [](const Part& p) {
     return Json{{"documents", p.documents}, {"bytes", p.bytes}, {"tokens", p.kept}, {"digest", p.digest}};
   };
-  const Json state = {{"settings", settings_},
-                      {"position", {position_.source, position_.documents, position_.digest}},
-                      {"finished", finished_},
-                      {"train", part(train_)},
-                      {"val", part(val_)},
-                      {"empty", empty_},
-                      {"special_tokens", special_.json()},
-                      {"encoded", encoded_},
-                      {"by_document", by_document_},
-                      {"left_out", left_out_},
-                      {"sources", digest_of_sources(sources_)}};
-  write_file_atomically(partial_ + "/state.json", seal(state));
+  Json state = {{"settings", settings_},
+                {"position", {position_.source, position_.documents, position_.digest}},
+                {"finished", finished_},
+                {"train", part(train_)},
+                {"val", part(val_)},
+                {"empty", empty_},
+                {"special_tokens", special_.json()},
+                {"encoded", encoded_},
+                {"by_document", by_document_},
+                {"left_out", left_out_},
+                {"sources", sources_digest_}};
+  write_file_atomically(partial_ + "/state.json", seal(std::move(state)));
 }
 
 void Preparation::read_state() {
@@ -283,7 +285,7 @@ bool Preparation::take_state(const Json& state) {
   state.at("encoded").get_to(encoded_);
   if (position_.source == 0 && position_.documents == 0 && !encoded_) {
     position_ = {};
-    return settings == settings_ && state.at("sources") == digest_of_sources(sources_);
+    return settings == settings_ && state.at("sources") == sources_digest_;
   }
   finished_ = state.at("finished"), left_out_ = state.at("left_out");
   require(finished_.is_array() && finished_.size() == position_.source && left_out_.is_array());
@@ -468,12 +470,13 @@ void Preparation::cut_validation() {
   for (int64_t at = all - count; at < all;) {
     const std::vector<int32_t> ids = train_.writer->read(at, 1 << 20);
     val_.writer->append(ids);
+    val_.digest = token_digest(val_.digest, ids);
     at += std::ssize(ids);
   }
   val_.writer->flush();
   by_document_ = false;
   train_.kept = all - count, val_.kept = count;
-  train_.digest = train_.writer->digest(train_.kept), val_.digest = val_.writer->digest(val_.kept);
+  train_.digest = train_.writer->digest(train_.kept);
 }
 
 // All tokens for training, or of many some from everywhere.
@@ -481,7 +484,10 @@ void Preparation::look_at_tokens() {
   constexpr int64_t piece = 1 << 20, most = 64;
   const int64_t all = train_.tokens(), pieces = std::min(most, (all + piece - 1) / piece);
   TokenCounts counts(tokenizer_.vocab_size());
-  for (int64_t i = 0; i < pieces; ++i) counts.add(train_.writer->read(all / pieces * i, piece));
+  for (int64_t i = 0; i < pieces; ++i) {
+    const int64_t begin = all * i / pieces, end = all * (i + 1) / pieces;  // no token is in two pieces
+    counts.add(train_.writer->read(begin, std::min(piece, end - begin)));
+  }
   warning_ = counts.warning(tokenizer_);
 }
 
