@@ -128,7 +128,7 @@ class Case:
     self.train("--init", self.directory, "--dump-tensors", last, "loss", "--out", self.scratch / "dumped")
     dumped = model_dir.read_safetensors(self.scratch / "dumped" / "tensors.safetensors")
     norm, losses = (torch.from_numpy(dumped[name].copy()).double() for name in (last, "loss"))
-    head = self.model.get_output_embeddings() or self.model.get_input_embeddings()
+    head = self.model.get_output_embeddings()
     targets = torch.cat([self.tokens, self.tokens[:, :1]], dim=1)
     with torch.no_grad():
       check_equal("the logits", self.model(self.tokens).logits, norm @ head.weight.double().T,
