@@ -61,7 +61,7 @@ def variants():
     yield {**connection, **LLAMAS[number % len(LLAMAS)]}
     yield {**connection, **GPT2S[number % len(GPT2S)]}
   yield {"arch": "llama", **QWEN2, "qk_norm": True}
-  for connection in CROSSED[1:]:
+  for connection in (*CROSSED[1:], *SAMPLED):
     if connection["arch"] not in ("lime_static", "lime_dynamic"):
       yield {**connection, **QWEN2}
   yield {"arch": "mudd", "num_hidden_layers": 9, "T": 60}  # deeper and longer than the others
