@@ -18,7 +18,6 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 
@@ -39,7 +38,7 @@ try:
 except ImportError:
   peft = None
 from check_transformers import DTYPE, check_equal
-from compare_gradients import CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge
+from compare_gradients import CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge, run
 from reference import model_dir
 
 T, P, V = 9, 24, 7  # P: positions of a GPT-2
@@ -65,13 +64,6 @@ def variants():
     if connection["arch"] not in ("lime_static", "lime_dynamic"):
       yield {**connection, **QWEN2}
   yield {"arch": "mudd", "num_hidden_layers": 9, "T": 60}  # deeper and longer than the others
-
-
-def run(program, *flags, said=""):
-  done = subprocess.run([program, *flags], capture_output=True, text=True, input=said)
-  if done.returncode != 0:
-    raise RuntimeError(f"{program.name} ended with {done.returncode}: {done.stderr.strip()}")
-  return done.stdout
 
 
 def expect(what, holds):
