@@ -17,12 +17,12 @@ import tempfile
 import warnings
 
 import check_modelling
-from check_modelling import Case, expect, load, run, write  # skips where there is no transformers
+from check_modelling import Case, expect, load, write  # skips where there is no transformers
 import torch
 import torch.distributed
 import transformers
 from check_transformers import check_equal
-from compare_gradients import CROSSED, SAMPLED, check_complete, need_program
+from compare_gradients import CROSSED, SAMPLED, check_complete, need_program, run
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy

@@ -34,7 +34,7 @@ from lm_eval.tasks import TaskManager
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "eval"))
-from compare_gradients import need_program
+from compare_gradients import need_program, run
 from lm_eval_crossply import Crossply, ScoreError
 
 TASKS = ["crossply_choice", "crossply_cloze", "crossply_texts", "crossply_sums"]
@@ -72,12 +72,9 @@ def train(build, scratch, arch, flags, style):
   path = scratch / "tokenizer.json"
   make_tokenizer(path, style, text)
   (scratch / "text.txt").write_text(text, encoding="utf-8")
-  done = subprocess.run(
-    [build / f"train_{arch}", "--data", f"text:{scratch / 'text.txt'}", "--tokenizer", path, "--out", scratch / "run",
-     "--seq", str(POSITIONS), "--layers", "3", "--width", "32", "--heads", "4", "--batch", "16", "--steps", "80",
-     "--lr", "1e-2", "--warmup", "5", *flags], capture_output=True, text=True)
-  if done.returncode != 0:
-    raise RuntimeError(f"train_{arch} ended with {done.returncode}: {done.stderr.strip()}")
+  run(build / f"train_{arch}", "--data", f"text:{scratch / 'text.txt'}", "--tokenizer", path, "--out", scratch / "run",
+      "--seq", str(POSITIONS), "--layers", "3", "--width", "32", "--heads", "4", "--batch", "16", "--steps", "80",
+      "--lr", "1e-2", "--warmup", "5", *flags)
   directory = scratch / "model"
   shutil.copytree(next((scratch / "run").glob("step_*")), directory)
   (directory / "manifest.json").unlink(missing_ok=True)

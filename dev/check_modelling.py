@@ -18,7 +18,6 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 
@@ -39,7 +38,7 @@ try:
 except ImportError:
   peft = None
 from check_transformers import DTYPE, check_equal
-from compare_gradients import CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge
+from compare_gradients import CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge, run
 from reference import model_dir
 
 T, P, V = 9, 24, 7  # P: positions of a GPT-2
@@ -61,17 +60,10 @@ def variants():
     yield {**connection, **LLAMAS[number % len(LLAMAS)]}
     yield {**connection, **GPT2S[number % len(GPT2S)]}
   yield {"arch": "llama", **QWEN2, "qk_norm": True}
-  for connection in CROSSED[1:]:
+  for connection in (*CROSSED[1:], *SAMPLED):
     if connection["arch"] not in ("lime_static", "lime_dynamic"):
       yield {**connection, **QWEN2}
   yield {"arch": "mudd", "num_hidden_layers": 9, "T": 60}  # deeper and longer than the others
-
-
-def run(program, *flags, said=""):
-  done = subprocess.run([program, *flags], capture_output=True, text=True, input=said)
-  if done.returncode != 0:
-    raise RuntimeError(f"{program.name} ended with {done.returncode}: {done.stderr.strip()}")
-  return done.stdout
 
 
 def expect(what, holds):
@@ -128,7 +120,7 @@ class Case:
     self.train("--init", self.directory, "--dump-tensors", last, "loss", "--out", self.scratch / "dumped")
     dumped = model_dir.read_safetensors(self.scratch / "dumped" / "tensors.safetensors")
     norm, losses = (torch.from_numpy(dumped[name].copy()).double() for name in (last, "loss"))
-    head = self.model.get_output_embeddings() or self.model.get_input_embeddings()
+    head = self.model.get_output_embeddings()
     targets = torch.cat([self.tokens, self.tokens[:, :1]], dim=1)
     with torch.no_grad():
       check_equal("the logits", self.model(self.tokens).logits, norm @ head.weight.double().T,

@@ -15,7 +15,6 @@ Exit 0: all hold. 1: one does not. 77: skipped, PyTorch or transformers is not i
 """
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
@@ -26,7 +25,7 @@ try:
 except ImportError as missing:
   print(f"skipped: {missing.name} is not importable")
   sys.exit(77)
-from compare_gradients import B, T, need_program, run_gradients, split
+from compare_gradients import B, T, need_program, run, run_gradients, split
 from reference import model_dir
 
 OLD = not hasattr(transformers.LlamaConfig(), "rope_parameters")  # before version 5 the keys of rope stand apart
@@ -79,16 +78,14 @@ def check_text(other, directory, build, prompt):
   """Greedy text with a cache, before the token that ends one."""
   more = other.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=WRITTEN,
                         do_sample=False, pad_token_id=0)
-  done = subprocess.run([build / "generate", "--model", directory, "--prompt", " ".join(map(str, prompt)), "--max-new",
-                         str(WRITTEN)], capture_output=True, text=True)
-  if done.returncode != 0:
-    raise RuntimeError(f"generate ended with {done.returncode}: {done.stderr.strip()}")
+  written = run(build / "generate", "--model", directory, "--prompt", " ".join(map(str, prompt)), "--max-new",
+                str(WRITTEN))
   ends = other.config.eos_token_id
   ends = ends if isinstance(ends, list) else [ends]
   def text(ids):
     new = ids[len(prompt):]
     return new[: next((at for at, token in enumerate(new) if token in ends), len(new))]
-  ours, wanted = text([int(token) for token in done.stdout.split()]), text(more[0].tolist())
+  ours, wanted = text([int(token) for token in written.split()]), text(more[0].tolist())
   if ours != wanted:
     raise RuntimeError(f"generate writes {ours}, transformers {wanted}")
 
@@ -118,7 +115,7 @@ def check_round_trip(directory, build):
   shard.write_bytes(b"".join(i.to_bytes(4, "little") for i in header) + bytes(8 * T))
   before = theirs(directory)
   program = "train_gpt2" if before.config.model_type == "gpt2" else "train_llama"
-  run_trainer(build, "--init", directory, "--data", shard, "--seq", "4", "--out", again, program=program)
+  run(build / program, "--init", directory, "--data", shard, "--seq", "4", "--out", again, "--steps", "0")
   after = theirs(again)
   tokens = torch.arange(11)[None]
   with torch.no_grad():
@@ -139,12 +136,6 @@ def check_round_trip(directory, build):
     raise RuntimeError("generation_config.json is another one")
 
 
-def run_trainer(build, *flags, program="train_llama"):
-  done = subprocess.run([build / program, *flags, "--steps", "0"], capture_output=True, text=True)
-  if done.returncode != 0:
-    raise RuntimeError(f"{program} ended with {done.returncode}: {done.stderr.strip()}")
-
-
 def written_by_reference(directory, build, **options):
   model_dir.make_tiny(directory, **options)
   return directory
@@ -152,7 +143,7 @@ def written_by_reference(directory, build, **options):
 
 def written_by_trainer(directory, build, flags, program="train_llama"):
   """An initialised model, straight from the program people run."""
-  run_trainer(build, "--data", "arith:4", "--out", directory, *flags, program=program)
+  run(build / program, "--data", "arith:4", "--out", directory, *flags, "--steps", "0")
   models = [path.parent for path in sorted(directory.rglob("model.safetensors"))]
   if not models:
     raise RuntimeError(f"{program} --steps 0 wrote no model.safetensors")

@@ -134,18 +134,23 @@ def need_program(path):
     sys.exit(f"{path} is missing: build it first (make)")
 
 
+def run(program, *flags, said=""):
+  """What the program prints, which reads `said`; an error where it fails."""
+  done = subprocess.run([program, *flags], capture_output=True, text=True, input=said)
+  if done.returncode != 0:
+    raise RuntimeError(f"{program.name} ended with {done.returncode}: {done.stderr.strip()}")
+  return done.stdout
+
+
 def run_gradients(build, model, tokens, out):
   """(loss, {name: gradient}) by the program. `tokens` is a list of B*T + 1 integers."""
   token_file = pathlib.Path(out).with_suffix(".txt")
   token_file.write_text(" ".join(map(str, tokens)) + "\n")
-  command = [build / "gradients", "--model", model, "--tokens", token_file, "--batch", str(B),
-             "--seq", str(T), "--out", out]
-  done = subprocess.run(command, capture_output=True, text=True)
-  if done.returncode != 0:
-    raise RuntimeError(f"gradients ended with {done.returncode}: {done.stderr.strip()}")
-  loss = re.search(r"^loss (\S+)$", done.stdout, re.MULTILINE)
+  printed = run(build / "gradients", "--model", model, "--tokens", token_file, "--batch", str(B), "--seq", str(T),
+                "--out", out)
+  loss = re.search(r"^loss (\S+)$", printed, re.MULTILINE)
   if loss is None:
-    raise RuntimeError(f"gradients printed no line 'loss NUMBER': {done.stdout!r}")
+    raise RuntimeError(f"gradients printed no line 'loss NUMBER': {printed!r}")
   return float(loss[1]), model_dir.read_safetensors(out)
 
 

@@ -42,8 +42,6 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t count, const L
   std::vector<int32_t> tokens;
   const int64_t vocab = model.config.vocab_size;
   const DataSpec spec = parse_data_spec(path);
-  if (!tokenizer.empty() && spec.kind != DataSpec::Kind::text)
-    fail(Exit::usage, "--tokenizer ", tokenizer, " is for --tokens text:FILE, not for ", path);
   if (spec.kind == DataSpec::Kind::shards) {
     tokens = read_shard(path, count);
   } else if (spec.kind == DataSpec::Kind::text) {

@@ -7,6 +7,12 @@
 
 namespace crossply {
 
+bool holds_tensors_of(const std::string& path, const std::string& kind) {
+  const SafetensorsFile file(path);
+  const auto found = file.metadata().find("crossply");
+  return found != file.metadata().end() && found->second == kind;
+}
+
 void check_replaceable_tensors(const std::string& what, const std::string& path, const std::string& kind) {
   if (!path_exists(path)) return;
   std::error_code failed;  // what cannot be looked at is not replaced
@@ -15,9 +21,7 @@ void check_replaceable_tensors(const std::string& what, const std::string& path,
   if (replaceable) return;
   bool ours = false;
   try {
-    const auto metadata = SafetensorsFile(path).metadata();
-    const auto found = metadata.find("crossply");
-    ours = found != metadata.end() && found->second == kind;
+    ours = holds_tensors_of(path, kind);
   } catch (const Error& error) {
     if (error.code != Exit::bad_data) throw;
   }

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -82,9 +81,10 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
 Manifest read_manifest(const std::string& path) { return parse_manifest(read_file(path, max_manifest), path); }
 
 // Fails unless every listed file but those in `except` is there with the listed size and, if `contents`, the listed
-// digest.
-void verify(const std::string& dir, bool contents, const std::set<std::string>& except = {}) {
-  for (const auto& [name, entry] : read_manifest(dir + "/" + manifest_name)) {
+// digest. Returns the manifest.
+Manifest verify(const std::string& dir, bool contents, const std::set<std::string>& except = {}) {
+  Manifest manifest = read_manifest(dir + "/" + manifest_name);
+  for (const auto& [name, entry] : manifest) {
     if (except.contains(name)) continue;
     const InputFile file(dir + "/" + name);
     if (file.size() != entry.bytes)
@@ -92,6 +92,7 @@ void verify(const std::string& dir, bool contents, const std::set<std::string>& 
     if (contents && sha256_of(file) != entry.sha256)
       fail(Exit::bad_data, file.path(), ": its SHA-256 is not the one in the manifest: the file was damaged");
   }
+  return manifest;
 }
 
 // Whether an error says that the contents are wrong, and not that they could not be read.
@@ -376,13 +377,12 @@ std::vector<std::string> replace_files(const std::string& dir, NamedContents fil
   std::set<std::string> code;  // it need not be as listed: it is made anew
   for (const auto& [name, contents] : files)
     if (name.ends_with(".py")) code.insert(name);
-  if (listed) verify(dir, true, code);
-  Manifest manifest = listed ? read_manifest(path) : Manifest();
+  Manifest manifest = listed ? verify(dir, true, code) : Manifest();
   std::erase_if(files, [&](const auto& file) {
     const std::string name = dir + "/" + file.first;
     if (!file_holds(name, file.second)) return false;
     const auto entry = manifest.find(file.first);
-    return !listed || (entry != manifest.end() && entry->second.sha256 == entry_of(name).sha256);
+    return !listed || (entry != manifest.end() && entry->second.sha256 == sha256_of(InputFile(name)));
   });
   if (files.empty()) return {};
   remove_leftovers_of(path);
@@ -392,7 +392,6 @@ std::vector<std::string> replace_files(const std::string& dir, NamedContents fil
   std::vector<std::string> names;
   for (const auto& [name, contents] : files) {
     CHECK_THAT(is_plain_name(name) && name != manifest_name, "not a name for a file of a checkpoint: ", name);
-    remove_leftovers_of(dir + "/" + name);
     write_file_atomically(dir + "/" + name, contents);
     manifest[name] = entry_of(dir + "/" + name);
     names.push_back(name);

@@ -74,13 +74,30 @@ const json neutral_values = R"({"attention_bias": false, "mlp_bias": false, "att
 struct ModelType {
   const char* name;
   const char* architecture;
-  int64_t positions;                // where max_position_embeddings says none
-  std::vector<const char*> needed;  // keys whose defaults are those of one size
+  int64_t positions;                     // where max_position_embeddings says none
+  std::vector<const char*> needed = {};  // keys whose defaults are those of one size
+  bool qkv_bias = false, qk_norm = false;
+  int64_t window = 0;        // where "sliding_window" says none
+  bool asks_window = false;  // a window counts only if use_sliding_window says so
 };
-const std::vector<ModelType> model_types = {{"llama", "LlamaForCausalLM", 2048, {}},
-                                            {"mistral", "MistralForCausalLM", 131072, {"num_key_value_heads"}},
-                                            {"qwen2", "Qwen2ForCausalLM", 32768, {"num_key_value_heads"}},
-                                            {"qwen3", "Qwen3ForCausalLM", 32768, {"head_dim", "num_key_value_heads"}}};
+const std::vector<ModelType> model_types = {{.name = "llama", .architecture = "LlamaForCausalLM", .positions = 2048},
+                                            {.name = "mistral",
+                                             .architecture = "MistralForCausalLM",
+                                             .positions = 131072,
+                                             .needed = {"num_key_value_heads"},
+                                             .window = 4096},
+                                            {.name = "qwen2",
+                                             .architecture = "Qwen2ForCausalLM",
+                                             .positions = 32768,
+                                             .needed = {"num_key_value_heads"},
+                                             .qkv_bias = true,
+                                             .asks_window = true},
+                                            {.name = "qwen3",
+                                             .architecture = "Qwen3ForCausalLM",
+                                             .positions = 32768,
+                                             .needed = {"head_dim", "num_key_value_heads"},
+                                             .qk_norm = true,
+                                             .asks_window = true}};
 
 }  // namespace
 
@@ -139,11 +156,11 @@ bool lists_windows(const json& object, const std::string& where) {
 // W, how many tokens the layers with a window see, or 0 where no layer has one. A Mistral's layers all have it, unless
 // it is null; a Qwen's only if use_sliding_window says so, and then from layer max_window_layers on.
 int64_t window_of(const json& object, const ModelType& type, int64_t L, const std::string& where) {
-  const bool listed = lists_windows(object, where), qwen = std::string(type.name).starts_with("qwen");
+  const bool listed = lists_windows(object, where);
   const bool asked = object.contains("use_sliding_window") && object["use_sliding_window"] == true;
-  bool used = !qwen;
-  int64_t first = 28, window = std::string(type.name) == "mistral" ? 4096 : 0;
-  if (qwen) read(object, "use_sliding_window", used, where);  // others do not know the key
+  bool used = !type.asks_window;
+  int64_t first = 28, window = type.window;
+  if (type.asks_window) read(object, "use_sliding_window", used, where);  // others do not know the key
   read(object, "max_window_layers", first, where);
   const bool none = object.contains("sliding_window") && object["sliding_window"].is_null();
   read(object, "sliding_window", window, where);
@@ -151,8 +168,8 @@ int64_t window_of(const json& object, const ModelType& type, int64_t L, const st
     fail(Exit::bad_data, where, ": \"layer_types\" has \"sliding_attention\", but there is no window");
   if (asked && !none && window == 0)
     fail(Exit::bad_data, where, ": \"use_sliding_window\" is true, but \"sliding_window\" is missing");
-  const bool types_say = qwen && object.contains("layer_types") && !object["layer_types"].is_null();
-  const bool windows = used && !none && (!qwen || (types_say ? listed : first < L));
+  const bool types_say = type.asks_window && object.contains("layer_types") && !object["layer_types"].is_null();
+  const bool windows = used && !none && (!type.asks_window || (types_say ? listed : first < L));
   if (windows && object.contains("sliding_window") && window < 1)
     fail(Exit::bad_data, where, ": \"sliding_window\" is ", window, "; give null where there is none");
   return windows ? window : 0;
@@ -173,7 +190,7 @@ std::string check_llama_keys(const json& object, const ModelType& type, const st
       "hidden_act hidden_activation layer_types sliding_window use_sliding_window max_window_layers");
   for (const SizeKey& size : size_keys) used.insert(size.key);
   json neutral = neutral_values;
-  if (std::string(type.name) == "qwen2") used.insert("attention_bias"), neutral.erase("attention_bias");  // by its type
+  if (type.qkv_bias) used.insert("attention_bias"), neutral.erase("attention_bias");  // by its type
   const std::string ignored = check_keys(object, used, neutral, {}, where);
   for (const char* key : {"hidden_act", "hidden_activation"})
     if (!object.contains(key) || object[key] != "swish") require(object, key, "silu", where);  // two names of one
@@ -322,10 +339,9 @@ void take_type(const json& object, const ModelType& type, Config& config, const 
   if (object.contains("crossply")) return read_crossply(object["crossply"], config, where);
   for (const char* key : type.needed)
     if (!object.contains(key)) fail(Exit::bad_data, where, ": key \"", key, "\" is missing");
-  const std::string name = type.name;
-  config.mistral = name == "mistral";
-  config.qkv_bias = name == "qwen2";
-  config.qk_norm = name == "qwen3";
+  config.mistral = type.window > 0;
+  config.qkv_bias = type.qkv_bias;
+  config.qk_norm = type.qk_norm;
   if (config.qk_norm) config.qk_norm_eps = config.norm_eps;
 }
 
@@ -372,17 +388,19 @@ namespace {
 
 // The type of model that a plain LLaMA with these options is; null where there is none.
 const ModelType* plain_type(const Config& c) {
-  const bool qwen3 = c.qk_norm && !c.qkv_bias && c.qk_norm_eps == c.norm_eps, qwen2 = c.qkv_bias && !c.qk_norm;
-  if (c.arch != "llama" || (c.qk_norm && !qwen3)) return nullptr;
-  const std::string name = qwen3 ? "qwen3" : qwen2 ? "qwen2" : c.mistral ? "mistral" : "llama";
-  return &*std::find_if(model_types.begin(), model_types.end(), [&](const ModelType& t) { return t.name == name; });
+  if (c.arch != "llama" || (c.qk_norm && c.qk_norm_eps != c.norm_eps)) return nullptr;
+  const auto found = std::find_if(model_types.begin(), model_types.end(), [&](const ModelType& type) {
+    if (type.qkv_bias != c.qkv_bias || type.qk_norm != c.qk_norm) return false;
+    return c.qkv_bias || c.qk_norm || (type.window > 0) == c.mistral;  // only without these can it be a Mistral
+  });
+  return found == model_types.end() ? nullptr : &*found;
 }
 
 // The window in the words of each type.
-void write_window(json& object, const Config& c, const std::string& type) {
-  const json window = c.sliding_window > 0 ? json(c.sliding_window) : json();
-  if (c.sliding_window > 0 || type == "mistral") object["sliding_window"] = window;
-  if (!type.starts_with("qwen")) return;
+void write_window(json& object, const Config& c, const ModelType* type) {
+  if (c.sliding_window > 0) object["sliding_window"] = c.sliding_window;
+  else if (type != nullptr && type->window > 0) object["sliding_window"] = nullptr;
+  if (type == nullptr || !type->asks_window) return;
   object["use_sliding_window"] = c.sliding_window > 0;
   if (c.sliding_window > 0) object["max_window_layers"] = 0;
 }
@@ -402,7 +420,7 @@ json to_json(const Config& config) {
   for (const SizeKey& size : size_keys) object[size.key] = config.*size.value;
   if (config.rope_scaling) object["rope_scaling"] = rope_json(config);  // the name that older readers know
   for (const auto& [key, value] : config.token_ids) object[key] = json::parse(value);
-  write_window(object, config, type == nullptr ? "" : type->name);
+  write_window(object, config, type);
   if (config.qkv_bias) object.erase("attention_bias");  // which would speak of the output's, too
   if (type == nullptr) {
     mark_as_variant(object, config);

@@ -30,10 +30,10 @@ Value* embed(const Build& b) {
   return b.config.gpt2() ? ops::positions(b.tape, "positions", x, b.parameter("model.embed_positions.weight")) : x;
 }
 
-// All blocks; rope: the table of angles, which a LLaMA's attention takes its positions from.
-void record_blocks(const Build& b, Connection& connection) {
+// All blocks; longest: a sequence with what is cached of it; rope: the table of angles, which a LLaMA's attention takes
+// its positions from.
+void record_blocks(const Build& b, Connection& connection, int64_t longest) {
   const Config& c = b.config;
-  const int64_t longest = std::max(b.T, b.tape.cache_length());
   Value* rope = c.gpt2() ? nullptr : ops::rope_positions(b.tape, longest, c.rope_frequencies(), c.rope_factor());
   for (int i = 0; i < c.num_hidden_layers; ++i) {
     c.gpt2() ? record_gpt2_block(b, connection, i) : record_llama_block(b, connection, i, rope);
@@ -44,17 +44,18 @@ void record_blocks(const Build& b, Connection& connection) {
 // All but the logits.
 ops::LogitHead record_hidden(const Build& b) {
   const Config& c = b.config;
-  if (const int64_t longest = std::max(b.T, b.tape.cache_length()); c.gpt2() && longest > c.max_position_embeddings)
+  const int64_t longest = std::max(b.T, b.tape.cache_length());
+  if (c.gpt2() && longest > c.max_position_embeddings)
     fail(Exit::usage, "sequences of ", longest, " tokens: the model has learned ", c.max_position_embeddings,
          " positions; ask for no more");
-  if (const int64_t longest = std::max(b.T, b.tape.cache_length()); c.sliding_window > 0 && longest > c.sliding_window)
+  if (c.sliding_window > 0 && longest > c.sliding_window)
     fail(Exit::usage, "sequences of ", longest, " tokens: the model attends within a window of ", c.sliding_window,
          ", which is not computed here; ask for no more");
   const auto connection = find_architecture(c.arch).make(c);
   Value* embeddings = embed(b);
   b.mark("hidden", 0, embeddings);
   connection->begin(b, embeddings);
-  record_blocks(b, *connection);
+  record_blocks(b, *connection, longest);
   Value* x = connection->finish();
   b.mark("hidden", static_cast<int>(c.num_hidden_layers), x);
   return record_head(b, x);

@@ -202,17 +202,16 @@ std::vector<double> read_tensor(const Found& source, Dtype dtype) {
   std::vector<double> host(
       static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<int64_t>())));
   source.file->read_f64(*source.info, host.data());
-  const auto bad = std::find_if(host.begin(), host.end(), [](double weight) { return !std::isfinite(weight); });
-  if (bad != host.end())
-    fail(Exit::bad_data, source.file->path(), ": tensor ", source.info->str(), " holds ", *bad, " at its element ",
-         bad - host.begin(), "; no model can be run with that");
-  if (dtype == Dtype::f64) return host;
-  const auto large =
-      std::find_if(host.begin(), host.end(), [](double weight) { return !std::isfinite(static_cast<float>(weight)); });
-  if (large != host.end())
-    fail(Exit::bad_data, source.file->path(), ": tensor ", source.info->str(), " holds ", *large, " at its element ",
-         large - host.begin(), ", which is too large for fp32");
-  return host;
+  const bool narrow = dtype != Dtype::f64;
+  const auto bad = std::find_if(host.begin(), host.end(), [&](double weight) {
+    return !std::isfinite(narrow ? static_cast<double>(static_cast<float>(weight)) : weight);
+  });
+  if (bad == host.end()) return host;
+  // What is not finite itself comes first, wherever in the tensor it is.
+  const auto worst = std::find_if(bad, host.end(), [](double weight) { return !std::isfinite(weight); });
+  const auto named = worst != host.end() ? worst : bad;
+  fail(Exit::bad_data, source.file->path(), ": tensor ", source.info->str(), " holds ", *named, " at its element ",
+       named - host.begin(), worst != host.end() ? "; no model can be run with that" : ", which is too large for fp32");
 }
 
 // Fills rows from where they are; a tensor of several rows is read once.

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "cli/format.h"
+#include "cli/needs.h"
 #include "engine/file.h"
 #include "engine/json.h"
 #include "engine/numbers.h"
@@ -34,6 +35,10 @@ std::string Subject::title() const {
   const Config& c = model.config;
   return str(one_line(name), ": ", c.arch, c.arch == c.backbone ? "" : str(" on ", c.backbone), ", ",
              c.num_hidden_layers, " layers\n", describe_split(data.choice, false));
+}
+
+void Analysis::own(CLI::App& app, std::initializer_list<CLI::Option*> flags) const {
+  for (CLI::Option* flag : flags) needs(app, flag, {{"--what", {name(), "all"}}});
 }
 
 int64_t Analysis::Looked::longest() const { return WindowLengths(windows).longest; }

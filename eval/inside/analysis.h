@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <initializer_list>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -86,6 +87,8 @@ class Analysis {
   std::string looked_at() const;
 
  protected:
+  // These flags have an effect only where --what names it, or all.
+  void own(CLI::App& app, std::initializer_list<CLI::Option*> flags) const;
   // What to look at: as many windows and as long as the options say, or else the usual ones. Two models with the same
   // data get the same wherever they can; says on stderr where not.
   const std::vector<TokenWindow>& windows_of(const Subject& subject, const AnalysisOptions& o,

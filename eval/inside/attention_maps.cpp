@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "cli/format.h"
-#include "cli/needs.h"
 #include "engine/json.h"
 #include "engine/printable.h"
 #include "eval/inside/analysis.h"
@@ -173,12 +172,10 @@ class AttentionMaps : public Analysis {
   std::string name() const override { return "maps"; }
   std::string about() const override { return "attention of a text, token by token, by layer and head"; }
   void add_flags(CLI::App& app) override {
-    for (CLI::Option* flag :
-         {app.add_option("--text", text_, "maps: of this text (default: the first window's first 32 tokens)")
-              ->type_name("TEXT"),
-          app.add_option("--heads", heads_, "maps: draw these heads too, as LAYER.HEAD, from 0: 3.0 3.7")
-              ->type_name("L.H...")})
-      needs(app, flag, {{"--what", {name(), "all"}}});
+    own(app, {app.add_option("--text", text_, "maps: of this text (default: the first window's first 32 tokens)")
+                  ->type_name("TEXT"),
+              app.add_option("--heads", heads_, "maps: draw these heads too, as LAYER.HEAD, from 0: 3.0 3.7")
+                  ->type_name("L.H...")});
   }
   void measure(Subject& subject, const AnalysisOptions& o) override;
   Finding finding(const AnalysisOptions& o) const override;

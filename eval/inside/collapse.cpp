@@ -4,7 +4,6 @@
 #include <exception>
 
 #include "cli/format.h"
-#include "cli/needs.h"
 #include "cli/ticker.h"
 #include "engine/json.h"
 #include "engine/printable.h"
@@ -220,10 +219,8 @@ class AttentionCollapse : public Analysis {
   std::string name() const override { return "attention"; }
   std::string about() const override { return "rank and mass of every head's attention, lazy layers"; }
   void add_flags(CLI::App& app) override {
-    for (CLI::Option* flag :
-         {add_number(app, "--tau", o_.tau, 0.01, 0.999, "attention: the rank takes in this share of the energy"),
-          add_number(app, "--eta", o_.eta, 0.01, 0.999, "attention: so does the mass")})
-      needs(app, flag, {{"--what", {name(), "all"}}});
+    own(app, {add_number(app, "--tau", o_.tau, 0.01, 0.999, "attention: the rank takes in this share of the energy"),
+              add_number(app, "--eta", o_.eta, 0.01, 0.999, "attention: so does the mass")});
   }
   void measure(Subject& subject, const AnalysisOptions& o) override {
     if (Probe(subject.model, 1, 1).attentions().empty())

@@ -8,6 +8,7 @@
 #include "engine/printable.h"
 #include "engine/safetensors.h"
 #include "eval/inside/probe.h"
+#include "eval/own_tensors.h"
 
 namespace crossply {
 namespace {
@@ -72,9 +73,7 @@ void check_dump_path(const std::string& path) {
   if (!path_exists(path)) return;
   bool ours = false;
   try {
-    const SafetensorsFile file(path);
-    const auto found = file.metadata().find("crossply");
-    ours = found != file.metadata().end() && found->second == "analyze";
+    ours = holds_tensors_of(path, "analyze");
   } catch (const Error&) {  // no such file
   }
   if (!ours)

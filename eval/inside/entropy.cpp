@@ -9,7 +9,6 @@
 
 #include "cli/curve.h"
 #include "cli/format.h"
-#include "cli/needs.h"
 #include "cli/ticker.h"
 #include "engine/at_once.h"
 #include "engine/json.h"
@@ -379,8 +378,7 @@ class EntropyByLayer : public Analysis {
   std::string name() const override { return "entropy"; }
   std::string about() const override { return "matrix-based Renyi entropy of hidden states and values by layer"; }
   void add_flags(CLI::App& app) override {
-    needs(app, add_number(app, "--alpha", alpha_, 0.01, 10, "entropy: the order of Renyi's entropy; 1: Shannon's"),
-          {{"--what", {name(), "all"}}});
+    own(app, {add_number(app, "--alpha", alpha_, 0.01, 10, "entropy: the order of Renyi's entropy; 1: Shannon's")});
   }
   void measure(Subject& subject, const AnalysisOptions& o) override {
     all_.push_back(entropy_of_model(subject, windows_of(subject, o, usual_entropy), alpha_));

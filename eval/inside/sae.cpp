@@ -9,7 +9,6 @@
 #include <span>
 
 #include "cli/format.h"
-#include "cli/needs.h"
 #include "cli/ticker.h"
 #include "engine/json.h"
 #include "engine/printable.h"
@@ -312,16 +311,14 @@ class SparseAutoencoder : public Analysis {
   std::string about() const override { return "a sparse autoencoder of the first layer's values; kinds of features"; }
   std::vector<std::string> more_files(const AnalysisOptions& o) const override { return model_files("sae", o); }
   void add_flags(CLI::App& app) override {
-    for (CLI::Option* flag :
-         {add_integer(app, "--dictionary", flags_.dictionary, 0, max_size,
-                      "sae: features (0: 16 times the values' width)"),
-          add_integer(app, "--active", flags_.active, 1, max_size, "sae: features that a token may have active"),
-          add_integer(app, "--sae-tokens", flags_.tokens, 0, max_count,
-                      "sae: tokens to train on, each as often as it takes (0: about half a minute's on two cores)"),
-          add_number(app, "--most-density", flags_.max_density, 0, 1,
-                     "sae: drop features active on a larger share of the tokens (0: 3.84 times --active over "
-                     "--dictionary, at least 0.005, what it is at the paper's sizes)")})
-      needs(app, flag, {{"--what", {name(), "all"}}});
+    own(app, {add_integer(app, "--dictionary", flags_.dictionary, 0, max_size,
+                          "sae: features (0: 16 times the values' width)"),
+              add_integer(app, "--active", flags_.active, 1, max_size, "sae: features that a token may have active"),
+              add_integer(app, "--sae-tokens", flags_.tokens, 0, max_count,
+                          "sae: tokens to train on, each as often as it takes (0: about half a minute's on two cores)"),
+              add_number(app, "--most-density", flags_.max_density, 0, 1,
+                         "sae: drop features active on a larger share of the tokens (0: 3.84 times --active over "
+                         "--dictionary, at least 0.005, what it is at the paper's sizes)")});
   }
   void measure(Subject& subject, const AnalysisOptions& o) override;
   Finding finding(const AnalysisOptions& o) const override;

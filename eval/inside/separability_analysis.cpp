@@ -6,7 +6,6 @@
 
 #include "cli/curve.h"
 #include "cli/format.h"
-#include "cli/needs.h"
 #include "engine/at_once.h"
 #include "engine/json.h"
 #include "engine/printable.h"
@@ -149,10 +148,9 @@ class SeparabilityAnalysis : public Analysis {
   std::string about() const override { return "a linear probe for four words, on values and hidden states by layer"; }
   void add_flags(CLI::App& app) override {
     add_occurrence_flags(app, *shared_);
-    needs(app,
-          add_integer(app, "--vectors", per_class_, 20, max_size,
-                      "separability: vectors of each class, the first in reading order of at most --sequences windows"),
-          {{"--what", {name(), "all"}}});
+    own(app, {add_integer(
+                 app, "--vectors", per_class_, 20, max_size,
+                 "separability: vectors of each class, the first in reading order of at most --sequences windows")});
   }
   std::string refuses(const Subject& subject) const override { return refuses_classes(subject, *shared_); }
   std::vector<std::string> more_files(const AnalysisOptions& o) const override {

@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "cli/format.h"
-#include "cli/needs.h"
 #include "cli/ticker.h"
 #include "engine/at_once.h"
 #include "engine/json.h"
@@ -207,8 +206,7 @@ class LayerSimilarity : public Analysis {
   std::string name() const override { return "similarity"; }
   std::string about() const override { return "linear CKA of the hidden states of all layers, and of two models"; }
   void add_flags(CLI::App& app) override {
-    needs(app, add_integer(app, "--cka-tokens", tokens_, 2, 20'000, "similarity: sampled from the windows"),
-          {{"--what", {name(), "all"}}});
+    own(app, {add_integer(app, "--cka-tokens", tokens_, 2, 20'000, "similarity: sampled from the windows")});
   }
   void measure(Subject& subject, const AnalysisOptions& o) override;
   Finding finding(const AnalysisOptions& o) const override;

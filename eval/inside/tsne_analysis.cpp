@@ -5,7 +5,6 @@
 #include <mutex>
 
 #include "cli/format.h"
-#include "cli/needs.h"
 #include "cli/ticker.h"
 #include "engine/at_once.h"
 #include "engine/json.h"
@@ -90,11 +89,9 @@ class TsneAnalysis : public Analysis {
   std::string name() const override { return "tsne"; }
   std::string about() const override { return "t-SNE of the values at four words, by layer"; }
   void add_flags(CLI::App& app) override {
-    for (CLI::Option* flag :
-         {add_counts(app, "--layers", layers_, "tsne: layers, from 0 (default: six, from early to late)"),
-          add_integer(app, "--tsne-vectors", per_class_, 20, 5000,
-                      "tsne: vectors of each class, the first in reading order of at most --sequences windows")})
-      needs(app, flag, {{"--what", {name(), "all"}}});
+    own(app, {add_counts(app, "--layers", layers_, "tsne: layers, from 0 (default: six, from early to late)"),
+              add_integer(app, "--tsne-vectors", per_class_, 20, 5000,
+                          "tsne: vectors of each class, the first in reading order of at most --sequences windows")});
   }
   std::string refuses(const Subject& subject) const override { return refuses_classes(subject, *shared_); }
   std::vector<std::string> more_files(const AnalysisOptions& o) const override {
