@@ -44,7 +44,7 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o) {
   result.flops_per_token = trainer.flops_per_token();
   result.memory = trainer.memory();
   result.tokens_per_second = tokens_per_second(trainer.steps_done() * trainer.tokens_per_step(), trainer.seconds);
-  if (o.job->place.leads()) result.curves = read_curves(o.out + "/metrics.jsonl");
+  result.curves = read_curves(o.out + "/metrics.jsonl");
   const auto last = [](const std::vector<double>& of, double none) { return of.empty() ? none : of.back(); };
   result.test_loss = last(result.curves.test_loss, NAN);  // where somebody removed the metrics of a run that is done
   result.answers = last(result.curves.answers, -1);
@@ -290,7 +290,7 @@ void Run::draw() {
   }
 }
 
-TrainResult Run::finish() {
+Exit Run::finish() {
   const int64_t done = trainer_.steps_done();
   if (saved_ != done) save();
   if (done < o_.steps) {
@@ -300,9 +300,7 @@ TrainResult Run::finish() {
   }
   std::printf("%s", trainer_.profile().c_str());
   if (o_.profile) std::printf("peak of resident memory: %s\n", format_bytes(peak_memory()).c_str());
-  TrainResult result = summarise(trainer_, o_);
-  result.code = done < o_.steps ? Exit::stopped : lacks_figure_ ? Exit::io : Exit::done;
-  return result;
+  return done < o_.steps ? Exit::stopped : lacks_figure_ ? Exit::io : Exit::done;
 }
 
 TrainResult train_run(TrainOptions options) {
@@ -320,7 +318,10 @@ TrainResult train_run(TrainOptions options) {
     run.write_metrics();
     if (run.time_to_save()) run.save();
   }
-  return run.finish();
+  const Exit code = run.finish();
+  TrainResult result = summarise(trainer, options);
+  result.code = code;
+  return result;
 }
 
 std::string draw_missing_figure(const TrainOptions& o) {
