@@ -100,5 +100,16 @@ std::string io_error_of(F&& write) {
   }
   return "";
 }
+// Runs all of them, also those behind one that fails. Returns what the first I/O error says, as io_error_of.
+template <class... F>
+std::string first_io_error_of(F&&... writes) {
+  std::string first;
+  const auto attempt = [&](auto& write) {
+    const std::string error = io_error_of(write);
+    if (first.empty()) first = error;
+  };
+  (attempt(writes), ...);
+  return first;
+}
 
 }  // namespace crossply

@@ -280,14 +280,9 @@ void Run::save() {
 
 // A figure that cannot be written does not end the run; its exit code says so at the end.
 void Run::draw() {
-  try {
-    write_figure(o_, metrics_->curves());
-    lacks_figure_ = false;
-  } catch (const Error& error) {
-    if (error.code != Exit::io) throw;
-    progress_.say(str("note: ", error.what(), "; the run goes on"));
-    lacks_figure_ = true;
-  }
+  const std::string error = io_error_of([&] { write_figure(o_, metrics_->curves()); });
+  lacks_figure_ = !error.empty();
+  if (lacks_figure_) progress_.say("note: " + error + "; the run goes on");
 }
 
 Exit Run::finish() {
@@ -327,14 +322,10 @@ TrainResult train_run(TrainOptions options) {
 std::string draw_missing_figure(const TrainOptions& o) {
   std::error_code ignored;
   if (fs::is_regular_file(o.out + "/curve.svg", ignored)) return "";
-  try {
+  return io_error_of([&] {
     const RunCurves curves = read_curves(o.out + "/metrics.jsonl");
     if (!curves.step.empty()) write_figure(o, curves);
-    return "";
-  } catch (const Error& error) {
-    if (error.code != Exit::io) throw;
-    return error.what();
-  }
+  });
 }
 
 int train_program(int argc, char** argv, const std::string& arch,
