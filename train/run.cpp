@@ -12,7 +12,6 @@
 #include "cli/stop.h"
 #include "engine/file.h"
 #include "engine/leftovers.h"
-#include "engine/out_of_memory.h"
 #include "engine/printable.h"
 #include "eval/answers.h"
 #include "eval/own_tensors.h"
@@ -361,13 +360,9 @@ int train_program(int argc, char** argv, const std::string& arch,
       else if (options.steps == 0) write_initialised(options, data);
       else return train_to_end(options, data, train);
       return Exit::done;
-    } catch (const Error& error) {
+    } catch (const std::exception& failure) {
       if (options.job->place.alone()) throw;
-      if (dynamic_cast<const OutOfMemory*>(&error) != nullptr) end_rank(options, error_of(error, memory_remedy(app)));
-      end_rank(options, error);
-    } catch (const std::exception& error) {
-      if (options.job->place.alone()) throw;
-      end_rank(options, error_of(error, memory_remedy(app)));
+      end_rank(options, failure, memory_remedy(app));
     }
   });
 }
