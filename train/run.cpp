@@ -56,10 +56,9 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o) {
 std::string describe_teacher(const TrainOptions& o, const Trainer& trainer) {
   const Teacher* teacher = trainer.teacher();
   if (teacher == nullptr) return "";
-  return str("teacher: ", printable(o.teacher), ", a ", teacher->config.arch, " with ",
-             format_count(teacher->params.count()), " parameters; loss = ", o.kd.alpha, " CE + ",
-             (1 - o.kd.alpha) * o.kd.tau * o.kd.tau, " KL (tau ", o.kd.tau, ", mean per ", o.kd_reduction,
-             "); what is shown here is CE");
+  return str("teacher: ", o.teacher, ", a ", teacher->config.arch, " with ", format_count(teacher->params.count()),
+             " parameters; loss = ", o.kd.alpha, " CE + ", (1 - o.kd.alpha) * o.kd.tau * o.kd.tau, " KL (tau ",
+             o.kd.tau, ", mean per ", o.kd_reduction, "); what is shown here is CE");
 }
 
 // "fp8: 14 of 14 linear layers; ..."
@@ -238,7 +237,7 @@ void Run::evaluate() {
     std::string prompt = data_.tokenizer.decode(answers.sample_prompt), answer = data_.tokenizer.decode(answers.sample);
     if (prompt.size() > 60) prompt = "..." + prompt.substr(prompt.size() - 57);
     if (answer.size() > 120) answer = answer.substr(0, 117) + "...";
-    text = printable("sample: " + prompt + " >> " + answer);
+    text = "sample: " + prompt + " >> " + answer;
   }
   progress_.say(text);
 }

@@ -24,7 +24,6 @@
 #include "engine/byte_names.h"
 #include "engine/json.h"
 #include "engine/memory.h"
-#include "engine/printable.h"
 #include "kernels/devices.h"
 #include "train/environment.h"
 #include "train/run.h"
