@@ -1,6 +1,7 @@
 #include "engine/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -162,6 +163,13 @@ void write_file_atomically(const std::string& path, const std::string& contents)
   OutputFile file(path, contents.size());
   file.write(contents.data(), contents.size());
   file.commit();
+}
+
+bool lock_directory(const std::string& dir, int how, Descriptor* lock) {
+  *lock = Descriptor(uninterrupted([&] { return ::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+  if (lock->get() < 0 && errno == ENOENT) return false;
+  if (lock->get() < 0) fail_io("open", dir, errno);
+  return uninterrupted([&] { return ::flock(lock->get(), how | LOCK_NB); }) == 0 || errno != EWOULDBLOCK;
 }
 
 void sync_directory(const std::string& dir) { sync(dir, O_DIRECTORY); }

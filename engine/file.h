@@ -90,6 +90,10 @@ std::string read_file(const std::string& path, uint64_t most);
 
 void write_file_atomically(const std::string& path, const std::string& contents);
 
+// Opens a directory and locks it; false if it is gone, which leaves no descriptor, or another's lock is in the way.
+// Where the file system has no locks it is as if nobody else had one. how: LOCK_EX or LOCK_SH.
+bool lock_directory(const std::string& dir, int how, Descriptor* lock);
+
 // Makes the names in a directory durable; without it a power loss may undo a rename.
 void sync_directory(const std::string& dir);
 // Makes the contents of a file durable.
@@ -108,6 +112,17 @@ std::string io_error_of(F&& write) {
     return error.what();
   }
   return "";
+}
+// Runs all of them, also those behind one that fails. Returns what the first I/O error says, as io_error_of.
+template <class... F>
+std::string first_io_error_of(F&&... writes) {
+  std::string first;
+  const auto attempt = [&](auto& write) {
+    const std::string error = io_error_of(write);
+    if (first.empty()) first = error;
+  };
+  (attempt(writes), ...);
+  return first;
 }
 
 }  // namespace crossply

@@ -154,15 +154,6 @@ std::string full_path(const std::string& path) {
   return full.string();
 }
 
-// Opens a directory and locks it; false if it is gone or another's lock is in the way. Where the file system has no
-// locks it is as if nobody else had one.
-bool lock_directory(const std::string& dir, int how, Descriptor* lock) {
-  *lock = Descriptor(uninterrupted([&] { return ::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-  if (lock->get() < 0 && errno == ENOENT) return false;
-  if (lock->get() < 0) fail_io("open", dir, errno);
-  return uninterrupted([&] { return ::flock(lock->get(), how | LOCK_NB); }) == 0 || errno != EWOULDBLOCK;
-}
-
 // Removes a checkpoint; under a temporary name, so that nobody sees half of it under a real one.
 void remove_checkpoint(const std::string& dir) {
   const std::string doomed = temporary_sibling(dir);

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -49,6 +50,21 @@ inline std::string read_text(const std::string& path) {
 }
 
 inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// How often the part stands in the text.
+inline int64_t count_of(const std::string& text, const std::string& part) {
+  int64_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+// What this process has read from files so far, in bytes; 0 where the system does not count it.
+inline int64_t bytes_read() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  int64_t bytes = 0;
+  return io >> name >> bytes && name == "rchar:" ? bytes : 0;
+}
 
 // What `action` fails with; Exit::done if it does not.
 template <class F>

@@ -22,6 +22,7 @@
 
 #include "engine/rng.h"
 #include "engine/sha256.h"
+#include "tests/child.h"
 #include "tests/temp_dir.h"
 
 using namespace crossply;
@@ -61,24 +62,6 @@ bool fails_with_io(const std::vector<std::string>& parts, const std::function<vo
   const Error error = error_of(action);
   return error.code == Exit::io &&
          std::all_of(parts.begin(), parts.end(), [&](const std::string& part) { return has(error.what(), part); });
-}
-
-// The exit status of `action` run in a child process, where it can spoil the process's rights and limits.
-int in_child(const std::function<int()>& action) {
-  const pid_t pid = ::fork();
-  if (pid == 0) {
-    int status = 100;
-    try {
-      status = action();
-    } catch (const Error& error) {
-      status = static_cast<int>(error.code);
-    } catch (...) {
-    }
-    ::_exit(status);
-  }
-  int status = 0;
-  REQUIRE(::waitpid(pid, &status, 0) == pid);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 constexpr int not_possible_here = 99;  // a child that lacks the rights for its test

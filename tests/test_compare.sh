@@ -3,12 +3,7 @@
 # to paste.   tests/test_compare.sh BUILD_DIR
 set -uo pipefail
 . "$(dirname "$0")/expect.sh"
-build=$(cd "$1" && pwd)
-work=$(mktemp -d)
-trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT
-cd "$work" || exit 1
-export OMP_NUM_THREADS=1
-sizes=(--width 8 --ffn 8 --layers 1 --heads 1 --batch 2 --seq 32 --eval-samples 2)
+start_in_scratch "$1" 1
 tiny=(--data arith:3 --train-samples 40 --test-samples 8 "${sizes[@]}" --answer-samples 0)
 compare() { "$build/compare" "${tiny[@]}" "$@"; }
 count() { grep -c "\"state\": \"$1\"" "$2/results.json"; }
@@ -102,22 +97,14 @@ expect 74 'run/curve.svg could not be written' "$build/train_llama" --resume --o
 odd=$'it\'s $(touch pasted) "a";`touch pasted`\n\e[31m \xe2\x80\xae*\\ \xff'
 expect 0 '^next: ' compare --arch llama --steps 2 --out "$odd"
 eval "$(sed -n 's/^next: *//p' output)" >pasted_output 2>&1 || fail "the next command does not work as it is printed"
-env --default-signal=INT "$build/compare" --arch llama,relay "${tiny[@]}" --steps 20000 --out "$odd 2" >output 2>&1 &
-pid=$!
-while [ ! -s "$odd 2/llama/metrics.jsonl" ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
-kill -INT $pid
-wait $pid
+interrupted "$odd 2/llama/metrics.jsonl" \
+  "$build/compare" --arch llama,relay "${tiny[@]}" --steps 20000 --out "$odd 2"
 [ $? = 75 ] || fail "compare, SIGINT: not exit code 75"
 eval "$(sed -n 's/^to continue this comparison: //p' output) --dry-run" >pasted_output 2>&1 && grep -q left pasted_output ||
   fail "the command that continues a comparison does not work as it is printed"
-env --default-signal=INT "$build/train_llama" "${tiny[@]}" --steps 20000 --out "$odd 3" >output 2>&1 &
-pid=$!
-while [ ! -s "$odd 3/metrics.jsonl" ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
-kill -INT $pid
-wait $pid
+interrupted "$odd 3/metrics.jsonl" "$build/train_llama" "${tiny[@]}" --steps 20000 --out "$odd 3"
 eval "$(sed -n 's/.*; to continue: //p' output) --dry-run" >pasted_output 2>&1 && grep -q parameters pasted_output ||
   fail "the command that continues a run does not work as it is printed"
 [ ! -e pasted ] || fail "a printed command runs what stands in a name"
 
-[ $failures = 0 ] && echo "compare: all as documented" || echo "compare: $failures failures"
-[ $failures = 0 ]
+conclude compare

@@ -3,14 +3,10 @@
 # And what a killed program left is gone after the next one.   tests/test_foreign_names.sh BUILD_DIR
 set -uo pipefail
 . "$(dirname "$0")/expect.sh"
-build=$(cd "$1" && pwd)
-work=$(mktemp -d)
-trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT
-cd "$work" || exit 1
-export OMP_NUM_THREADS=1 LC_ALL=C
+start_in_scratch "$1" 1
+export LC_ALL=C
 evil=$'\e[31m\xe2\x80\xae\xc2\x9b\r\x07'
 controls=$'[\x01-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]'
-sizes=(--width 8 --ffn 8 --layers 1 --heads 1 --batch 2 --seq 32 --eval-samples 2)
 plain_file() { ! grep -qP "$controls" "$1" || fail "${2:-$1}: a control character, as in: $(grep -P "$controls" "$1" | head -1 | cat -v)"; }
 # quiet CODE COMMAND...: the exit code, and no control character in what is printed.
 quiet() {
@@ -77,5 +73,4 @@ quiet 0 "$build/train_llama" --data "text:$evil.txt" "${sizes[@]}" --dump-tensor
 [ -z "$(find . -name ".tmp-*-$dead" ! -name '*thesis*')" ] || fail "temporaries of killed programs stay: $(find . -name ".tmp-*-$dead")"
 [ -e .tmp-thesis-$dead ] || fail "a file of somebody else is gone"
 
-[ $failures = 0 ] && echo "foreign names: all as documented" || echo "foreign names: $failures failures"
-[ $failures = 0 ]
+conclude "foreign names"

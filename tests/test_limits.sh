@@ -2,16 +2,11 @@
 # What a system allows only in part: open files, threads, memory; and long reading, which says how far it is.
 #   tests/test_limits.sh BUILD_DIR
 set -uo pipefail
-build=$(cd "$1" && pwd)
-here=$(cd "$(dirname "$0")" && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-# shellcheck source=tests/expect.sh
-source "$here/expect.sh"
+. "$(dirname "$0")/expect.sh"
+start_in_scratch "$1"
 chmod 755 .
-sizes="--vocab 300 --seq 16 --width 8 --ffn 8 --layers 1 --heads 1 --steps 2 --batch 2 --eval-samples 2"
-train() { "$build/train_llama" $sizes "$@"; }
+flags="--vocab 300 --seq 16 --width 8 --ffn 8 --layers 1 --heads 1 --steps 2 --batch 2 --eval-samples 2"
+train() { "$build/train_llama" $flags "$@"; }
 
 # More shards than a process may ever have open.
 head -c 400 /dev/zero >one.data
@@ -24,7 +19,7 @@ expect 0 'scored' few "$build/evaluate" --model few --data 'uint16:many/*.data' 
 # Half a gigabyte and more of zeros takes a while: a terminal shows how far it is, a log of a few seconds does not.
 if command -v script >/dev/null; then
   truncate -s 3G zeros.data
-  script -qec "'$build/train_llama' $sizes --data uint16:zeros.data --out zeros" /dev/null >output 2>&1 </dev/null
+  script -qec "'$build/train_llama' $flags --data uint16:zeros.data --out zeros" /dev/null >output 2>&1 </dev/null
   grep -q 'checking data: MB [0-9,]* of 3,072' output || fail "no progress of the reading on a terminal"
   expect 0 'step 2/2' train --data uint16:zeros.data --out zeros_log
   grep -q 'checking data' output && fail "progress of a short reading in a log"
@@ -45,10 +40,10 @@ mkdir open && chmod 777 open
 if run_limited 30 env OMP_NUM_THREADS=1 true 2>/dev/null && [ -x "$build/train_llama" ] &&
   run_limited 30 test -x "$build/train_llama"; then
   expect 0 'note: running with [1-6] threads? instead of 12: the system starts no more' \
-    run_limited 8 env OMP_NUM_THREADS=12 "$build/train_llama" $sizes --data uint16:one.data --out open/threads
+    run_limited 8 env OMP_NUM_THREADS=12 "$build/train_llama" $flags --data uint16:one.data --out open/threads
   grep -q 'step 2/2' output || fail "a run with few threads"
   expect 0 'note: running with 1 thread instead of 4' \
-    run_limited 1 env OMP_NUM_THREADS=4 "$build/train_llama" $sizes --data uint16:one.data --out open/alone
+    run_limited 1 env OMP_NUM_THREADS=4 "$build/train_llama" $flags --data uint16:one.data --out open/alone
 else
   echo "no user without privileges here: threads are not tried"
 fi
@@ -63,5 +58,4 @@ if small "$build/gradients" --help >/dev/null 2>&1; then  # not where sanitizers
   expect 71 'use a smaller --batch, --seq or model$' small "$build/gradients" --model few --tokens uint16:zeros2 \
     --batch 400000 --seq 16 --out grads.safetensors
 fi
-[ "$failures" = 0 ] || exit 1
-echo "limits: as documented"
+conclude limits "as documented"

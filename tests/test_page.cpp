@@ -49,12 +49,6 @@ Page page_of(const std::string& text) {
   return page;
 }
 
-size_t count_of(const std::string& text, const std::string& part) {
-  size_t n = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
-  return n;
-}
-
 // All tags as they stand in the file.
 std::vector<std::string> tags_of(const std::string& page) {
   std::vector<std::string> tags;

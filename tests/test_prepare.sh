@@ -4,18 +4,10 @@
 set -uo pipefail
 . "$(dirname "$0")/expect.sh"
 . "$(dirname "$0")/tiny_tokenizer.sh"
-build=$(cd "$1" && pwd)
-work=$(mktemp -d)
-trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT
-cd "$work" || exit 1
-export OMP_NUM_THREADS=2
+start_in_scratch "$1" 2
 prepare() { "$build/prepare" "$@"; }
-# same DIR DIR: the same files with the same bytes, but for the paths and packings of their sources.
-same() { diff -r -x manifest.json "$1" "$2" >output 2>&1 || fail "$1 and $2 differ"; }
 field() { sed -nE "s/^  \"$2\": ([0-9.]+),?$/\1/p" "$1/manifest.json" | head -1; }
 encode() { "$build/tokenize" --tokenizer t.json; }
-# ids FILE: of a shard of uint16 tokens.
-ids() { tail -c +1025 "$1" | od -An -v -tu2 -w2 | tr -d ' ' | paste -sd' ' -; }
 
 tiny_tokenizer >t.json
 
@@ -284,5 +276,4 @@ else
   echo "skipped: $python has no package tokenizers"
 fi
 
-[ $failures = 0 ] || { echo "$failures failures"; exit 1; }
-echo "prepare: everything is as it should be"
+conclude prepare "everything is as it should be"

@@ -4,16 +4,11 @@
 set -uo pipefail
 . "$(dirname "$0")/expect.sh"
 . "$(dirname "$0")/tiny_tokenizer.sh"
-build=$(cd "$1" && pwd)
-work=$(mktemp -d)
-trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT
-cd "$work" || exit 1
-export OMP_NUM_THREADS=2
+start_in_scratch "$1" 2
 tiny_tokenizer >t.json
 number=0
 # prepare FLAG...: into a new directory, made.
 prepare() { made=made$((++number)); "$build/prepare" --tokenizer t.json --val 0 --out $made "$@"; }
-ids() { tail -c +1025 "$1" | od -An -v -tu2 -w2 | tr -d ' ' | paste -sd' ' -; }
 bytes() { printf '%s' "$1" | od -An -v -tu1 -w1 | tr -d ' ' | paste -sd' ' -; }
 mark=$'\xef\xbb\xbf'
 
@@ -204,5 +199,4 @@ else
   echo "skipped: zstd is not here"
 fi
 
-[ $failures = 0 ] || { echo "$failures failures"; exit 1; }
-echo "prepare: says what is wrong with its inputs"
+conclude prepare "says what is wrong with its inputs"

@@ -3,16 +3,11 @@
 # program that trains a vocabulary.   tests/test_prepare_special.sh BUILD_DIR
 set -uo pipefail
 . "$(dirname "$0")/expect.sh"
+. "$(dirname "$0")/tiny_tokenizer.sh"
 published=$(cd "$(dirname "$0")/published/tokenizers" && pwd)
-build=$(cd "$1" && pwd)
-work=$(mktemp -d)
-trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT
-cd "$work" || exit 1
-export OMP_NUM_THREADS=2
+start_in_scratch "$1" 2
 prepare() { "$build/prepare" "$@"; }
 encode() { "$build/tokenize" --tokenizer t.json; }
-# ids FILE: of a shard of uint16 tokens.
-ids() { tail -c +1025 "$1" | od -An -v -tu2 -w2 | tr -d ' ' | paste -sd' ' -; }
 cp "$published/gpt2.json" t.json  # its <|endoftext|> is 272
 mkdir texts && printf 'the cat' >texts/a.txt
 
@@ -146,5 +141,4 @@ if command -v "$python" >/dev/null; then
   cd ..
 fi
 
-[ $failures = 0 ] || { echo "$failures failures"; exit 1; }
-echo "prepare: special tokens and slow programs are as they should be"
+conclude prepare "special tokens and slow programs are as they should be"

@@ -3,14 +3,10 @@
 # be stopped and resumed at any moment, and what is written is complete.   tests/test_programs.sh BUILD_DIR
 set -uo pipefail
 . "$(dirname "$0")/expect.sh"
-build=$(cd "$1" && pwd)
 dev=$(cd "$(dirname "$0")/../dev" && pwd)
 train=$(cd "$(dirname "$0")/../train" && pwd)
 mapfile -t trainers < <(cd "$train" && printf '%s\n' train_*.cpp | sed 's/\.cpp$//')
-work=$(mktemp -d)
-trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT  # not in a child that a signal ends before it is a program
-cd "$work" || exit 1
-export OMP_NUM_THREADS=2
+start_in_scratch "$1" 2
 tiny=(--data arith:3 --train-samples 400 --test-samples 50 --width 16 --ffn 24 --layers 2 --heads 2 --batch 8
   --eval-samples 16 --answer-samples 4)
 # Whether a run has a checkpoint: any, because the first one is soon removed again.
@@ -259,11 +255,8 @@ if small_memory llama --dry-run >output 2>&1; then  # not where sanitizers take 
   grep -qE '^llama +[0-9,]+ .* [0-9.]+$' output || fail "after a run without memory, the next one has no numbers"
 fi
 expect 0 '^relay +[0-9,]+ ' compare llama,relay --steps 60 --out compared
-env --default-signal=INT "$build/compare" --arch llama,relay "${tiny[@]}" --steps 60 --out compared_twice >output 2>&1 &
-pid=$!
-while [ ! -s compared_twice/llama/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
-kill -INT $pid
-wait $pid
+interrupted compared_twice/llama/metrics.jsonl \
+  "$build/compare" --arch llama,relay "${tiny[@]}" --steps 60 --out compared_twice
 code=$?
 [ $code = 75 ] || [ $code = 0 ] || fail "compare, SIGINT: exit code $code, want 75"
 [ $code = 0 ] && echo "note: the comparison was faster than SIGINT"
@@ -790,5 +783,4 @@ else
   echo "note: no permission to mount a small disk; the full-disk test is skipped"
 fi
 
-[ $failures = 0 ] && echo "programs: all as documented" || echo "programs: $failures failures"
-[ $failures = 0 ]
+conclude programs

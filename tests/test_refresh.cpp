@@ -10,6 +10,7 @@
 
 #include "models/checkpoint.h"
 #include "models/modelling_file.h"
+#include "tests/check.h"
 #include "tests/program.h"
 
 using namespace crossply;
@@ -24,17 +25,13 @@ const std::string lime_file = "modeling_crossply_lime.py", told = "is not what t
 const std::vector<std::string> data = {"--data",         "arith:3", "--train-samples", "8", "--test-samples",   "4",
                                        "--eval-samples", "4",       "--batch",         "2", "--answer-samples", "0"};
 
-std::vector<std::string> with_data(std::vector<std::string> words) {
-  words.insert(words.end(), data.begin(), data.end());
-  return words;
-}
-
 // A run of two checkpoints, whose modelling files are of another version. Returns its directory.
 std::string older_run(const TempDir& scratch) {
   const std::string run = scratch.file("run");
   const Outcome trained = train(scratch,
-                                with_data({"--steps", "2", "--save-every", "1", "--keep", "2", "--width", "16",
-                                           "--layers", "2", "--heads", "2", "--out", run}),
+                                joined<std::string>({"--steps", "2", "--save-every", "1", "--keep", "2", "--width",
+                                                     "16", "--layers", "2", "--heads", "2", "--out", run},
+                                                    data),
                                 "lime");
   check_outcome(trained, Exit::done, "");
   for (const char* step : {"/step_00000001", "/step_00000002"})
@@ -51,12 +48,6 @@ std::map<std::string, std::string> others_in(const std::string& dir, const std::
     files[entry.path()] = str(fs::last_write_time(entry).time_since_epoch().count(), read_text(entry.path()));
   }
   return files;
-}
-
-int64_t count_of(const std::string& text, const std::string& part) {
-  int64_t count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
 }
 
 void check_valid(const std::string& dir) {
@@ -90,9 +81,10 @@ TEST_CASE("refresh: every program that opens an older modelling file says so in 
       };
       all.push_back({"evaluate", "--model", linked("a"), "--data", "arith:3", "--test-samples", "4"});
       all.push_back({"generate", "--model", linked("b"), "--prompt", "1 + 1 =", "--max-new", "2"});
-      all.push_back(with_data({"train_lime", "--init", linked("c"), "--steps", "0", "--out", out}));
-      all.push_back(with_data({"train_llama", "--teacher", linked("d"), "--steps", "1", "--width", "16", "--layers",
-                               "1", "--heads", "2", "--out", out + "_taught"}));
+      all.push_back(joined<std::string>({"train_lime", "--init", linked("c"), "--steps", "0", "--out", out}, data));
+      all.push_back(joined<std::string>({"train_llama", "--teacher", linked("d"), "--steps", "1", "--width", "16",
+                                         "--layers", "1", "--heads", "2", "--out", out + "_taught"},
+                                        data));
       all.push_back({"transplant", "--model", linked("e"), "--blocks", "0", "--out", out + "_half"});
     }
     fs::copy(run, scratch.file(str("again_", number)), fs::copy_options::recursive);

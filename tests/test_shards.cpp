@@ -1,14 +1,12 @@
 #include "data/shards.h"
 
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <map>
 
+#include "tests/child.h"
 #include "tests/data_check.h"
 #include "tests/tiny_bpe.h"
 
@@ -246,32 +244,13 @@ TEST_CASE("shards: more files than the process may have open") {
   CHECK(data.train->size() + data.test->size() == 60 * 4);
 }
 
-// What this process has read from files so far, in bytes; 0 where the system does not count it.
-int64_t bytes_read() {
-  std::ifstream io("/proc/self/io");
-  std::string name;
-  int64_t bytes = 0;
-  return io >> name >> bytes && name == "rchar:" ? bytes : 0;
-}
-
 // Whether body() holds in a process that may never have more than 24 files open. A hard limit cannot be raised again.
 template <class F>
 bool holds_with_few_files(F&& body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const rlimit few{24, 24};
-    bool right = ::setrlimit(RLIMIT_NOFILE, &few) == 0;
-    try {
-      right = right && body();
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());
-      right = false;
-    }
-    ::_exit(right ? 0 : 1);
-  }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  return in_child([&] {
+           const rlimit few{24, 24};
+           return ::setrlimit(RLIMIT_NOFILE, &few) == 0 && body() ? 0 : 1;
+         }) == 0;
 }
 
 TEST_CASE("shards: more files than the system ever lets the process open are read all the same") {

@@ -1,12 +1,10 @@
 // A stop is heard while what is on the disk already is read and checked.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <csignal>
 
 #include "cli/stop.h"
 #include "data/document_feed.h"
 #include "data/shard_writer.h"
+#include "tests/child.h"
 #include "tests/temp_dir.h"
 
 using namespace crossply;
@@ -17,20 +15,12 @@ namespace {
 // The exit code of what a process throws that was asked to stop; 0: nothing.
 template <class F>
 int code_after_stop(F&& read) {
-  const pid_t child = ::fork();
-  if (child == 0) {
+  return in_child([&] {
     catch_stop_signals();
     ::raise(SIGTERM);
-    try {
-      read();
-    } catch (const Error& error) {
-      ::_exit(static_cast<int>(error.code));
-    }
-    ::_exit(0);
-  }
-  int status = 0;
-  CHECK(::waitpid(child, &status, 0) == child);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    read();
+    return 0;
+  });
 }
 
 }  // namespace

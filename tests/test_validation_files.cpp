@@ -62,21 +62,15 @@ TEST_CASE("validation files: compare says it before its runs, and in its page") 
 TEST_CASE("validation files: --steps 0 and --dump-tensors do not read all of the data") {
   const TempDir dir;
   write_shard(dir.file("a.bin"), std::vector<uint32_t>(4 << 20, 5), ShardFormat::uint16);  // 8 MiB
-  const auto read = [] {
-    std::ifstream io("/proc/self/io");
-    std::string name;
-    int64_t bytes = 0;
-    return io >> name >> bytes ? bytes : 0;
-  };
   const auto flags = split_words("--vocab 23 --seq 8 --width 8 --ffn 8 --layers 1 --heads 1 --data " +
                                  dir.file("a.bin") + " --out " + dir.file("out"));
   for (const auto& more : {std::vector<std::string>{"--dump-tensors", "tokens"}, {"--steps", "0"}}) {
     std::vector<std::string> words = flags;
     words.insert(words.end(), more.begin(), more.end());
     std::filesystem::remove_all(dir.file("out"));
-    const int64_t before = read();
+    const int64_t before = bytes_read();
     check_outcome(train(dir, words), Exit::done, "wrote");
-    CHECK(read() - before < 4 << 20);
+    CHECK(bytes_read() - before < 4 << 20);
   }
   std::vector<std::string> words = flags;
   words[1] = "5";  // a token is too large: the batch that is looked at is checked all the same

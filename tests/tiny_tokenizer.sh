@@ -1,4 +1,4 @@
-# A tokenizer.json for scripts; source it.
+# For scripts about tokens: a tokenizer.json, and what shards hold; source it after expect.sh.
 # shellcheck shell=bash
 
 # Prints one of the 256 bytes, an end-of-text token (256) and two merges: "th" (257) and "the" (258).
@@ -17,3 +17,8 @@ tiny_tokenizer() {
     print "\"model\": {\"type\": \"BPE\", \"vocab\": {" vocab "\"<|endoftext|>\": 256, \"th\": 257, \"the\": 258}, \"merges\": [\"t h\", \"th e\"]}}"
   }'
 }
+
+# ids FILE: of a shard of uint16 tokens.
+ids() { tail -c +1025 "$1" | od -An -v -tu2 -w2 | tr -d ' ' | paste -sd' ' -; }
+# same DIR DIR: the same files with the same bytes, but for the paths and packings of their sources.
+same() { diff -r -x manifest.json "$1" "$2" >output 2>&1 || fail "$1 and $2 differ"; }

@@ -16,7 +16,6 @@
 #include "ranks/launch.h"
 #include "train/comparison.h"
 #include "train/comparison_dir.h"
-#include "train/environment.h"
 #include "train/idle_flags.h"
 #include "train/progress.h"
 #include "train/run.h"

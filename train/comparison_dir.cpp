@@ -33,14 +33,13 @@ bool ComparisonDir::try_lock(const std::string& path) {
     std::error_code error;
     const bool created = fs::create_directories(path, error);
     if (error) fail_io("create", path, error.value());
-    const Descriptor opened(uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-    if (opened.get() < 0 && errno == ENOENT) continue;
-    if (opened.get() < 0) fail_io("open", path, errno);
-    Descriptor held(::fcntl(opened.get(), F_DUPFD, 16));  // above the descriptors that posix_spawn sets for a run
+    Descriptor opened;
+    const bool locked = lock_directory(path, LOCK_EX, &opened);
+    if (opened.get() < 0) continue;  // gone
+    if (!locked) return false;
+    // The same lock, above the descriptors that posix_spawn sets for a run.
+    Descriptor held(::fcntl(opened.get(), F_DUPFD, 16));
     if (held.get() < 0) fail_io("hold", path, errno);
-    // Any other failure means a file system without locks.
-    if (uninterrupted([&] { return ::flock(held.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
-      return false;
     if (!is_named(held.get(), path)) continue;
     path_ = path, lock_ = std::move(held), created_ = created;
     return true;

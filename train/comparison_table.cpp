@@ -432,16 +432,10 @@ std::string results_markdown(const Comparison& comparison) {
 }
 
 std::string write_results(const Comparison& comparison) {
-  std::string first;
-  const auto attempt = [&](auto&& write) {
-    const std::string error = io_error_of(write);
-    if (first.empty()) first = error;
-  };
   // results.json first: --resume needs it.
-  attempt([&] { write_file_atomically(comparison.out + "/results.json", results_json(comparison)); });
-  attempt([&] { write_file_atomically(comparison.out + "/results.md", results_markdown(comparison)); });
-  attempt([&] { draw(View(comparison)); });
-  return first;
+  return first_io_error_of([&] { write_file_atomically(comparison.out + "/results.json", results_json(comparison)); },
+                           [&] { write_file_atomically(comparison.out + "/results.md", results_markdown(comparison)); },
+                           [&] { draw(View(comparison)); });
 }
 
 }  // namespace crossply

@@ -136,7 +136,7 @@ std::map<std::string, json> chosen_rates(const json& comparison, const std::stri
     const std::string name = arm["name"];
     const json lr = arm.value("lr", json()), rate = lr.is_number() ? lr : listed[0];
     rates[name] = rate;
-    notes += str("note: of '", printable(name), "' the runs at lr ", rate.dump(),
+    notes += str("note: of '", name, "' the runs at lr ", rate.dump(),
                  lr.is_null()                              ? ", the first one; none is done yet\n"
                  : arm.value("lr_settled", json()) == true ? ", its best\n"
                                                            : ", the best so far\n");
@@ -162,7 +162,7 @@ void add_comparison(const Options& o, Groups& groups, const std::string& name, c
     const Run read = read_run(o, place);
     if (read.missing.empty())
       add_run(groups, {name.empty() ? own : name + " " + own, (name.empty() ? dir : name) + " " + own, false}, read);
-    else groups.notes += "note: passed over: " + printable(read.missing) + "\n";
+    else groups.notes += "note: passed over: " + read.missing + "\n";
   }
   if (groups.all.size() == before)
     fail(Exit::bad_data, path, ": no run of this comparison has a ", o.loss == "test" ? "test" : "training",
@@ -225,8 +225,8 @@ std::string check_flags(const Group& group) {
         fail(Exit::usage, "'", printable(group.name),
              "' is the name of runs that differ in more than the seed: ", key.substr(1), " is ", old.dump(), " in ",
              first->dir, ", ", value.dump(), " in ", run.dir, "; give them names of their own");
-      note = str("note: '", printable(group.name), "' is the mean of models of different depth, such as ", old.dump(),
-                 " and ", value.dump(), " blocks\n");
+      note = str("note: '", group.name, "' is the mean of models of different depth, such as ", old.dump(), " and ",
+                 value.dump(), " blocks\n");
     }
   }
   return note;
@@ -246,7 +246,7 @@ std::string test_notes(const std::vector<Group>& groups) {
       }
     if (values.size() < 2) continue;
     notes += str("note: the test losses are not of the same sequences, ", key, " differs:\n");
-    for (const std::string& row : rows) notes += "  " + printable(row) + "\n";
+    for (const std::string& row : rows) notes += "  " + row + "\n";
   }
   return notes;
 }
@@ -259,7 +259,7 @@ std::string validation_notes(const std::vector<Group>& groups) {
     for (const Run& run : group.runs)
       if (files.trained_on == 0) files = recorded_validation_files(run.dir + "/environment.jsonl");
     if (files.trained_on > 0)
-      notes += str("note: '", printable(group.name), "': ", files.trained_on, " of ", files.all, " validation file",
+      notes += str("note: '", group.name, "': ", files.trained_on, " of ", files.all, " validation file",
                    files.all == 1 ? "" : "s", files.trained_on == 1 ? " is" : " are",
                    " among the training files: the test loss is of tokens that the model trained on\n");
   }
@@ -280,8 +280,8 @@ Curve curve_of(const Group& group, std::string& notes) {
     if (group.named)
       fail(Exit::usage, "'", printable(group.name), "': ", group.runs[0].dir, " ends at step ", end, ", ", run.dir,
            " at step ", run.losses.step.back(), "; finish them, or give them names of their own");
-    notes += str("note: the runs of '", printable(group.name), "' do not end together; their curve ends at step ",
-                 mean.last, ", the table has the last loss of each\n");
+    notes += str("note: the runs of '", group.name, "' do not end together; their curve ends at step ", mean.last,
+                 ", the table has the last loss of each\n");
     break;
   }
   return mean.curve;

@@ -239,16 +239,11 @@ std::string rounds_table(const Inheritance& all) {
 void write_state(const Inheritance& all) { write_file_atomically(state_path(all.options.out), json_text(all)); }
 
 std::string write_rounds(const Inheritance& all) {
-  std::string first;
-  const auto attempt = [&](auto&& write) {
-    const std::string error = io_error_of(write);
-    if (first.empty()) first = error;
-  };
-  attempt([&] { write_state(all); });
-  if (all.rounds.empty()) return first;
-  attempt([&] { write_file_atomically(all.options.out + "/inheritune.md", markdown(all)); });
-  attempt([&] { draw_rounds(all); });
-  return first;
+  const auto state = [&] { write_state(all); };
+  if (all.rounds.empty()) return io_error_of(state);
+  return first_io_error_of(
+      state, [&] { write_file_atomically(all.options.out + "/inheritune.md", markdown(all)); },
+      [&] { draw_rounds(all); });
 }
 
 bool take_recipe(const std::string& out, Recipe& recipe, TrainOptions& options) {

@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "cli/flags.h"
+#include "cli/program.h"
 #include "cli/stop.h"
 #include "engine/file.h"
 #include "engine/printable.h"
@@ -166,13 +167,14 @@ std::string describe_ranks(const TrainOptions& o) {
                                                 : ": last digits as with no other number of ranks");
 }
 
-void end_rank(const TrainOptions& o, const Error& error) {
+void end_rank(const TrainOptions& o, const std::exception& failure, const std::string& remedy) {
+  const Error error = error_of(failure, remedy);
   const Place place = o.job->place;
   o.job->farewell(error.code, error.what());
   const std::string who = place.leads() ? "" : str("rank ", place.rank, ": ");
   std::fflush(stdout);
   // All ranks find a loss that is not finite.
-  const bool shared = error.code == Exit::not_finite || dynamic_cast<const SharedError*>(&error) != nullptr;
+  const bool shared = error.code == Exit::not_finite || dynamic_cast<const SharedError*>(&failure) != nullptr;
   if (place.leads() || o.log_ranks || !shared)
     std::fprintf(stderr, "error: %s%s\n", who.c_str(), printable(error.what()).c_str());
   else ::sleep(1);  // a launcher ends all ranks when the first one fails: rank 0 must have said why

@@ -1,6 +1,9 @@
 // How a training program becomes one rank of a job (ranks/job.h).
 #pragma once
 
+#include <exception>
+#include <string>
+
 #include "data/source.h"
 #include "kernels/devices.h"
 #include "train/options.h"
@@ -27,7 +30,8 @@ void compare_data(const TrainOptions& options, const std::string& digest);
 std::string describe_ranks(const TrainOptions& options);
 // For an error that all ranks find: rank 0 prints it.
 [[noreturn]] void fail_at_all(const Job& job, Exit code, const std::string& why);
-// The end of a rank of several by an error: tells the others, prints it, and ends the process.
-[[noreturn]] void end_rank(const TrainOptions& options, const Error& error);
+// The end of a rank of several by what was thrown: tells the others, prints it, and ends the process. remedy: as that
+// of error_of().
+[[noreturn]] void end_rank(const TrainOptions& options, const std::exception& failure, const std::string& remedy);
 
 }  // namespace crossply

@@ -11,7 +11,6 @@
 #include "cli/stop.h"
 #include "engine/file.h"
 #include "engine/leftovers.h"
-#include "engine/out_of_memory.h"
 #include "engine/printable.h"
 #include "engine/shell.h"
 #include "eval/answers.h"
@@ -44,7 +43,7 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o) {
   result.flops_per_token = trainer.flops_per_token();
   result.memory = trainer.memory();
   result.tokens_per_second = tokens_per_second(trainer.steps_done() * trainer.tokens_per_step(), trainer.seconds);
-  if (o.job->place.leads()) result.curves = read_curves(o.out + "/metrics.jsonl");
+  result.curves = read_curves(o.out + "/metrics.jsonl");
   const auto last = [](const std::vector<double>& of, double none) { return of.empty() ? none : of.back(); };
   result.test_loss = last(result.curves.test_loss, NAN);  // where somebody removed the metrics of a run that is done
   result.answers = last(result.curves.answers, -1);
@@ -57,10 +56,9 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o) {
 std::string describe_teacher(const TrainOptions& o, const Trainer& trainer) {
   const Teacher* teacher = trainer.teacher();
   if (teacher == nullptr) return "";
-  return str("teacher: ", printable(o.teacher), ", a ", teacher->config.arch, " with ",
-             format_count(teacher->params.count()), " parameters; loss = ", o.kd.alpha, " CE + ",
-             (1 - o.kd.alpha) * o.kd.tau * o.kd.tau, " KL (tau ", o.kd.tau, ", mean per ", o.kd_reduction,
-             "); what is shown here is CE");
+  return str("teacher: ", o.teacher, ", a ", teacher->config.arch, " with ", format_count(teacher->params.count()),
+             " parameters; loss = ", o.kd.alpha, " CE + ", (1 - o.kd.alpha) * o.kd.tau * o.kd.tau, " KL (tau ",
+             o.kd.tau, ", mean per ", o.kd_reduction, "); what is shown here is CE");
 }
 
 // "fp8: 14 of 14 linear layers; ..."
@@ -239,7 +237,7 @@ void Run::evaluate() {
     std::string prompt = data_.tokenizer.decode(answers.sample_prompt), answer = data_.tokenizer.decode(answers.sample);
     if (prompt.size() > 60) prompt = "..." + prompt.substr(prompt.size() - 57);
     if (answer.size() > 120) answer = answer.substr(0, 117) + "...";
-    text = printable("sample: " + prompt + " >> " + answer);
+    text = "sample: " + prompt + " >> " + answer;
   }
   progress_.say(text);
 }
@@ -280,17 +278,12 @@ void Run::save() {
 
 // A figure that cannot be written does not end the run; its exit code says so at the end.
 void Run::draw() {
-  try {
-    write_figure(o_, metrics_->curves());
-    lacks_figure_ = false;
-  } catch (const Error& error) {
-    if (error.code != Exit::io) throw;
-    progress_.say(str("note: ", error.what(), "; the run goes on"));
-    lacks_figure_ = true;
-  }
+  const std::string error = io_error_of([&] { write_figure(o_, metrics_->curves()); });
+  lacks_figure_ = !error.empty();
+  if (lacks_figure_) progress_.say("note: " + error + "; the run goes on");
 }
 
-TrainResult Run::finish() {
+Exit Run::finish() {
   const int64_t done = trainer_.steps_done();
   if (saved_ != done) save();
   if (done < o_.steps) {
@@ -300,9 +293,7 @@ TrainResult Run::finish() {
   }
   std::printf("%s", trainer_.profile().c_str());
   if (o_.profile) std::printf("peak of resident memory: %s\n", format_bytes(peak_memory()).c_str());
-  TrainResult result = summarise(trainer_, o_);
-  result.code = done < o_.steps ? Exit::stopped : lacks_figure_ ? Exit::io : Exit::done;
-  return result;
+  return done < o_.steps ? Exit::stopped : lacks_figure_ ? Exit::io : Exit::done;
 }
 
 TrainResult train_run(TrainOptions options) {
@@ -320,20 +311,19 @@ TrainResult train_run(TrainOptions options) {
     run.write_metrics();
     if (run.time_to_save()) run.save();
   }
-  return run.finish();
+  const Exit code = run.finish();
+  TrainResult result = summarise(trainer, options);
+  result.code = code;
+  return result;
 }
 
 std::string draw_missing_figure(const TrainOptions& o) {
   std::error_code ignored;
   if (fs::is_regular_file(o.out + "/curve.svg", ignored)) return "";
-  try {
+  return io_error_of([&] {
     const RunCurves curves = read_curves(o.out + "/metrics.jsonl");
     if (!curves.step.empty()) write_figure(o, curves);
-    return "";
-  } catch (const Error& error) {
-    if (error.code != Exit::io) throw;
-    return error.what();
-  }
+  });
 }
 
 int train_program(int argc, char** argv, const std::string& arch,
@@ -369,13 +359,9 @@ int train_program(int argc, char** argv, const std::string& arch,
       else if (options.steps == 0) write_initialised(options, data);
       else return train_to_end(options, data, train);
       return Exit::done;
-    } catch (const Error& error) {
+    } catch (const std::exception& failure) {
       if (options.job->place.alone()) throw;
-      if (dynamic_cast<const OutOfMemory*>(&error) != nullptr) end_rank(options, error_of(error, memory_remedy(app)));
-      end_rank(options, error);
-    } catch (const std::exception& error) {
-      if (options.job->place.alone()) throw;
-      end_rank(options, error_of(error, memory_remedy(app)));
+      end_rank(options, failure, memory_remedy(app));
     }
   });
 }

@@ -47,9 +47,9 @@ class Run {
   bool time_to_save() const { return is_due(save_every_); }
   // A checkpoint, of which the newest --keep stay, and the curves so far as a picture.
   void save();
-  // Saves where a signal ended the run between two checkpoints, and says what is left to say. The code is Exit::done,
+  // Saves where a signal ended the run between two checkpoints, and says what is left to say. Returns Exit::done,
   // Exit::stopped, or Exit::io for a run that is done and saved but could not write its figure.
-  TrainResult finish();
+  Exit finish();
 
  private:
   void begin();

@@ -75,10 +75,9 @@ RunDir::RunDir(const std::string& path, const Place& place) : path_(path) {
   std::error_code error;
   fs::create_directories(path, error);
   if (error) fail_io("create", path, error.value());
-  open();
-  // Any other failure means a file system without locks.
-  if (uninterrupted([&] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
-    fail(Exit::usage, path, " is in use by another training process; wait for it or choose another --out");
+  if (lock_directory(path, LOCK_EX, &fd_)) return;
+  if (fd_.get() < 0) fail_io("open", path, ENOENT);
+  fail(Exit::usage, path, " is in use by another training process; wait for it or choose another --out");
 }
 
 void RunDir::open() {

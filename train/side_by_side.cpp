@@ -24,7 +24,6 @@
 #include "engine/byte_names.h"
 #include "engine/json.h"
 #include "engine/memory.h"
-#include "engine/printable.h"
 #include "kernels/devices.h"
 #include "train/environment.h"
 #include "train/run.h"
@@ -51,12 +50,8 @@ void record_end(ComparedRun& run, RunState state, Exit code, const std::string& 
   run.result.code = code;
   run.result.curves = {};
   run.result.tokens_per_second = 0;
-  try {
-    run.result.curves = read_curves(run.options.out + "/metrics.jsonl");
-  } catch (const Error& error) {
-    if (error.code != Exit::io) throw;
-    Progress(run.choice.text, run.options.steps).say(str("note: ", error.what()));
-  }
+  const std::string error = io_error_of([&] { run.result.curves = read_curves(run.options.out + "/metrics.jsonl"); });
+  if (!error.empty()) Progress(run.choice.text, run.options.steps).say("note: " + error);
 }
 
 // A run that fails ends itself, not the comparison; but flags that are wrong for one are wrong for all.

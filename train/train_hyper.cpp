@@ -71,6 +71,6 @@ int main(int argc, char** argv) {
       run.write_metrics();  // with the scores, if there are some
       if (run.time_to_save()) run.save();
     }
-    return run.finish().code;
+    return run.finish();
   });
 }

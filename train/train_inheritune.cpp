@@ -391,9 +391,9 @@ void add_recipe_flags(CLI::App& app, Recipe& r) {
 
 // The trainers' flags that have no meaning here: hidden, and refused when given.
 std::vector<std::string> hide_flags(CLI::App& app) {
-  std::vector<std::string> hidden = {"--dump-tape",    "--dump-tensors", "--world",         "--node-gpus",
-                                     "--gpu",          "--nvlink",       "--net",           "--rank-rate",
-                                     "--peer-timeout", "--log-ranks",    "--check-replicas"};
+  std::vector<std::string> hidden = {"--dump-tape", "--dump-tensors", "--world", "--node-gpus",
+                                     "--gpu",       "--nvlink",       "--net",   "--rank-rate"};
+  hidden.insert(hidden.end(), std::begin(flags_of_ranks), std::end(flags_of_ranks));
   for (const CLI::Option* option : app.get_options())
     if (option->get_group() == "Model") hidden.push_back(option->get_name());
   for (const std::string& name : hidden) app.get_option(name)->group(hidden_group);

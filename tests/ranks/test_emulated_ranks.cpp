@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "cli/program.h"
 #include "kernels/cuda/arithmetic.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/emulator.h"
@@ -287,7 +288,7 @@ TEST_CASE("emulated ranks: a rank that is killed, hangs, or has an error ends al
           Trainer trainer(o, data);
           while (true) trainer.step();
         } catch (const Error& error) {
-          end_rank(o, error);
+          end_rank(o, error, training_memory_remedy);
         }
         return 0;
       });
