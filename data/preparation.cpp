@@ -211,10 +211,10 @@ void Preparation::hold() {
   std::error_code error, ignored;
   fs::create_directories(partial_, error);
   if (error) fail_io("create", partial_, error.value());
-  lock_ = Descriptor(uninterrupted([&] { return ::open(partial_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-  if (lock_.get() < 0) fail_io("open", partial_, errno);
-  if (uninterrupted([&] { return ::flock(lock_.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
+  if (!lock_directory(partial_, LOCK_EX, &lock_)) {
+    if (lock_.get() < 0) fail_io("open", partial_, ENOENT);
     fail(Exit::usage, partial_, " is in use by another process; wait for it or choose another --out");
+  }
   std::vector<fs::path> unfinished;  // files of a killed process
   bool known = false, others = false;
   for (fs::directory_iterator it(partial_, error), end; !error && it != end; it.increment(error)) {

@@ -13,16 +13,17 @@
 namespace crossply::test {
 
 // The exit status of `action` run in a child process: what it returns, the code of an Error, 100 of anything else that
-// it throws; -1 where a signal ended it.
+// it throws, which is printed; -1 where a signal ended it.
 inline int in_child(const std::function<int()>& action) {
   const pid_t pid = ::fork();
   if (pid == 0) {
     int status = 100;
     try {
       status = action();
+    } catch (const Error& error) {
+      status = static_cast<int>(error.code);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "%s\n", error.what());
-      if (const auto* ours = dynamic_cast<const Error*>(&error)) status = static_cast<int>(ours->code);
     } catch (...) {  // a REQUIRE that fails: not into the tests that follow
     }
     ::_exit(status);

@@ -247,10 +247,12 @@ TEST_CASE("shards: more files than the process may have open") {
 // Whether body() holds in a process that may never have more than 24 files open. A hard limit cannot be raised again.
 template <class F>
 bool holds_with_few_files(F&& body) {
-  return in_child([&] {
-           const rlimit few{24, 24};
-           return ::setrlimit(RLIMIT_NOFILE, &few) == 0 && body() ? 0 : 1;
-         }) == 0;
+  const int status = in_child([&] {
+    const rlimit few{24, 24};
+    return ::setrlimit(RLIMIT_NOFILE, &few) == 0 && body() ? 0 : 1;
+  });
+  if (status > 1) MESSAGE("the process ended with ", status);
+  return status == 0;
 }
 
 TEST_CASE("shards: more files than the system ever lets the process open are read all the same") {
