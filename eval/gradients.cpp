@@ -47,8 +47,13 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t count, const L
   } else if (spec.kind == DataSpec::Kind::text) {
     tokens = read_text(spec.path, count, model_tokenizer(model, tokenizer));
   } else {
-    errno = 0;
-    std::ifstream file(path);  // also a pipe
+    std::ifstream file;  // also a pipe, whose writer may let it wait
+    uninterrupted([&] {
+      errno = 0;
+      file.clear();
+      file.open(path);
+      return file ? 0 : -1;
+    });
     if (!file && errno != ENOENT && errno != ENOTDIR) fail_io("open", path, errno);
     if (!file) fail(Exit::no_input, path, ": cannot open: check the path");
     if (const std::string format = foreign_format_of(path); !format.empty()) fail(Exit::bad_data, path, ": ", format);
