@@ -8,6 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "models/registry.h"
+#if !CROSSPLY_CUDA
+#include "kernels/cuda/emulator.h"
+#endif
 #include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/temp_dir.h"
@@ -389,6 +392,23 @@ TEST_CASE("train: a recorded step has the bits of a plain one, at every rate and
     CHECK(weights(recorded) == weights(plain));
   }
 }
+
+#if !CROSSPLY_CUDA
+TEST_CASE("train: steps that the GPU refuses to record have the bits of recorded ones") {
+  const Counting data(12);
+  TrainOptions o = tiny_options("lime");
+  o.device = gpu, o.accumulate = 2;
+  Trainer recorded(o, data);
+  for (int step = 0; step < 4; ++step) recorded.step();
+  for (const emulator::Refused at : {emulator::Refused::begin, emulator::Refused::end}) {
+    emulator::refuse_captures(at);
+    Trainer plain(o, data);
+    for (int step = 0; step < 4; ++step) plain.step();
+    emulator::refuse_captures(emulator::Refused::nothing);
+    CHECK(weights(recorded) == weights(plain));
+  }
+}
+#endif
 
 TEST_CASE("train: the same seed gives the same run, another seed another") {
   const Counting data(10);
