@@ -35,9 +35,7 @@ std::string read_mark(const std::string& run_dir) {
   }
 }
 
-std::string random_number() {
-  return str(std::hex, system_random_bits(), "-", system_random_bits());
-}
+std::string random_number() { return str(std::hex, system_random_bits(), "-", system_random_bits()); }
 
 }  // namespace
 

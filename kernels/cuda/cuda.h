@@ -73,7 +73,7 @@ void launch_graph(const std::shared_ptr<void>& graph);
 // waited for within its recording, and all transfers of a recording before its end.
 void* transfer_stream();  // a cudaStream_t
 void start_transfers();
-int64_t mark_transfers();  // a ticket: of all transfers so far
+int64_t mark_transfers();              // a ticket: of all transfers so far
 CUDA_TWIN int64_t transfers_so_far();  // those that were not recorded; on a GPU, tickets
 void wait_for_transfers(int64_t ticket);
 void synchronize_transfers();  // the host waits for all of them
