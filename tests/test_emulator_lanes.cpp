@@ -132,17 +132,17 @@ TEST_CASE("emulator lanes: work whose recording is refused is done as it comes, 
     device->replay(of_ranks, moves);
     CHECK(value_of(y) == 8);
 
-    emulator::refuse_captures(at);
-    for (const float want : {16.f, 32.f, 64.f}) {
-      device->replay(refused, doubles);
-      CHECK(value_of(x) == want);
+    {
+      const RefusedCaptures from_now_on(at);
+      for (const float want : {16.f, 32.f, 64.f}) {
+        device->replay(refused, doubles);
+        CHECK(value_of(x) == want);
+      }
+      device->replay(recorded, doubles);  // what was recorded before stays
+      CHECK(value_of(x) == 128);
+      CHECK_THROWS_WITH_AS(device->replay(of_ranks, moves), doctest::Contains("the emulator refuses to"), Error);
+      CHECK(!emulator::captures());
     }
-    device->replay(recorded, doubles);  // what was recorded before stays
-    CHECK(value_of(x) == 128);
-    CHECK_THROWS_WITH_AS(device->replay(of_ranks, moves), doctest::Contains("the emulator refuses to"), Error);
-    CHECK(!emulator::captures());
-
-    emulator::refuse_captures(emulator::Refused::nothing);
     CHECK((recorded.graph != nullptr && refused.graph == nullptr));
     device->replay(refused, doubles);  // and is not tried again
     CHECK(refused.graph == nullptr);

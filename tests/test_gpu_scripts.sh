@@ -52,7 +52,18 @@ has 'CANNOT: there is no text/'
 . tests/tiny_tokenizer.sh
 tiny_tokenizer >"$box/tokenizer.json"
 "$build/prepare" --tokenizer "$box/tokenizer.json" --val 0.1 --out "$box/gpu/text" CHANGELOG.md >"$box/output" 2>&1 || fail "no text"
-call third || fail "quarter.sh third fails on the CPU"
+# From an archive, as stage.sh leaves it, in another directory, with a system's own commands only.
+mkdir -p "$box/crossply-x" "$box/elsewhere" "$box/tmp"
+ln -s "$build" "$box/crossply-x/bin"
+(cd "$box" && "$PYTHON" -m tarfile -c gpu/crossply-x.tar.xz crossply-x) || fail "no archive"
+(
+  PYTHON=$(command -v "$PYTHON")
+  cd "$box/elsewhere" && unset BIN
+  PATH=/usr/bin:/bin TMPDIR=$box/tmp call third
+) || fail "quarter.sh third fails on the CPU"
+rm "$box/gpu/crossply-x.tar.xz"
+left_behind=$(find "$box/tmp" "$box/elsewhere" -mindepth 1 | head -3)
+[ -z "$left_behind" ] || fail "quarter.sh leaves files behind: $left_behind"
 has 'passed +lime: 20 steps$'
 for file in curves.svg llama.metrics.jsonl lime.metrics.jsonl; do [ -s "$box/out/$file" ] || fail "third leaves no $file"; done
 BUDGET=5 call second && fail "quarter.sh second passes without time"
@@ -65,17 +76,25 @@ mkdir "$box/bin" "$box/programs"
 stand_in() { printf '#!/bin/bash\n%s\n' "$2" >"$1" && chmod +x "$1"; }
 ln -s "$build/generate" "$box/programs/generate"
 stand_in "$box/bin/nvidia-smi" 'case "$*" in *compute_cap*) echo "$CAPABILITY" ;; *) echo "Driver Version: 580.1  CUDA Version: $DRIVER |" ;; esac'
-stand_in "$box/programs/tests" 'echo "Tests of the GPU are skipped: cannot open libcublasLt.so.13; tried: the loader"'
+stand_in "$box/programs/tests" 'echo "ERROR: test case THREW exception: cannot open libcublasLt.so.13; tried: the loader"; exit 1'
 refused() { # WORDS CAPABILITY DRIVER
   CAPABILITY=$2 DRIVER=$3 PATH=$box/bin:$PATH BIN=$box/programs DRY='' call first && fail "first passes: $1"
   has "CANNOT run here: .*$1"
-  [ "$(grep -cE ' s passed| s FAILED' "$box/out/summary.txt")" = 1 ] || fail "first goes on: $1"
+  grep -qE 'GPU copies|tests:' "$box/out/summary.txt" && fail "first goes on: $1"
 }
 refused 'compute capability is 8.0; the package is for 9.0' 8.0 13.0
 refused 'the driver is for CUDA 12; the package needs one for CUDA 13' 9.0 12.8
 refused 'cannot open libcublasLt.so.13' 9.0 13.1
 stand_in "$box/bin/nvidia-smi" 'echo "NVIDIA-SMI has failed"; exit 9'
 refused 'no GPU: nvidia-smi says: NVIDIA-SMI has failed' 0 0
+stand_in "$box/bin/nvidia-smi" 'case "$*" in *compute_cap*) echo 9.0 ;; *) echo "CUDA Version: 13.0" ;; esac'
+stand_in "$box/programs/tests" 'echo "Tests of the GPU are skipped: no usable GPU: cudaErrorNoDevice"'
+refused 'Tests of the GPU are skipped: no usable GPU' 0 0
+stand_in "$box/programs/tests" 'printf "TEST CASE:  convert: one\nERROR: CHECK( 1 == 2 ) is NOT correct\n"; exit 1'
+BUDGET=60 PATH=$box/bin:$PATH BIN=$box/programs DRY='' call first && fail "first passes though no test does"
+has 'FAILED \(1\) the GPU works$'
+has 'FAILED \(1\) tests: '
+grep -q 'CANNOT run' "$box/out/summary.txt" && fail "a wrong number ends the call"
 
 # A test that fails is run again alone; one that hangs is named; a signal ends all of it.
 stand_in "$box/programs/tests" 'printf "TEST CASE:  attention: one\nerror: cudaErrorX, bad\n"; exit 1'
@@ -84,14 +103,16 @@ has 'FAILED \(1\) tests: again: attention'
 has 'FAILED \(1\)   alone, blocking: attention: one'
 has '\| +1 error: cudaErrorX, bad'
 grep -qx 'attention: one' "$box/out/failed_cases.txt" || fail "nobody names the case that failed"
-stand_in "$box/programs/tests" 'case "$*" in -ltc*) printf "rope: a\nrope: b\n" ;; *) echo "0.1 s: rope: a" && exec sleep 100 ;; esac'
+nap=1$$ # seconds that nobody else sleeps
+stand_in "$box/programs/tests" "case \"\$*\" in -ltc*) printf 'rope: a\\nrope: b\\n' ;; *) echo '0.1 s: rope: a' && exec sleep $nap ;; esac"
 BUDGET=16 BIN=$box/programs RETEST='rope*' SKIP='serve' call second && fail "a test that hangs passes"
 has 'NOT DONE after [0-9]+ s tests: again: rope'
 grep -qx 'hung: rope: b' "$box/out/failed_cases.txt" || fail "nobody names the case that hangs"
 BIN=$box/programs RETEST='rope*' SKIP='serve' OUT=$box/out DRY=1 "$box/gpu/quarter.sh" second >"$box/output" 2>&1 &
-for ((i = 0; i < 100; ++i)); do pgrep -P $! >/dev/null && pgrep -f "^sleep 100\$" >/dev/null && break || sleep 0.1; done
+for ((i = 0; i < 100; ++i)); do pgrep -f "^sleep $nap\$" >/dev/null && break || sleep 0.1; done
 kill -TERM $!
 wait $! && fail "a signal is no failure"
+pgrep -f "^sleep $nap\$" >/dev/null && fail "a signal leaves processes behind"
 has 'ENDED by a signal'
 seq 2000 >"$box/text"
 awk 'BEGIN {for (i = 0; i < 65; ++i) print (i * 37) % 256}' >"$box/tokens"
@@ -115,6 +136,9 @@ for dry in '' 1; do
   code=$?
   [ "$code:$dry" = 1: ] || [ "$code:$dry" = 0:1 ] || fail "sanitize.sh ends with $code where the tests are skipped, DRY='$dry'"
 done
+SKIP='^([^l]|l[^l])' BIN=$build OUT=$box/out DRY=1 dev/gpu/long/gradients.sh >"$box/output" 2>&1 ||
+  fail "gradients.sh fails on the CPU"
+has 'passed +llama: gradients$'
 BIN=$build OUT=$box/out DRY=1 PARTS=machine ROUNDS=1 dev/gpu/long/where.sh >"$box/output" 2>&1 || fail "where.sh fails on the CPU"
 
 # Two ranks that share a GPU are two machines to NCCL; one rank's weights are asked of both. A trainer whose weights are

@@ -1,73 +1,68 @@
 #!/usr/bin/env bash
 # crossply on an H100 or H200 that can be had for half an hour at most, in three calls of some minutes each. README.md
-# says how. It unpacks the crossply-*.tar.xz beside it, which stage.sh has put there; steps.sh has what can be set.
+# says how; steps.sh has what can be set.
 #   quarter.sh first      does it run, is it right, how fast: the most valuable first
 #   quarter.sh second     RETEST='attention*,matmul*' again; gradients and blocks at real sizes; 1B beside PyTorch
 #   quarter.sh third      LLaMA and LIMe of 124M on the same text for as long as there is time, as a figure
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 phase=${1:-first}
 case $phase in first | second | third) ;; *) sed -n '4,6s/^# *//p' "$0" && exit 64 ;; esac
-package=
-if [ -z "${BIN:-}" ]; then
-  package=$(ls -t "$here"/crossply-*.tar.xz 2>/dev/null | head -1)
-  [ -n "$package" ] || { echo "there is no crossply-*.tar.xz beside this script: dev/gpu/stage.sh"; exit 66; }
-  place=$(mktemp -d) && tar -C "$place" -xf "$package" || exit 74
-  BIN=$(echo "$place"/crossply-*/bin)
-fi
 . "$here/steps.sh"
-[ -z "$package" ] || trap 'rm -rf "$place"; finish' EXIT
-say "crossply, $phase, $(date -u '+%F %T UTC'), $("$BIN/generate" --version)"
+say "crossply, $phase, $(date -u '+%F %T UTC'), $(timeout 10 "$BIN/generate" --version)"
 
 # -----------------------------------------------------------------------------------------------------------------
 # What the package needs. Anything else costs minutes and says less.
 
 # One cuBLAS for both sides: PyTorch's, where there is one.
-packages=$("$PYTHON" -c 'import importlib.util as u; s = u.find_spec("nvidia"); print(*[p + "/cu13/lib" for p in (s.submodule_search_locations if s else [])], sep=":")' 2>/dev/null)
-[ ! -e "$packages/libcublasLt.so.13" ] || export LD_LIBRARY_PATH=$packages${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+cublas=$(timeout 10 "$PYTHON" -c '
+import glob, importlib.util, os
+spec = importlib.util.find_spec("nvidia")
+for place in spec.submodule_search_locations if spec else []:
+  for file in glob.glob(place + "/cu13/lib/libcublasLt.so.13"): print(os.path.dirname(file))' 2>/dev/null | head -1)
+[ -z "$cublas" ] || export LD_LIBRARY_PATH=$cublas${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 facts() {
   nvidia-smi
-  nvidia-smi --format=csv --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.limit,temperature.gpu,ecc.mode.current,mig.mode.current
+  nvidia-smi --format=csv --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.limit,temperature.gpu,ecc.mode.current,mig.mode.current,compute_mode
   uname -r
   lscpu | grep -E 'Model name|^CPU\(s\)|MHz'
   free -g | sed -n 2p
   ldd --version | head -1
   command -v "$PYTHON" nvcc ncu compute-sanitizer
-  echo "cuBLAS: ${packages:-not in a package}; $(ls -d /usr/local/cuda/lib64/libcublasLt* 2>/dev/null | tr '\n' ' ')"
+  "$PYTHON" -c 'import importlib.metadata as m; print("PyTorch", m.version("torch"))'
+  echo "cuBLAS: ${cublas:-not in a package}; $(ls -d /usr/local/cuda/lib64/libcublasLt* 2>/dev/null | tr '\n' ' ')"
 }
 export -f facts
-export packages
+export cublas
 cannot() { say "            CANNOT run here: $1" && exit; }
 suits() {
-  local capability driver
-  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>&1 | head -1)
+  local capability driver why
+  capability=$(timeout 10 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>&1 | head -1)
   [[ $capability =~ ^[0-9]+\.[0-9]+$ ]] || cannot "no GPU: nvidia-smi says: ${capability:-nothing}"
   [ "$capability" = 9.0 ] || cannot "the GPU's compute capability is $capability; the package is for 9.0"
-  driver=$(nvidia-smi | grep -oE 'CUDA [A-Z ]*Version: *[0-9]+' | grep -oE '[0-9]+$' | head -1)
+  driver=$(grep -aoE 'CUDA [A-Z ]*Version: *[0-9]+' "$last_log" | grep -oE '[0-9]+$' | head -1)
   [ "${driver:-13}" -ge 13 ] || cannot "the driver is for CUDA $driver; the package needs one for CUDA 13"
-  # It also finds, or names, libcublasLt.so.13.
-  step "the GPU works" 60 "$BIN/tests" -d '-tc=convert*,matmul: biases*' ||
-    cannot "$(grep -aoE 'Tests of the GPU are skipped: .*|cannot open lib.*|cu[a-zA-Z]+: cuda.*|CUBLAS.*' "$last_log" | head -1 | cut -c1-300)"
+  # It also finds, or names, libcublasLt.so.13. A wrong number here is no reason to stop.
+  step "the GPU works" 60 "$BIN/tests" -d '-tc=convert*,matmul: biases*' && return
+  why=$(grep -aoE 'Tests of the GPU are skipped: .*|cannot open .*|[a-z./A-Z]*libcublasLt.* is of version .*|.* has no function .*|.*GLIBC.*|cudaError(InsufficientDriver|SystemDriverMismatch|SystemNotReady|DevicesUnavailable|NoKernelImage|UnsupportedPtx|InvalidDeviceFunction).*' "$last_log" |
+    head -1 | cut -c1-300)
+  case $verdict in
+    FAILED*) [ -z "$why" ] || cannot "$why" ;;
+    *) cannot "${why:-$verdict}" ;;
+  esac
 }
 step "facts" 20 bash -c facts
 show 'NVIDIA H'
 [ -n "$DRY" ] || suits
+for program in ncu compute-sanitizer; do
+  command -v $program >/dev/null || say "            $program is not here: its steps are left out"
+done
 
 # -----------------------------------------------------------------------------------------------------------------
-# Sizes. FLOP a token: 3 times 2 for each multiply-add of the products and of the causal half of attention.
+# Both sides of the timings: programs that answer numbers of steps.
 
-m124=(--width 768 --layers 12 --heads 12 --kv-heads 12 --ffn 2048 --vocab 50304 --seq 1024 --batch 32)
-m1b=(--width 2048 --layers 16 --heads 32 --kv-heads 8 --ffn 8192 --vocab 50304 --seq 2048 --batch 8)
-wide=(--width 2048 --layers 2 --heads 32 --kv-heads 8 --ffn 8192 --vocab 50304 --seq 2048 --batch 8)
-t124=32768 t1b=16384 f124=798.0e6 f1b=6859.3e6 vocab=50304
-[ -z "$DRY" ] || {
-  m124=(--width 64 --layers 2 --heads 2 --kv-heads 1 --ffn 128 --vocab 99 --seq 32 --batch 2) m1b=("${m124[@]}") wide=("${m124[@]}")
-  t124=64 t1b=64 f124=1e6 f1b=1e6 vocab=99
-}
 own=("$BIN/bench" serve --device "$device" --dtype bf16)
-torch=("$PYTHON" "$tools/../bench_torch.py" --gpu --bf16 --threads 8 --compile)
-[ -n "$package" ] && torch[1]=$(dirname "$BIN")/dev/bench_torch.py
+torch=("$PYTHON" "$BIN/../dev/bench_torch.py" --gpu --bf16 --threads 8 --compile)
 [ -z "$DRY" ] || torch=(bash -c 'echo ready; while read -r n; do sleep 0.2; echo "0.2 100"; done' torch)
-random_tokens() { "$PYTHON" "$here/random_tokens.py" "$@"; } # FILE COUNT VOCAB
 
 # -----------------------------------------------------------------------------------------------------------------
 # The first call.
@@ -75,12 +70,12 @@ random_tokens() { "$PYTHON" "$here/random_tokens.py" "$@"; } # FILE COUNT VOCAB
 # What the kernels of sm_90 take for granted, each in a process; if one does not hold, all else goes on without them.
 hopper() {
   local part good=1 parts=('hopper: barriers' 'hopper: a box' 'hopper: products' 'hopper: a pipeline')
+  begin_lanes 25
   for part in "${parts[@]}"; do in_lane "hopper_${part//[: ]/}" step "$part" 20 "$BIN/tests" -d "-tc=$part*"; done
-  wait_lanes 30
+  wait_lanes
   for part in "${parts[@]}"; do grep -qE "passed +$part\$" "$OUT/summary.txt" || good=; done
   if [ -n "$good" ]; then
-    step "attention: the warpgroup products" 40 "$BIN/tests" -d '-tc=attention: the warpgroup products*' && return
-    localise "$(failed_cases "$last_log" 1)"
+    family "attention by warpgroups" 40 '-tc=attention: the warpgroup products*' && return
   else
     step "hopper: a single one" 30 "$BIN/tests" -d '-tc=hopper: a single one*' # which element lies elsewhere
     for part in "${parts[@]}"; do
@@ -140,7 +135,7 @@ lane_losses() {
   fi
   for dtype in fp32 bf16; do
     # shellcheck disable=SC2016
-    step "20 losses of 124M, $dtype" 60 bash -c '"$0" "$@" >"$W/losses_$2.txt"' "$here/losses.sh" "$device" $dtype "$here/losses_text.txt" || return
+    step "20 losses of 124M, $dtype" 60 bash -c '"$0" "$@" >"$W/losses_$2.txt"' "$here/losses.sh" "$device" $dtype "$here/losses_text.txt"
   done
   say "$(paste -d' ' "$from/losses_cpu_fp32.txt" "$W/losses_fp32.txt" "$from/losses_cpu_bf16.txt" "$W/losses_bf16.txt" |
     awk 'BEGIN {print "            step  CPU fp32      here        CPU bf16      here"}
@@ -150,6 +145,7 @@ lane_losses() {
       END {printf "            farthest from the CPU in fp32: here in fp32 %.1e, in bf16 %.1e; the CPU in bf16 %.1e%s", D, E, C, n == 20 ? "" : "; CANNOT be compared: not 20 lines each"}')"
 }
 
+attention_of_torch() { grep -ah "^PyTorch's attention" "$W/log/serve.$1.err.log" | sed 's/^/            /' | tee -a "$OUT/summary.txt"; }
 counters() { # KERNELS LIMIT COMMAND...
   local kernels=$1 limit=$2
   shift 2
@@ -165,21 +161,24 @@ first() {
   step "the GPU copies" 30 "$BIN/bench" gpu --device "$device" --only machine --no-torch --json "$OUT/machine.json"
   show 'GB/s read and written|within the L2'
   serve torch124 "${torch[@]}" "${m124[@]}" # compiles while the tests run
+  [ -n "$DRY" ] || hopper
+  begin_lanes 130
   if [ -n "$DRY" ]; then
     in_lane losses lane_losses
     in_lane models family "a few" 100 '-tc=models: a step from a GPU*,matmul: on a GPU*'
   else
-    hopper
     for l in products losses attention depth hyper models real memcheck; do in_lane $l lane_$l; done
   fi
-  wait_lanes 130
+  wait_lanes
   # From here on nothing else runs.
   serve own124 "${own[@]}" "${m124[@]}"
   if await own124 40; then
     ask own124 10 30 $t124 $f124
+    [ -n "$DRY" ] || say "            $(timeout 5 nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu --format=csv,noheader)"
     ask own124 20 30 $t124 $f124
   fi
   if await torch124 25; then
+    attention_of_torch torch124
     ask torch124 10 30 $t124 $f124
     ask torch124 20 30 $t124 $f124
     ask own124 20 30 $t124 $f124
@@ -194,7 +193,7 @@ first() {
     ask own1b 8 30 $t1b $f1b
   fi
   stop own1b
-  [ -n "$DRY" ] || step "hopper: rates" 20 "$BIN/tests" -d '-tc=hopper: rates*'
+  [ -n "$DRY${CROSSPLY_NO_HOPPER:-}" ] || step "hopper: rates" 20 "$BIN/tests" -d '-tc=hopper: rates*'
   step "products by shape" 75 "$BIN/bench" gpu --device "$device" --only products --json "$OUT/products.json"
   show '^ *[0-9]+ x [0-9]+ x '
   random_tokens "$W/tokens.bin" 300000 $vocab
@@ -207,14 +206,6 @@ first() {
 # -----------------------------------------------------------------------------------------------------------------
 # The second call.
 
-gradients() { # NAME ARCH BATCH SEQ VOCAB FLAGS...: of a new model, on both devices, in both types
-  local name=$1 arch=$2 batch=$3 seq=$4 vocab=$5 m=$W/$lane.model
-  shift 5
-  random_tokens "$W/$lane.bin" 65536 "$vocab"
-  rm -rf "$m"
-  step "$name: a model" 40 "$BIN/train_$arch" --data "$W/$lane.bin" --vocab "$vocab" --seq "$seq" "$@" --steps 0 --out "$m" &&
-    DEVICE=$device step "$name: gradients" 100 "$here/compare_devices.sh" "$m" "$W/$lane.bin" "$batch" "$seq"
-}
 lane_gradients() {
   export OMP_NUM_THREADS=5
   if [ -n "$DRY" ]; then
@@ -241,7 +232,6 @@ lane_resume() {
 lane_block() { THREADS=4 family "real sizes of blocks" 100 '-tc=real sizes: norms*,real sizes: rope*,real sizes: embedding*,real sizes: adamw*,real sizes: add*,real sizes: bias*'; }
 lane_deep() { THREADS=4 family "real sizes of depth" 100 '-tc=real sizes: depth*,real sizes: route*,real sizes: multiway*,real sizes: hyper*,real sizes: head_mix*,real sizes: values*'; }
 lane_turns() { THREADS=2 family "real sizes: models take turns" 60 '-tc=real sizes: models take turns*'; }
-lane_many() { THREADS=2 family "more elements than an int counts" 90 '-tc=more elements than an int counts: *'; }
 lane_race() {
   sanitize racecheck "attention" 60 '-tc=attention: gradients are set*'
   sanitize synccheck "attention" 40 '-tc=attention: the warpgroup*'
@@ -251,17 +241,22 @@ second() {
   serve torch1b "${torch[@]}" "${m1b[@]}"
   if [ -n "${RETEST:-}" ]; then
     IFS=, read -ra filters <<<"$RETEST"
-    for f in "${filters[@]}"; do in_lane "retest_${f//[^a-zA-Z0-9]/}" family "again: $f" 60 "-tc=$f"; done
-    wait_lanes 100
-    for f in "${filters[@]}"; do [ -n "$DRY" ] || sanitize memcheck "again: $f" 60 "-tc=$f"; done
+    begin_lanes 100
+    for f in "${filters[@]}"; do
+      in_lane "retest_${f//[^a-zA-Z0-9]/}" family "again: $f" 60 "-tc=$f"
+      [ -n "$DRY" ] || in_lane "memcheck_${f//[^a-zA-Z0-9]/}" sanitize memcheck "again: $f" 60 "-tc=$f"
+    done
+    wait_lanes
   fi
+  begin_lanes 115
   if [ -n "$DRY" ]; then
     for l in gradients resume; do in_lane $l lane_$l; done
   else
-    for l in gradients wide resume block deep turns many race; do in_lane $l lane_$l; done
+    for l in gradients wide resume block deep turns race; do in_lane $l lane_$l; done
   fi
-  wait_lanes 115
+  wait_lanes
   if await torch1b 60; then
+    attention_of_torch torch1b
     ask torch1b 3 30 $t1b $f1b
     ask torch1b 8 30 $t1b $f1b
   fi
@@ -280,6 +275,8 @@ second() {
   step "architectures" 80 "$BIN/bench" gpu --device "$device" --rounds 3 --only architectures --no-torch --json "$OUT/architectures.json"
   tail -n 45 "$last_log" | cut -c1-150 >"$OUT/architectures.txt"
   step "ops" 45 "$BIN/bench" gpu --device "$device" --rounds 1 --only ops --no-torch --json "$OUT/ops.json"
+  # 13 GB, so when PyTorch's are free.
+  [ -n "$DRY" ] || family "more elements than an int counts" 90 '-tc=more elements than an int counts: *'
 }
 
 # -----------------------------------------------------------------------------------------------------------------
@@ -292,17 +289,20 @@ third() {
   [ -z "$DRY" ] || { run=(--device cpu --data "$text" --width 32 --layers 2 --heads 2 --ffn 48 --seq 32 --batch 2) && sequence=32; }
   for arch in llama lime; do
     step "$arch: how fast" 60 "$BIN/train_$arch" "${run[@]}" --steps 30 --warmup 2 --eval-every 30 --eval-samples 8 --save-every 30 --out "$W/speed_$arch" || exit
-    rate=$(grep -oE '"tokens_per_s":[0-9.e+]+' "$W/speed_$arch/metrics.jsonl" | tail -1 | cut -d: -f2)
+    rate=$(grep -oE '"tokens_per_s":[0-9.e+]+' "$W/speed_$arch/metrics.jsonl" | cut -d: -f2 | tail -9 | sort -g | sed -n 5p)
+    [ -n "$rate" ] || { say "            CANNOT: no rate in metrics.jsonl of $arch" && exit; }
     seconds=$(awk -v s="$seconds" -v t="$((${run[-1]} * sequence))" -v r="$rate" 'BEGIN {print s + t / r}') # a step of both
     rm -rf "$W/speed_$arch"
   done
   tokens=$(grep -oE '[0-9,]+ training tokens' "$last_log" | head -1 | tr -dc 0-9)
   steps=$(awk -v left="$(left)" -v s="$seconds" -v n="$tokens" -v t="$((${run[-1]} * sequence))" -v dry="$DRY" 'BEGIN {
-    most = int(4 * n / t); steps = int((left - 60) / (1.15 * s)); if (steps > most) steps = most; print dry != "" ? 20 : steps}')
+    most = int(4 * n / t); steps = int((left - 60) / (1.15 * s)); if (steps > most) steps = most
+    if (dry != "" && steps > 20) steps = 20
+    print steps}')
   say "            $steps steps, $(awk -v n="$steps" -v t="$((${run[-1]} * sequence))" -v all="$tokens" 'BEGIN {printf "%.2f epochs", n * t / all}'), $seconds s for one of both"
   [ "$steps" -ge 20 ] || { say "            CANNOT: too little time" && exit; }
   for arch in llama lime; do
-    step "$arch: $steps steps" "$BUDGET" "$BIN/train_$arch" "${run[@]}" --steps "$steps" --warmup $((steps / 20 + 1)) --eval-every $((steps / 20)) \
+    step "$arch: $steps steps" $(($(left) - 15)) "$BIN/train_$arch" "${run[@]}" --steps "$steps" --warmup $((steps / 20 + 1)) --eval-every $((steps / 20)) \
       --save-every "$steps" --out "$W/$arch"
     cp "$W/$arch/metrics.jsonl" "$OUT/$arch.metrics.jsonl"
   done

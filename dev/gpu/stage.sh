@@ -10,6 +10,7 @@ cd "$(dirname "$0")/../.."
 build=${BUILD:-build-gpu} text=
 if [ "${1:-}" = third ]; then text=1 && shift; elif [ $# != 0 ]; then sed -n '4,7s/^# *//p' "$0" && exit 64; fi
 
+git diff --quiet HEAD 2>/dev/null || echo "note: the package gets the commit's name, but there are changes that are not committed"
 cmake -S . -B "$build" -DCROSSPLY_PACK=ON -DCROSSPLY_CUDA=ON -DCROSSPLY_GPU_TESTS=ON -DCMAKE_CUDA_ARCHITECTURES=90a-real >/dev/null
 cmake --build "$build" -j "$(nproc)" --target pack
 rm -rf .gpu.new

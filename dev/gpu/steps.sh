@@ -2,34 +2,46 @@
 # What quarter.sh and the scripts in long/ share, for a machine that is there for minutes only: steps with limits and a
 # summary, tests that are run again where they fail, and programs that answer lines. Nothing is compiled here.
 #
-#   BIN      the programs: else bin/ of a package of which this is a part, else build/ of the checkout
+#   BIN      the programs: else of the crossply-*.tar.xz that stage.sh has put beside this script, else bin/ of a package
+#            of which this is a part, else build/ of the checkout
 #   OUT      where results go: summary.txt, failed_cases.txt, all.log and more (runs/gpu/NAME)
 #   BUDGET   seconds that all of it may take (480)
 #   SKIP     steps to leave out, an extended regular expression on their names: "torch|ncu"
 #   DRY      1: to try it without a GPU: tiny sizes, and what runs on a GPU runs on the CPU
 #   PYTHON   one with PyTorch, for what is compared with it (python3)
 # A script ends with exit code 1 if a step failed or nothing was left of the time for it.
+set -u
 tools=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-if [ -z "${BIN:-}" ]; then
-  BIN=$tools/../../bin
-  [ -d "$BIN" ] || BIN=$tools/../../${BUILD:-build}
-fi
 script=$(basename "$0" .sh)
 OUT=${OUT:-runs/gpu/$script} BUDGET=${BUDGET:-480} SKIP=${SKIP:-} DRY=${DRY:-}
 mkdir -p "$OUT" || exit 1
 OUT=$(cd "$OUT" && pwd)
 W=$(mktemp -d)
 mkdir "$W/log"
-export BIN OUT W PYTHON=${PYTHON:-python3} GOMP_SPINCOUNT=1000 PYTHONUNBUFFERED=1
+export OUT W TMPDIR=$W PYTHON=${PYTHON:-python3} GOMP_SPINCOUNT=1000 PYTHONUNBUFFERED=1
+PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin # for ncu and compute-sanitizer
+if [ -z "${BIN:-}" ]; then
+  package=$(find "$tools" -maxdepth 1 -name 'crossply-*.tar.xz' | head -1)
+  BIN=$tools/../../bin
+  [ -d "$BIN" ] || BIN=$tools/../../${BUILD:-build}
+  if [ -n "$package" ]; then # a small system has no xz, but Python has
+    tar -C "$W" -xf "$package" 2>"$W/log/unpack.log" || "$PYTHON" -m tarfile -e "$package" "$W" || { rm -rf "$W" && exit 74; }
+    BIN=$(echo "$W"/crossply-*/bin)
+  fi
+fi
+export BIN
+[ -x "$BIN/tests" ] || { echo "$BIN has no programs: dev/gpu/stage.sh, or make pack CUDA=1" && rm -rf "$W" && exit 66; }
 device=${DEVICE:-cuda}
 [ -z "$DRY" ] || device=cpu
 : >"$OUT/summary.txt"
 rm -f "$OUT/failed_cases.txt"
 
-lane=main
+lane=main lanes_end=0
 say() { printf '%s\n' "$*" | tee -a "$OUT/summary.txt"; }
 left() { # seconds for a step: the end needs some, and that of the lanes comes before
-  if [ "$lane" = main ]; then echo $((BUDGET - SECONDS - 4)); else echo $((BUDGET - SECONDS - 10)); fi
+  local end=$((BUDGET - 4))
+  if [ "$lane" != main ]; then end=$((BUDGET - 10 < lanes_end ? BUDGET - 10 : lanes_end)); fi
+  echo $((end - SECONDS))
 }
 skipped() { [ -n "$SKIP" ] && grep -qE -- "$SKIP" <<<"$1"; }
 
@@ -37,7 +49,7 @@ skipped() { [ -n "$SKIP" ] && grep -qE -- "$SKIP" <<<"$1"; }
 # to the summary; nothing that fails ends the script. 0: it passed; 3: it was left out. What succeeds without having
 # done anything has not passed. $verdict says how it ended, $last_log is the log.
 number=0 verdict='' last_log=/dev/null
-nothing_ran='Tests of (the GPU|NCCL) are skipped|Nothing of sm_90 is tested|filters: 0 |No kernels were profiled'
+nothing_ran='Tests of (the GPU|NCCL) are skipped|Nothing of sm_90 is tested|No kernels were profiled'
 step() {
   local name=$1 limit=$2 begin=$SECONDS code
   shift 2
@@ -61,9 +73,7 @@ step() {
     127) verdict="MISSING: $1" ;;
     *) verdict="FAILED ($code)" ;;
   esac
-  if grep -qaE "$nothing_ran" "$last_log" && { [ -z "$DRY" ] || grep -qa 'filters: 0 ' "$last_log"; }; then
-    verdict='NOTHING RAN'
-  fi
+  if [ -z "$DRY" ] && grep -qaE "$nothing_ran" "$last_log"; then verdict='NOTHING RAN'; fi
   say "$(printf '%4d s %3d s %-9s %s' "$begin" $((SECONDS - begin)) "$verdict" "$name")"
   [ "$verdict" != passed ] || return 0
   # The first words of what went wrong.
@@ -80,27 +90,31 @@ collect() {
   for log in "$W"/log/*.log; do
     [ -e "$log" ] || continue
     printf '\n##### %s\n' "${log##*/}"
-    if [ "$(stat -c %s "$log")" -gt 400000 ]; then
-      head -c 100000 "$log" && printf '\n...\n' && tail -c 300000 "$log"
+    if [ "$(stat -c %s "$log")" -gt 150000 ]; then
+      head -c 50000 "$log" && printf '\n...\n' && tail -c 100000 "$log"
     else
       cat "$log"
     fi
-  done >"$W/all.part"
-  mv "$W/all.part" "$OUT/all.log"
+  done >"$W/all.$BASHPID"
+  mv "$W/all.$BASHPID" "$OUT/all.log"
 }
 (while sleep 4; do collect; done) &
 collector=$!
+disown # so that bash does not announce its end
 
-kill_tree() { # a process that this script started, and what that has started
-  local child
-  for child in $(pgrep -P "$1"); do kill_tree "$child"; done
-  kill "$1" 2>/dev/null
+# SIGNAL PID: a process that this script started, so that it starts no more, and then what it has started. By /proc,
+# because a small system has no pgrep.
+kill_tree() {
+  local child children
+  children=$(cat /proc/[0-9]*/stat 2>/dev/null | awk -v p="$2" '{pid = $1; sub(/.*\) /, ""); if ($2 == p) print pid}')
+  kill "-$1" "$2" 2>/dev/null
+  for child in $children; do kill_tree "$1" "$child"; done
 }
 finish() {
-  trap - EXIT INT TERM
+  trap '' INT TERM
+  trap - EXIT
   local pid failed
-  kill "$collector" 2>/dev/null
-  for pid in $(jobs -p); do kill_tree "$pid"; done
+  for pid in "$collector" $(jobs -p); do kill_tree KILL "$pid"; done
   failed=$(grep -cE ' s (FAILED|NOT DONE|NOTHING RAN|MISSING)| (NO TIME|ENDED|NOT READY|CANNOT)' "$OUT/summary.txt")
   say "--- $script ${phase:-}: $SECONDS s of $BUDGET s; failed or not done: $failed"
   collect
@@ -144,15 +158,42 @@ sanitize() { # TOOL NAME LIMIT FILTERS...; no room beside arrays, so that the to
   command -v compute-sanitizer >/dev/null || return 3
   CROSSPLY_TEST_ZONE=0 step "$tool: $name" "$limit" compute-sanitizer --tool "$tool" --error-exitcode 99 "$BIN/tests" -d "$@"
 }
-localise() { # NAME: of a test case
+localise() { # NAME: of a test case; without one doctest would run all
   local filter=${1//,/\\,}
+  [ -n "$1" ] || return
   echo "$1" >>"$OUT/failed_cases.txt"
   CUDA_LAUNCH_BLOCKING=1 step "  alone, blocking: $1" 30 "$BIN/tests" -d "-tc=$filter" ||
     sanitize memcheck "  $1" 45 "-tc=$filter"
 }
 
-# in_lane NAME FUNCTION...: in the background, with logs of its own; wait_lanes LIMIT: for all of them.
+# -----------------------------------------------------------------------------------------------------------------
+# Models: 124M and 1B with grouped heads, and two blocks of the width of 1B; t: tokens of a step; f: FLOP of a token,
+# 3 times 2 for each multiply-add of the products and of the causal half of attention.
+
+m124=(--width 768 --layers 12 --heads 12 --kv-heads 12 --ffn 2048 --vocab 50304 --seq 1024 --batch 32)
+m1b=(--width 2048 --layers 16 --heads 32 --kv-heads 8 --ffn 8192 --vocab 50304 --seq 2048 --batch 8)
+wide=(--width 2048 --layers 2 --heads 32 --kv-heads 8 --ffn 8192 --vocab 50304 --seq 2048 --batch 8)
+t124=32768 t1b=16384 f124=798.0e6 f1b=6859.3e6 vocab=50304
+[ -z "$DRY" ] || {
+  m124=(--width 64 --layers 2 --heads 2 --kv-heads 1 --ffn 128 --vocab 99 --seq 32 --batch 2) m1b=("${m124[@]}") wide=("${m124[@]}")
+  t124=64 t1b=64 f124=1e6 f1b=1e6 vocab=99
+}
+random_tokens() { "$PYTHON" "$tools/random_tokens.py" "$@"; } # FILE COUNT VOCAB
+
+# gradients NAME ARCH BATCH SEQ VOCAB FLAGS...: of a new model, on both devices, in both types.
+gradients() {
+  local name=$1 arch=$2 batch=$3 seq=$4 vocab=$5 m=$W/$lane.model
+  shift 5
+  random_tokens "$W/$lane.bin" 65536 "$vocab"
+  rm -rf "$m"
+  step "$name: a model" 40 "$BIN/train_$arch" --data "$W/$lane.bin" --vocab "$vocab" --seq "$seq" "$@" --steps 0 --out "$m" &&
+    DEVICE=$device step "$name: gradients" 100 "$tools/compare_devices.sh" "$m" "$W/$lane.bin" "$batch" "$seq"
+}
+
+# begin_lanes SECONDS: how long the lanes have from now on; in_lane NAME FUNCTION...: in the background, with logs of its
+# own; wait_lanes: for all of them. What has not ended in time says so itself, unless it hangs beyond that.
 lanes=()
+begin_lanes() { lanes_end=$((SECONDS + $1)); }
 in_lane() {
   (
     trap - EXIT INT TERM
@@ -163,12 +204,12 @@ in_lane() {
   lanes+=($!)
 }
 wait_lanes() {
-  local end_at=$((SECONDS + $1)) pid
+  local pid
   for pid in "${lanes[@]}"; do
-    while kill -0 "$pid" 2>/dev/null && [ "$SECONDS" -lt "$end_at" ] && [ "$(left)" -gt 5 ]; do sleep 0.5; done
+    while kill -0 "$pid" 2>/dev/null && [ "$SECONDS" -lt $((lanes_end + 7)) ] && [ "$(left)" -gt 2 ]; do sleep 0.5; done
     kill -0 "$pid" 2>/dev/null || continue
-    say "$(printf '%4d s       NOT READY: a lane is ended before its time' "$SECONDS")"
-    kill_tree "$pid"
+    say "$(printf '%4d s       NOT READY: a lane is killed' "$SECONDS")"
+    kill_tree KILL "$pid"
   done
   lanes=()
 }
@@ -182,11 +223,13 @@ serve() { # NAME COMMAND...
   local name=$1 fd
   shift
   ! skipped "serve $name" || return 0
+  [ "$(left)" -ge 10 ] || { say "$(printf '%4d s       NO TIME: serve %s' "$SECONDS" "$name")" && return 0; }
   mkfifo "$W/$name.in"
   : >"$W/log/serve.$name.out.log"
   exec {fd}<>"$W/$name.in"
   asks[$name]=$fd answers[$name]=0
-  "$@" <"$W/$name.in" >"$W/log/serve.$name.out.log" 2>"$W/log/serve.$name.err.log" &
+  # Without the end that this script writes to: where it is killed, the program's input ends.
+  "$@" <"$W/$name.in" >"$W/log/serve.$name.out.log" 2>"$W/log/serve.$name.err.log" {fd}>&- &
   pids[$name]=$!
 }
 await() { # NAME LIMIT: for one more line, which is $line then
@@ -217,8 +260,7 @@ ask() {
 stop() { # NAME: its memory is the next one's
   [ -n "${pids[$1]:-}" ] || return 0
   local i
-  kill_tree "${pids[$1]}"
-  for ((i = 0; i < 40; ++i)); do kill -0 "${pids[$1]}" 2>/dev/null && sleep 0.2 || break; done
-  kill -KILL "${pids[$1]}" 2>/dev/null
+  kill_tree KILL "${pids[$1]}"
+  for ((i = 0; i < 20; ++i)); do kill -0 "${pids[$1]}" 2>/dev/null && sleep 0.1 || break; done
   unset "pids[$1]"
 }

@@ -273,7 +273,7 @@ std::string refusal_of(cudaError_t error, const char* call, int line) {
   if (error == cudaSuccess) return "";
   cudaGetLastError();
   const cudaError_t now = cudaStreamQuery(cuda_stream());
-  if (now != cudaSuccess && now != cudaErrorNotReady) check_cuda(error, call, __FILE__, line);
+  if (now != cudaSuccess && now != cudaErrorNotReady) check_cuda(now, call, __FILE__, line);
   cudaGetLastError();
   return str(call, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error));
 }

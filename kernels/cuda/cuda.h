@@ -74,7 +74,7 @@ void launch_graph(const std::shared_ptr<void>& graph);
 void* transfer_stream();  // a cudaStream_t
 void start_transfers();
 int64_t mark_transfers();              // a ticket: of all transfers so far
-CUDA_TWIN int64_t transfers_so_far();  // those that were not recorded; on a GPU, tickets
+CUDA_TWIN int64_t transfers_so_far();  // grows with each transfer outside a recording
 void wait_for_transfers(int64_t ticket);
 void synchronize_transfers();  // the host waits for all of them
 

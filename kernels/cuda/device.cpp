@@ -47,7 +47,7 @@ class CudaDevice : public Device {
  private:
   // Null where CUDA refuses. That costs speed only, unless ranks wait for each other in this work: NCCL wants all of
   // them to record it, or none.
-  static std::shared_ptr<void> record(const std::function<void()>& work, bool transfers) {
+  std::shared_ptr<void> record(const std::function<void()>& work, bool transfers) {
     Captured captured{nullptr, begin_capture()};
     if (captured.refusal.empty()) {
       try {
@@ -60,12 +60,15 @@ class CudaDevice : public Device {
     }
     if (captured.refusal.empty()) return captured.graph;
     if (transfers) fail(Exit::device, "ranks must record what they do together, but ", captured.refusal);
-    std::fprintf(stderr, "note: the GPU's work is not recorded, so a step may take longer: %s\n",
-                 captured.refusal.c_str());
+    if (!said_so_)
+      std::fprintf(stderr, "note: a step may take longer, because CUDA does not record it: %s\n",
+                   captured.refusal.c_str());
+    said_so_ = true;
     return nullptr;
   }
 
   std::string description_;
+  bool said_so_ = false;
 };
 
 }  // namespace

@@ -14,7 +14,7 @@ trainer=("$BIN/train_lime")
 [ "$device" != emulator ] || trainer=("$BIN/tests" run train_lime)
 sizes=(--width 512 --layers 4 --heads 8 --kv-heads 4 --ffn 1536 --seq 512 --batch 4)
 [ -z "$DRY" ] || sizes=(--width 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --seq 32 --batch 2)
-"$PYTHON" "$tools/random_tokens.py" "$W/tokens.bin" 65536 8192
+random_tokens "$W/tokens.bin" 65536 8192
 run=("${trainer[@]}" --device "$device" --data "$W/tokens.bin" --vocab 8192 "${sizes[@]}")
 for dtype in fp32 bf16; do
   step "two ranks have the bits of one, $dtype" 90 "$long/two_ranks.sh" "${run[@]}" --dtype $dtype

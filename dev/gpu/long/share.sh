@@ -5,4 +5,6 @@
 set -euo pipefail
 export CROSSPLY_SHARE_GPU=1 NCCL_MULTI_RANK_GPU_ENABLE=1
 export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=2
-exec "$(dirname "$0")/../../ranks.sh" 2 bash -c 'NCCL_HOSTID=rank$RANK exec "$@"' bash "$@"
+ranks=$(dirname "$0")/../../ranks.sh
+[ -e "$ranks" ] || ranks=$BIN/../dev/ranks.sh # in .gpu
+exec "$ranks" 2 bash -c 'NCCL_HOSTID=rank$RANK exec "$@"' bash "$@"
