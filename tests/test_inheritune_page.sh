@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Every command of dev/inheritune.md is one that the programs take. Trainers only plan, with the flags of the page; the
+# Every command of docs/inheritune.md is one that the programs take. Trainers only plan, with the flags of the page; the
 # models that later commands start from are written, as deep as there and with as many heads, but 32 times narrower.
 #   tests/test_inheritune_page.sh BUILD_DIR
 set -uo pipefail
 build=$(cd "$1" && pwd)
-page=$(cd "$(dirname "$0")/../dev" && pwd)/inheritune.md
+page=$(cd "$(dirname "$0")/../docs" && pwd)/inheritune.md
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
