@@ -127,7 +127,7 @@ help:
 	@echo "              (ARCHITECTURES=\"80-real;90a-real;100\": for other GPUs than Hopper's; CUDA=0: for CPUs alone)"
 	@echo "make tidy     clang-tidy over every room but kernels/ (ROOMS=models: over one)"
 	@echo "make NAME     build one program: $(PROGRAMS)"
-	@echo "make new ARCH=NAME   the skeleton of an architecture of your own; models/README.md goes on from there"
+	@echo "make new ARCH=NAME   the skeleton of an architecture of your own; docs/add-a-connection.md goes on from there"
 	@echo "make setup    install what building needs, and MPI, where that is allowed"
 	@echo "make clean    remove $(BUILD)/"
 	@echo "Variables: CXX=clang++ (compiler), BUILD=dir (where to build), JOBS=n (compilations at a time), CUDA=1 (for GPUs),"

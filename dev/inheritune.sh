@@ -49,7 +49,7 @@ fi
 # The same for the same sources: those that git knows, where there is git, in one order everywhere.
 own_sources() {
   { git ls-files 2>/dev/null || find . -type f | sed 's|^\./||'; } | LC_ALL=C sort |
-    grep -E '^([A-Z]+\.md|(cli|data|dev|engine|eval|kernels|models|ranks|tests|train)/.*\.(cpp|h|cu))$'
+    grep -E '^(([A-Z]+|docs/[a-z/-]+)\.md|(cli|data|dev|engine|eval|kernels|models|ranks|tests|train)/.*\.(cpp|h|cu))$'
 }
 if [ -z "$text" ]; then
   text=$out/text.txt

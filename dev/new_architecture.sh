@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes the skeleton of an architecture: models/NAME.cpp, which computes a plain LLaMA until you change it, its lines in
-# the registry, and train/train_NAME.cpp. models/README.md goes on from there.
+# the registry, and train/train_NAME.cpp. docs/add-a-connection.md goes on from there.
 #   dev/new_architecture.sh NAME      or: make new ARCH=NAME
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -76,4 +76,4 @@ insert models/registry.cpp '^      [a-z0-9_]*_architecture[(][)],' "      ${name
 
 echo "new: wrote $model and $trainer, and added $name to models/registry.h and models/registry.cpp"
 echo "     Write your idea into $model, then: make train_$name && build/train_$name --preset arith-quick --dry-run"
-echo "     models/README.md goes on from here."
+echo "     docs/add-a-connection.md goes on from here."

@@ -1,7 +1,7 @@
 // How layers are connected across depth: the one thing in which the architectures differ. The backbone is written once
 // and asks its connection at four places: what a sublayer reads, how a layer projects its queries, keys and values,
 // what its queries attend to, and how a sublayer's output is written back. The defaults are the plain
-// residual stream, so a connection overrides only what it changes. One file per connection (README.md here).
+// residual stream, so a connection overrides only what it changes. One file per connection (docs/add-a-connection.md).
 #pragma once
 
 #include <cmath>

@@ -3,7 +3,7 @@
 //   V'_n = V_n + g_n V'_{n-1}        g_n = relu(x Wg_n), one number for each token and key/value head
 //
 // with x the normalised input that Q, K and V are projected from. What a layer lets pass, the next one can pass on: the
-// first layer's values reach layer n through n gates. An idea of none of the papers, and the example of README.md here.
+// first layer's values reach layer n through n gates. It is in none of the papers; see docs/add-a-connection.md.
 #include "models/registry.h"
 
 namespace crossply {

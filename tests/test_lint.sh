@@ -5,7 +5,7 @@ lint=$(cd "$(dirname "$0")" && pwd)/lint.sh
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 cd "$tree"
-mkdir -p engine cli models kernels/block kernels/cuda ranks tests train
+mkdir -p engine cli docs/papers models kernels/block kernels/cuda ranks tests train
 echo '#include "models/X.h"' >engine/upwards.h
 printf '%s\n' '#include <algorithm>' '#include "kernels/block/X.h"' >engine/up.cu
 echo '#include "kernels/block/X.h"' >models/raw.cpp
@@ -16,8 +16,8 @@ touch kernels/block/tested.cpp kernels/block/tested.cu
 printf '\n%.0s' {1..601} >train/long.cpp
 printf '\n%.0s' {1..600} >train/fits.cpp
 printf 'x%.0s' {1..121} >models/wide.cpp
-printf 'x%.0s' {1..121} >README.md
-printf 'x%.0s' {1..120} >WALK.md
+printf 'x%.0s' {1..121} | tee README.md >docs/papers/wide.md
+printf 'x%.0s' {1..120} >docs/walk.md
 printf 'int a; \n' >cli/space.h
 printf '\tint a;\n' >cli/tab.h
 printf '// see engine/gone%s\n' .h >cli/comment.h
@@ -31,6 +31,7 @@ cli/gpu.cpp:1:#include <cuda_runtime.h>: only .cu, .cuh and kernels/cuda/ may in
 cli/path.h:1:// see /$home/someone/notes: a path of one machine
 cli/space.h:1:int a; : trailing space
 cli/tab.h:1:${tab}int a;: a tab
+docs/papers/wide.md:1: a line of more than 120 characters
 engine/up.cu:2: engine may not include kernels/block
 engine/upwards.h:1: engine may not include models
 kernels/block/X.h: kernels/block/X.cpp is missing

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The way in for an inventor: what `make new` writes compiles and keeps the rules, what it cannot do it refuses and
-# changes nothing, and the listing of models/README.md is the code that is tested.
+# changes nothing, and the listing of docs/add-a-connection.md is the code that is tested.
 set -euo pipefail
 repo=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
@@ -36,7 +36,7 @@ ${CXX:-c++} -std=c++20 -Wall -Wextra -Wshadow -Werror -fsyntax-only -I. -I"$repo
 
 # listing FILE FIRST LAST: what stands between these two lines.
 listing() { awk -v first="$2" -v last="$3" '$0 == last && on {exit} on {print} $0 == first {on = 1}' "$1"; }
-diff <(listing "$repo/models/README.md" '```cpp' '```') \
+diff <(listing "$repo/docs/add-a-connection.md" '```cpp' '```') \
   <(listing "$repo/tests/test_reference.cpp" '// --- listing ---' '// --- end of the listing ---') ||
-  fail "models/README.md shows other code than tests/test_reference.cpp"
+  fail "docs/add-a-connection.md shows other code than tests/test_reference.cpp"
 echo "new_architecture: passed"

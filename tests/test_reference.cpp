@@ -15,7 +15,7 @@ using namespace crossply::test;
 
 namespace {
 
-// The listing of models/README.md.
+// The listing of docs/add-a-connection.md.
 // --- listing ---
 // The values of all S layers so far, weighted for each token and head by a softmax over the layers:
 //   p_s = softmax_s <w[k], v_s[k]>      out[k] = sum_s p_s v_s[k]      in: w (K, D), then v_s (K, D) for every s

@@ -154,7 +154,7 @@ void nanochat(TrainOptions& o, const Preset& preset) {
 
 // GPT-2 as in the Inheritune paper's code: no biases, V padded, 384 sequences of 1024 tokens a step. Where text and
 // code disagree: Medium's rate ends at the text's 1e-5, not at the code's 6e-5; logits are divided by i + 1, too, which
-// the code alone says, and not for the small size, whose tokens a step are ours. dev/inheritune.md has the runs.
+// the code alone says, and not for the small size, whose tokens a step are ours. docs/inheritune.md has the runs.
 void gpt2_medium(TrainOptions& o, const Preset& preset) {
   if (!o.config.gpt2())
     fail(Exit::usage, "--preset ", preset.name, " is of the backbone gpt2: train_gpt2 has it, and other architectures ",

@@ -28,7 +28,7 @@
 //   gpt2-medium-kd        1024  16  16  393,216      3e-4 to 3e-5     253,920,256 (50,000 steps, with --teacher)
 //   gpt2-medium-50k       1024  24  16  49,152       3e-4 to 1e-5     354,599,936
 //
-// dev/inheritune.md has a command for each row of that paper's tables.
+// docs/inheritune.md has a command for each row of that paper's tables.
 //
 // The same block is under every other architecture with --backbone gpt2: models/gpt2.cpp has it.
 #include "train/run.h"

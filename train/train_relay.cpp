@@ -1,4 +1,4 @@
-// train_relay: values handed from layer to layer. The example of models/README.md, an idea from none of the papers.
+// train_relay: values handed from layer to layer, an idea from none of the papers (docs/add-a-connection.md).
 //
 // ResFormer and SATFormer add the first layer's values to those of every layer. Here a layer adds what the layer below
 // attended to, so the values of all layers travel up, and every token and key/value head gates what it lets pass:

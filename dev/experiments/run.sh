@@ -104,7 +104,7 @@ lime:routing=last:window=4,lime:routing=last:window=6,lime:routing=first:window=
 lime:routing=first:window=6,lime:kv_init=normal"
 }
 
-# Whichever claims an order: gates and last_k, value residuals, dilation and period, streams, re-allocation.
+# Orders that papers claim: gates, value residuals, dilation and period, streams, re-allocation. last_k is our question.
 variants() {
   text variants/satformer --lr "$(best_rate satformer)" --arch "satformer:gate=sigmoid,satformer:gate=softmax,\
 satformer:gate=softmax_sigmoid,satformer:gate=tanh,satformer:gate=identity,satformer:last_k=8,satformer:last_k=4,\
@@ -131,7 +131,7 @@ hyper:output_init_scale=true"
   text literal/gpt2-index-scaling --lr 2e-3 --arch gpt2 --backbone gpt2 --scale-attn-by-layer true
 }
 
-# Depth at a fixed, narrow width, for those whose papers say that depth is where they win.
+# Depth at a fixed, narrow width. LIMe's paper compares depths; for the other three the question is ours.
 depth() {
   for layers in 8 16 32; do
     text "depth/layers-$layers" --arch llama,lime,hyper,denseformer,vertical --lr 2e-3 --layers $layers --width 64 --heads 2 --ffn 176

@@ -235,8 +235,8 @@ void Page::finish() const {
   if (markdown_.empty()) return;
   const std::string path = directory_ + "/results.md";
   write_file_atomically(path, "# " + title_ +
-                                  "\n\nWritten by `make figures` from the records beside it; how to read "
-                                  "it: [../README.md](../README.md).\n\n" +
+                                  "\n\nWritten by `make figures` from the records beside it; how to read it: "
+                                  "[docs/claims.md](../../../docs/claims.md).\n\n" +
                                   markdown_);
   std::printf("%s\n", path.c_str());
 }

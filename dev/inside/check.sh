@@ -23,7 +23,7 @@ cd "$here/../.."  # Python looks for modules there first
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)  # files are synchronised with a disk, one by one
 trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
-data=text:WALK.md
+data=text:docs/walk.md
 
 # A tokenizer of bytes and a few words.
 mkdir "$work/tokenizer"

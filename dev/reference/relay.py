@@ -2,7 +2,7 @@
 
   V'_i[h] = V_i[h] + gate[h] * V'_{i-1}[h]        gate = relu(relay_gate(x))        i >= 1, layers from 0
 
-x is what the layer's queries, keys and values are projected from. The example of models/README.md.
+x is what the layer's queries, keys and values are projected from. The example of docs/add-a-connection.md.
 """
 import dataclasses
 

@@ -148,7 +148,7 @@ bool is_of_tokens(const Tape& tape, const Value* value) {
 void refuse_gpu(const ReferenceNode& node, Stream stream) {
   if (stream.backend == Backend::cuda)
     fail(Exit::device, node.name, ": ", node.op(), " has only its plain loops so far, no CUDA kernel. Use --device cpu",
-         ", or write its family (models/README.md)");
+         ", or write its family (docs/add-a-connection.md)");
 }
 
 }  // namespace
