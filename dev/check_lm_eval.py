@@ -68,7 +68,7 @@ def make_tokenizer(path, style, text):
 
 def train(build, scratch, arch, flags, style):
   """A model directory with its tokenizer."""
-  text = (ROOT / "README.md").read_text(encoding="utf-8") + (ROOT / "eval/tasks/sums.jsonl").read_text() * 4
+  text = (ROOT / "dev/LOG.md").read_text(encoding="utf-8")[:40000] + (ROOT / "eval/tasks/sums.jsonl").read_text() * 4
   path = scratch / "tokenizer.json"
   make_tokenizer(path, style, text)
   (scratch / "text.txt").write_text(text, encoding="utf-8")

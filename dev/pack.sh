@@ -30,7 +30,7 @@ fi
 glibc=$(objdump -T "${binaries[@]}" | grep -oE 'GLIBC_[0-9.]+' | sed 's/GLIBC_//' | sort -Vu | tail -1)
 
 mkdir -p "$stage/dev"
-cp README.md LICENSE dev/NOTICE "$stage"
+cp -r README.md docs LICENSE dev/NOTICE "$stage"
 cp dev/bench_torch*.py dev/bench_llmc.* dev/bench_neighbours.sh "$stage/dev"
 [ ! -d dev/gpu ] || cp -r dev/gpu dev/ranks.sh "$stage/dev"
 cuda=
@@ -49,7 +49,7 @@ cat >"$stage/START.md" <<EOF
 $name: needs nothing but Linux with glibc $glibc or newer$([[ $machine != *x86_64* ]] || echo ', and a CPU with AVX2').
 
     bin/compare --out runs/compare       # trains LLaMA and LIMe for two minutes, ends with a table and a picture
-    bin/train_lime --help                # README.md says more; where it says build/, here it is bin/
+    bin/train_lime --help                # README.md and docs/ say more; where they say build/, here it is bin/
 $cuda
 EOF
 

@@ -36,7 +36,7 @@ done <"$box/names"
 call() { OUT=$box/out DRY=${DRY-1} "$box/gpu/quarter.sh" "$@" >"$box/output" 2>&1; }
 has() { grep -qE -- "$1" "$box/out/summary.txt" || fail "no line of the summary matches '$1'"; }
 cp -r dev/gpu "$box/gpu"
-head -c 30000 README.md >"$box/gpu/losses_text.txt"
+head -c 30000 dev/LOG.md >"$box/gpu/losses_text.txt"
 SKIP='copies|by shape|a few' call first || fail "quarter.sh first fails on the CPU"
 has 'passed +20 losses of 124M, bf16$'
 has '^ +20 +[0-9.]+ '

@@ -15,7 +15,7 @@ cmake -S . -B "$build" -DCROSSPLY_PACK=ON -DCROSSPLY_CUDA=ON -DCROSSPLY_GPU_TEST
 cmake --build "$build" -j "$(nproc)" --target pack
 rm -rf .gpu.new
 mkdir .gpu.new
-cp -r "$build"/crossply-*.tar.xz dev/gpu/. .gpu.new
+cp -r "$build"/crossply-*.tar.xz dev/gpu/. docs/gpu.md .gpu.new
 export BIN=$build/stage/bin
 
 # Sources of this commit, as many as 20 steps see and some for the test.
