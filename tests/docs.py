@@ -107,7 +107,7 @@ def unknown_flags(text, flags):
 def main():
   tree, help_text = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]).read_text()
   files = {str(f.relative_to(tree)): f for f in tree.rglob("*") if f.suffix in CODE | {".md"} or f.name == "Makefile"}
-  files = {name: f for name, f in files.items() if not re.match(r"\.|build|runs/", name)}
+  files = {name: f for name, f in files.items() if not re.match(r"\.|build|deps/|runs/", name)}
   rules = word_rules(tree / "tests" / "banned_words.txt")
   in_pages = rules["pages"] + rules["everywhere"]
   scripts = [f for name, f in files.items() if name.startswith("dev/") or re.search(r"\.(sh|py)$|Makefile$", name)]
