@@ -20,6 +20,8 @@ struct Recording {
   int runs = 0;
   int64_t scratch = 0;  // scratch_moves() of kernels/cuda/cuda.h
   std::shared_ptr<void> graph;
+  bool transfers = false;  // ranks move memory in this work
+  bool refused = false;    // the device cannot record this work: each time it is launched kernel by kernel
 };
 
 // What decides the last digits of a device's numbers beside a run's settings.

@@ -36,6 +36,10 @@ inline double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
   return std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v);
 }
 
+// 64 bits from the operating system, others at every call: to tell runs and jobs apart, never for a run's numbers. Not
+// std::random_device, for whose sake a package would need glibc 2.36. Throws Exit::io.
+uint64_t system_random_bits();
+
 // A stream number from a name, the same on every machine (FNV-1a).
 inline uint64_t stream_of(std::string_view name) {
   uint64_t h = 0xCBF29CE484222325ull;

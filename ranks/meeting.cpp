@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 #include <sstream>
 
 #include "engine/numbers.h"
@@ -93,9 +92,7 @@ MeetingPoint point_of(const std::string& text, const std::string& where) {
 }
 
 std::array<int64_t, 2> random_token() {
-  std::random_device random;
-  const auto half = [&] { return static_cast<int64_t>(uint64_t{random()} << 32 | random()); };
-  return {half(), half()};
+  return {static_cast<int64_t>(system_random_bits()), static_cast<int64_t>(system_random_bits())};
 }
 
 // Nothing is secret here: it only keeps jobs apart that were given the same port.

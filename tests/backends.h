@@ -138,6 +138,14 @@ struct OnDevice {
   }
 };
 
+#if !CROSSPLY_CUDA
+// While it lives the emulator refuses to record.
+struct RefusedCaptures {
+  explicit RefusedCaptures(emulator::Refused at) { emulator::refuse_captures(at); }
+  ~RefusedCaptures() { emulator::refuse_captures(emulator::Refused::nothing); }
+};
+#endif
+
 // While it lives the emulator has the instructions of sm_90; a GPU has them or not.
 struct WithHopper {
 #if !CROSSPLY_CUDA

@@ -7,6 +7,7 @@
 
 #include "engine/sha256.h"
 #include "kernels/block/matmul.h"
+#include "kernels/cuda/hopper.h"
 #include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/program.h"
@@ -250,6 +251,20 @@ TEST_CASE("arithmetic: a checkpoint of another GPU, driver or library is refused
 
   check_outcome(train(checkpoint.scratch, {"--data", "arith:3", "--out", checkpoint.scratch.file("x"), "--other-gpu"}),
                 Exit::usage, "--other-gpu has no effect without --resume");
+}
+
+TEST_CASE("arithmetic: a checkpoint made by sm_90's attention is not continued by sm_80's") {
+  if (!available(Backend::cuda)) return;
+  const WithHopper use;
+  if (!has_hopper()) return;  // another GPU
+  const Counting data;
+  const TrainOptions o = tiny_options(gpu);
+  const Checkpoint checkpoint(o);
+  Trainer(o, data, checkpoint.dir);
+  ::setenv("CROSSPLY_NO_HOPPER", "1", 1);
+  check_fails(Exit::device, {checkpoint.path, "attention was sm_90, is sm_80", "--other-gpu"},
+              [&] { Trainer(o, data, checkpoint.dir); });
+  ::unsetenv("CROSSPLY_NO_HOPPER");
 }
 
 TEST_CASE("arithmetic: --other-gpu is said in one line of the run") {

@@ -88,6 +88,12 @@ TEST_CASE("attention_hopper: is what attention does, cached or not, where there 
       const WithHopper use;
       CHECK(hopper_serves(z));
       attend(twice);
+      auto without = poisoned<bf16>(s.T * s.H * s.D);
+      ::setenv("CROSSPLY_NO_HOPPER", "1", 1);
+      CHECK(!hopper_serves(z));
+      attend(without);
+      ::unsetenv("CROSSPLY_NO_HOPPER");
+      CHECK(without == once);
     }
     CHECK(once != twice);  // tiles of other sizes are summed in another order
     check_close("out", twice, convert<double>(once), 0x1p-7, 0x1p-7);

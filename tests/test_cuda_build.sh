@@ -83,6 +83,24 @@ for kernel in "${!registers[@]}"; do
     fi
   done
 done
+# panel_memory of kernels/cuda/hopper.cuh checks an address at run time: neither compiler may drop that.
+if [[ $architectures != *90a* ]]; then
+  :
+elif dump=$(command -v cuobjdump || ls "$(dirname "$nvcc")/cuobjdump" 2>/dev/null); then
+  unchecked=$(
+    for part in forward backward; do
+      "$dump" -sass -arch sm_90a "$build/CMakeFiles/cuda_kernels.dir/kernels/attention/attention_hopper_$part.cu.o"
+    done | awk '/Function :/ {name = $3; ++count; left[name]} /BPT.TRAP/ {delete left[name]}
+      END {for (name in left) print name; if (count < 6) print "of 6 kernels only", count + 0}'
+  )
+  if [ -n "$unchecked" ]; then
+    failures=$((failures + 1))
+    printf 'no check of the alignment of shared memory: %s\n' $unchecked
+  fi
+else
+  echo "no cuobjdump here: the check of the alignment of shared memory was not looked for"
+fi
+
 # Comm by NCCL compiles with the real nccl.h that CMake has found, and the library, if it is here, opens without a GPU.
 nccl=$(sed -n 's/^NCCL_INCLUDE:PATH=//p' "$build/CMakeCache.txt")
 if [ -e "$nccl/nccl.h" ]; then

@@ -103,7 +103,7 @@ TEST_CASE("emulator lanes: a recording of both does each time what was recorded"
     transfer(y.data, x.data);
     wait_for_transfers(mark_transfers());
     emulator::enqueue([=, to = x.data, from = y.data] { *to += *from; });
-    const auto graph = end_capture();
+    const auto graph = end_capture().graph;
     CHECK(value_of(x) == 1);
     const OnDevice<float> z(std::vector<float>{0});
     for (const float want : {4.f, 16.f, 64.f}) {
@@ -112,6 +112,41 @@ TEST_CASE("emulator lanes: a recording of both does each time what was recorded"
       launch_graph(graph);
       CHECK(value_of(x) == want);
     }
+  }
+}
+
+TEST_CASE("emulator lanes: work whose recording is refused is done as it comes, unless it has transfers") {
+  const auto device = make_cuda_device();
+  for (const emulator::Refused at : {emulator::Refused::begin, emulator::Refused::end}) {
+    CAPTURE(static_cast<int>(at));
+    const Lanes lanes(emulator::Transfers::lazy);
+    const OnDevice<float> x(std::vector<float>{1}), y(std::vector<float>{1});
+    Recording recorded, refused, of_ranks;
+    const auto doubles = [to = x.data] { emulator::enqueue([to] { *to *= 2; }); };
+    const auto moves = [&, to = y.data, from = x.data] {
+      transfer(to, from);
+      wait_for_transfers(mark_transfers());
+    };
+    for (int i = 0; i < 3; ++i) device->replay(recorded, doubles);
+    CHECK(value_of(x) == 8);
+    device->replay(of_ranks, moves);
+    CHECK(value_of(y) == 8);
+
+    {
+      const RefusedCaptures from_now_on(at);
+      for (const float want : {16.f, 32.f, 64.f}) {
+        device->replay(refused, doubles);
+        CHECK(value_of(x) == want);
+      }
+      device->replay(recorded, doubles);  // what was recorded before stays
+      CHECK(value_of(x) == 128);
+      CHECK_THROWS_WITH_AS(device->replay(of_ranks, moves), doctest::Contains("the emulator refuses to"), Error);
+      CHECK(!emulator::captures());
+    }
+    CHECK((recorded.graph != nullptr && refused.graph == nullptr));
+    device->replay(refused, doubles);  // and is not tried again
+    CHECK(refused.graph == nullptr);
+    CHECK(value_of(x) == 256);
   }
 }
 

@@ -8,32 +8,112 @@ build=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.." || exit 1
 box=$(mktemp -d)
 trap 'rm -rf "$box"' EXIT
-export OMP_NUM_THREADS=2 BIN=$build DEVICE=cpu SMALL=1 RESULTS=$box/results PYTHON=${PYTHON:-python3}
+export OMP_NUM_THREADS=2 BIN=$build PYTHON=${PYTHON:-python3}
 failures=0
 fail() {
   failures=$((failures + 1))
   echo "FAIL: $*"
   sed 's/^/  | /' "$box/output" 2>/dev/null | tail -8
 }
-for script in dev/gpu/*.sh; do bash -n "$script" || fail "$script is no script"; done
+for script in dev/gpu/*.sh dev/gpu/long/*.sh; do bash -n "$script" || fail "$script is no script"; done
 
-# Every name that a script gives to the tests is one that they have.
-{ grep -ohE "'-tce?=[^\$'][^']*'" dev/gpu/*.sh; sed -n '/for family in/,/; do/p' dev/gpu/*.sh | grep -oE "'[^']*'"; } |
-  sed -E "s/'//g; s/^-tce?=//" | tr , '\n' | sort -u >"$box/names"
-[ "$(wc -l <"$box/names")" -ge 25 ] || fail "only $(wc -l <"$box/names") names of tests were found in dev/gpu"
-while IFS= read -r name; do
-  "$build/tests" -c "-tc=$name" >"$box/output"
-  grep -qE 'filters: [1-9]' "$box/output" || fail "no test is called '$name'"
+# Every name that a script gives to the tests is one that they have, also where only those of the GPU are built.
+of_gpu=$(sed -nE 's/^set\(of_gpu "(.*)"\)$/\1/p' CMakeLists.txt)\|has_hopper\|NCCL
+{
+  grep -ohE "[\"']-(tc|tce|sf)=[^\"'\$]*[\"']" dev/gpu/*.sh dev/gpu/long/*.sh
+  sed -n '/for family in/,/; do/p' dev/gpu/long/sanitize.sh | grep -oE "'[^']*'" | sed "s/^'/'-tc=/"
+} | sed -E "s/[\"']//g" | sed -E ':a; s/^(-[a-z]+=)([^,]*),(.*)/\1\2\n\1\3/; P; D' | sort -u >"$box/names"
+[ "$(wc -l <"$box/names")" -ge 60 ] || fail "only $(wc -l <"$box/names") filters of tests were found in dev/gpu"
+while IFS= read -r filter; do
+  "$build/tests" -ltc -r=xml "${filter/-tce=/-tc=}" >"$box/output"
+  grep -q '<TestCase name' "$box/output" || { fail "no test is selected by $filter"; continue; }
+  [[ $filter != -tce=* ]] || continue
+  grep -oE 'filename="[^"]*"' "$box/output" | sed 's|.*tests/|tests/|; s/"//' | sort -u | xargs grep -qE -- "${of_gpu//\\|/|}" ||
+    fail "$filter selects no test of a GPU"
 done <"$box/names"
 
-# Gradients of a tiny model, from end to end; then what must not pass: too small a limit, a program that is not there,
-# and no time.
-dev/gpu/2_correct.sh >"$box/output" 2>&1 || fail "2_correct.sh fails on the CPU"
-grep -qE '^21 tensors, the largest relative error is [1-9.]+e-0[67], ' "$RESULTS/2_correct.log" || fail "no gradients were compared"
-[ "$(grep -cE '^ +[0-9]+ s  (tiny|resuming).* passed$' "$RESULTS/2_correct.log")" = 6 ] || fail "the summary has other steps"
-BIN=$box dev/gpu/2_correct.sh >"$box/output" 2>&1 && fail "2_correct.sh passes without programs"
-grep -q 'tiny: a model .*MISSING: ' "$box/output" || fail "nobody says what is missing"
-BUDGET=0 dev/gpu/2_correct.sh >"$box/output" 2>&1 && fail "2_correct.sh passes without time"
+# Each call from end to end on the CPU, without the longest steps.
+call() { OUT=$box/out DRY=${DRY-1} "$box/gpu/quarter.sh" "$@" >"$box/output" 2>&1; }
+has() { grep -qE -- "$1" "$box/out/summary.txt" || fail "no line of the summary matches '$1'"; }
+cp -r dev/gpu "$box/gpu"
+head -c 30000 README.md >"$box/gpu/losses_text.txt"
+SKIP='copies|by shape|a few' call first || fail "quarter.sh first fails on the CPU"
+has 'passed +20 losses of 124M, bf16$'
+has '^ +20 +[0-9.]+ '
+has 'own124 .* tokens/s  MFU'
+has 'failed or not done: 0$'
+RETEST='rope*,matmul: on a GPU*' SKIP='architectures|ops' call second || fail "quarter.sh second fails on the CPU"
+has 'passed +tests: again: rope\*$'
+has 'passed +tiny: gradients$'
+has 'passed +resuming, bf16: the same bits$'
+grep -qE '^21 tensors, the largest relative error is [1-9.]+e-0[67], ' "$box/out/all.log" || fail "no gradients were compared"
+call third && fail "quarter.sh third passes without text"
+has 'CANNOT: there is no text/'
+. tests/tiny_tokenizer.sh
+tiny_tokenizer >"$box/tokenizer.json"
+"$build/prepare" --tokenizer "$box/tokenizer.json" --val 0.1 --out "$box/gpu/text" CHANGELOG.md >"$box/output" 2>&1 || fail "no text"
+# From an archive, as stage.sh leaves it, in another directory, with a system's own commands only.
+mkdir -p "$box/crossply-x" "$box/elsewhere" "$box/tmp"
+ln -s "$build" "$box/crossply-x/bin"
+(cd "$box" && "$PYTHON" -m tarfile -c gpu/crossply-x.tar.xz crossply-x) || fail "no archive"
+(
+  PYTHON=$(command -v "$PYTHON")
+  cd "$box/elsewhere" && unset BIN
+  PATH=/usr/bin:/bin TMPDIR=$box/tmp call third
+) || fail "quarter.sh third fails on the CPU"
+rm "$box/gpu/crossply-x.tar.xz"
+left_behind=$(find "$box/tmp" "$box/elsewhere" -mindepth 1 | head -3)
+[ -z "$left_behind" ] || fail "quarter.sh leaves files behind: $left_behind"
+has 'passed +lime: 20 steps$'
+for file in curves.svg llama.metrics.jsonl lime.metrics.jsonl; do [ -s "$box/out/$file" ] || fail "third leaves no $file"; done
+BUDGET=5 call second && fail "quarter.sh second passes without time"
+has 'NO TIME: '
+"$box/gpu/quarter.sh" fourth >"$box/output" 2>&1
+[ $? = 64 ] || fail "quarter.sh does anything"
+
+# Where it cannot run, first ends at once, and says why in one line.
+mkdir "$box/bin" "$box/programs"
+stand_in() { printf '#!/bin/bash\n%s\n' "$2" >"$1" && chmod +x "$1"; }
+ln -s "$build/generate" "$box/programs/generate"
+stand_in "$box/bin/nvidia-smi" 'case "$*" in *compute_cap*) echo "$CAPABILITY" ;; *) echo "Driver Version: 580.1  CUDA Version: $DRIVER |" ;; esac'
+stand_in "$box/programs/tests" 'echo "ERROR: test case THREW exception: cannot open libcublasLt.so.13; tried: the loader"; exit 1'
+refused() { # WORDS CAPABILITY DRIVER
+  CAPABILITY=$2 DRIVER=$3 PATH=$box/bin:$PATH BIN=$box/programs DRY='' call first && fail "first passes: $1"
+  has "CANNOT run here: .*$1"
+  grep -qE 'GPU copies|tests:' "$box/out/summary.txt" && fail "first goes on: $1"
+}
+refused 'compute capability is 8.0; the package is for 9.0' 8.0 13.0
+refused 'the driver is for CUDA 12; the package needs one for CUDA 13' 9.0 12.8
+refused 'cannot open libcublasLt.so.13' 9.0 13.1
+stand_in "$box/bin/nvidia-smi" 'echo "NVIDIA-SMI has failed"; exit 9'
+refused 'no GPU: nvidia-smi says: NVIDIA-SMI has failed' 0 0
+stand_in "$box/bin/nvidia-smi" 'case "$*" in *compute_cap*) echo 9.0 ;; *) echo "CUDA Version: 13.0" ;; esac'
+stand_in "$box/programs/tests" 'echo "Tests of the GPU are skipped: no usable GPU: cudaErrorNoDevice"'
+refused 'Tests of the GPU are skipped: no usable GPU' 0 0
+stand_in "$box/programs/tests" 'printf "TEST CASE:  convert: one\nERROR: CHECK( 1 == 2 ) is NOT correct\n"; exit 1'
+BUDGET=60 PATH=$box/bin:$PATH BIN=$box/programs DRY='' call first && fail "first passes though no test does"
+has 'FAILED \(1\) the GPU works$'
+has 'FAILED \(1\) tests: '
+grep -q 'CANNOT run' "$box/out/summary.txt" && fail "a wrong number ends the call"
+
+# A test that fails is run again alone; one that hangs is named; a signal ends all of it.
+stand_in "$box/programs/tests" 'printf "TEST CASE:  attention: one\nerror: cudaErrorX, bad\n"; exit 1'
+BIN=$box/programs RETEST='attention*' SKIP='gradients|resuming|tiny|ops|archi|serve' call second && fail "a failing test passes"
+has 'FAILED \(1\) tests: again: attention'
+has 'FAILED \(1\)   alone, blocking: attention: one'
+has '\| +1 error: cudaErrorX, bad'
+grep -qx 'attention: one' "$box/out/failed_cases.txt" || fail "nobody names the case that failed"
+nap=1$$ # seconds that nobody else sleeps
+stand_in "$box/programs/tests" "case \"\$*\" in -ltc*) printf 'rope: a\\nrope: b\\n' ;; *) echo '0.1 s: rope: a' && exec sleep $nap ;; esac"
+BUDGET=16 BIN=$box/programs RETEST='rope*' SKIP='serve' call second && fail "a test that hangs passes"
+has 'NOT DONE after [0-9]+ s tests: again: rope'
+grep -qx 'hung: rope: b' "$box/out/failed_cases.txt" || fail "nobody names the case that hangs"
+BIN=$box/programs RETEST='rope*' SKIP='serve' OUT=$box/out DRY=1 "$box/gpu/quarter.sh" second >"$box/output" 2>&1 &
+for ((i = 0; i < 100; ++i)); do pgrep -f "^sleep $nap\$" >/dev/null && break || sleep 0.1; done
+kill -TERM $!
+wait $! && fail "a signal is no failure"
+pgrep -f "^sleep $nap\$" >/dev/null && fail "a signal leaves processes behind"
+has 'ENDED by a signal'
 seq 2000 >"$box/text"
 awk 'BEGIN {for (i = 0; i < 65; ++i) print (i * 37) % 256}' >"$box/tokens"
 "$build/train_llama" --data "text:$box/text" --steps 0 --vocab 256 --width 16 --layers 1 --heads 2 --ffn 24 --seq 32 \
@@ -49,15 +129,17 @@ done
   fail "bf16 is twice as far from fp32 as fp32"
 
 # What ends well without a GPU, or without having seen a kernel, has not passed. The sanitizers see every family.
-mkdir "$box/bin"
-stand_in() { printf '#!/bin/sh\n%s\n' "$2" >"$1" && chmod +x "$1"; }
-stand_in "$box/bin/tests" 'echo "Tests of the GPU are skipped: no usable GPU"'
+stand_in "$box/programs/tests" 'echo "Tests of the GPU are skipped: no usable GPU"'
 stand_in "$box/bin/compute-sanitizer" 'shift 4; exec "$@"'
-for device in cuda cpu; do
-  PATH=$box/bin:$PATH BIN=$box/bin DEVICE=$device TOOLS=memcheck dev/gpu/3_sanitize.sh >"$box/output" 2>&1
+for dry in '' 1; do
+  PATH=$box/bin:$PATH BIN=$box/programs OUT=$box/out DRY=$dry TOOLS=memcheck dev/gpu/long/sanitize.sh >"$box/output" 2>&1
   code=$?
-  [ "$code:$device" = 1:cuda ] || [ "$code:$device" = 0:cpu ] || fail "3_sanitize.sh ends with $code where the tests are skipped on $device"
+  [ "$code:$dry" = 1: ] || [ "$code:$dry" = 0:1 ] || fail "sanitize.sh ends with $code where the tests are skipped, DRY='$dry'"
 done
+SKIP='^([^l]|l[^l])' BIN=$build OUT=$box/out DRY=1 dev/gpu/long/gradients.sh >"$box/output" 2>&1 ||
+  fail "gradients.sh fails on the CPU"
+has 'passed +llama: gradients$'
+BIN=$build OUT=$box/out DRY=1 PARTS=machine ROUNDS=1 dev/gpu/long/where.sh >"$box/output" 2>&1 || fail "where.sh fails on the CPU"
 
 # Two ranks that share a GPU are two machines to NCCL; one rank's weights are asked of both. A trainer whose weights are
 # others, or that does not end with 76 when a rank is lost, does not pass.
@@ -65,12 +147,12 @@ stand_in "$box/bin/trainer" 'weights=${SAME:-${WORLD_SIZE:-1}}
 while [ "$1" != --out ]; do shift; done
 mkdir -p "$2/step_00000008" && echo $weights >"$2/step_00000008/model.safetensors" && echo "$RANK ${NCCL_HOSTID:-}"
 [ -z "${CROSSPLY_FAULT:-}" ] || { echo "$CROSSPLY_FAULT"; [ "$RANK" = 1 ] && kill -9 $$; exit "$CODE"; }'
-SAME=1 dev/gpu/two_ranks.sh "$box/bin/trainer" >"$box/output" 2>&1 || fail "two_ranks.sh does not pass with the same bits"
+SAME=1 dev/gpu/long/two_ranks.sh "$box/bin/trainer" >"$box/output" 2>&1 || fail "two_ranks.sh does not pass with the same bits"
 [ "$(grep -cE '^([01]) rank\1$' "$box/output")" = 2 ] || fail "two ranks have one name of a machine"
-dev/gpu/two_ranks.sh "$box/bin/trainer" >"$box/output" 2>&1 && fail "two_ranks.sh passes with other bits"
-CODE=76 dev/gpu/lost_rank.sh kill "$box/bin/trainer" >"$box/output" 2>&1 || fail "lost_rank.sh does not pass with 76"
+dev/gpu/long/two_ranks.sh "$box/bin/trainer" >"$box/output" 2>&1 && fail "two_ranks.sh passes with other bits"
+CODE=76 dev/gpu/long/lost_rank.sh kill "$box/bin/trainer" >"$box/output" 2>&1 || fail "lost_rank.sh does not pass with 76"
 grep -qx '1:3:kill' "$box/output" || fail "no rank is lost"
-CODE=71 dev/gpu/lost_rank.sh kill "$box/bin/trainer" >"$box/output" 2>&1 && fail "lost_rank.sh passes with 71"
+CODE=71 dev/gpu/long/lost_rank.sh kill "$box/bin/trainer" >"$box/output" 2>&1 && fail "lost_rank.sh passes with 71"
 
 # make bench-gpu builds for CUDA though no flag says so, and measures though a test fails; its exit code tells.
 for codes in "0 0" "3 0" "0 4"; do

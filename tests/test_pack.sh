@@ -64,6 +64,13 @@ expect 71 'error: (no usable GPU|this build has no CUDA)' train_lime "${tiny[@]}
 expect 64 'usage: ' lime_by_hand --help
 
 if [ -n "$package" ]; then
+  # The page names the glibc that a package built on Debian 12 needs; other systems' compilers ask for others.
+  glibc=$(objdump -T "$root"/crossply/bin/{crossply,tests,lime_by_hand} | grep -oE 'GLIBC_[0-9.]+' | sed 's/GLIBC_//' | sort -Vu | tail -1)
+  page=$(grep -oE 'Debian 12 it needs glibc [0-9.]+' <(tr '\n' ' ' <README.md) | grep -oE '[0-9.]+$')
+  if [ "$(. /etc/os-release && echo "$ID $VERSION_ID")" = 'debian 12' ] && [ "$glibc" != "$page" ]; then
+    failures=$((failures + 1))
+    echo "FAIL: the package needs glibc $glibc; README.md says ${page:-nothing}"
+  fi
   commit=$(basename "$package" | cut -d- -f2)
   expect 0 "commit $commit" train_lime --version
   expect 64 'its programs.* bench .* train_lime' crossply

@@ -98,7 +98,7 @@ TEST_CASE("real sizes: add, gelu, swiglu and convert") {
 
 // Beyond 2^31 elements: numbers that repeat every 1,000,003, which no power of two is a multiple of, so that an index
 // that wraps around meets others. Two ops with 16 bytes a thread, two with an element, because their count is odd.
-TEST_CASE("real sizes: more elements than an int counts") {
+TEST_CASE("more elements than an int counts: add, copy, gelu and swiglu") {
   if (!available(Backend::cuda)) return;
   const int64_t most = sized((int64_t{1} << 31) + 100'008, int64_t{5008}), period = sized(1'000'003, 1003);
   const size_t bytes = static_cast<size_t>(most) * 2;

@@ -8,8 +8,12 @@
 #include <nlohmann/json.hpp>
 
 #include "models/registry.h"
+#if !CROSSPLY_CUDA
+#include "kernels/cuda/emulator.h"
+#endif
 #include "tests/backends.h"
 #include "tests/check.h"
+#include "tests/program.h"
 #include "tests/temp_dir.h"
 #include "tests/tiny.h"
 #include "train/trainer.h"
@@ -389,6 +393,48 @@ TEST_CASE("train: a recorded step has the bits of a plain one, at every rate and
     CHECK(weights(recorded) == weights(plain));
   }
 }
+
+#if !CROSSPLY_CUDA
+TEST_CASE("train: steps that the GPU refuses to record have the bits of recorded ones, and one line says so") {
+  const TempDir scratch;
+  const Counting data(12);
+  TrainOptions o = tiny_options("lime");
+  o.device = gpu, o.accumulate = 2;
+  Trainer recorded(o, data);
+  for (int step = 0; step < 4; ++step) recorded.step();
+  for (const emulator::Refused at : {emulator::Refused::begin, emulator::Refused::end}) {
+    const RefusedCaptures refused(at);
+    Trainer plain(o, data);
+    for (int step = 0; step < 4; ++step) plain.step();
+    CHECK(weights(recorded) == weights(plain));
+    const Outcome run = train(scratch, {"--data",
+                                        "arith:3",
+                                        "--width",
+                                        "8",
+                                        "--ffn",
+                                        "8",
+                                        "--layers",
+                                        "1",
+                                        "--heads",
+                                        "1",
+                                        "--steps",
+                                        "4",
+                                        "--accumulate",
+                                        "2",
+                                        "--eval-samples",
+                                        "1",
+                                        "--answer-samples",
+                                        "0",
+                                        "--device",
+                                        gpu,
+                                        "--out",
+                                        scratch.file(at == emulator::Refused::end ? "end" : "begin")});
+    const std::string note = "note: a step may take longer, because CUDA does not record it: the emulator refuses to ";
+    check_outcome(run, Exit::done, note);
+    CHECK_MESSAGE(run.output.find(note) == run.output.rfind(note), run.output);
+  }
+}
+#endif
 
 TEST_CASE("train: the same seed gives the same run, another seed another") {
   const Counting data(10);

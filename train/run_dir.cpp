@@ -10,11 +10,11 @@
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <thread>
 
 #include "engine/new_directory.h"
 #include "engine/printable.h"
+#include "engine/rng.h"
 #include "engine/shell.h"
 #include "models/checkpoint.h"
 #include "models/modelling_file.h"
@@ -35,10 +35,7 @@ std::string read_mark(const std::string& run_dir) {
   }
 }
 
-std::string random_number() {
-  std::random_device source;
-  return str(std::hex, uint64_t{source()} << 32 | source(), "-", uint64_t{source()} << 32 | source());
-}
+std::string random_number() { return str(std::hex, system_random_bits(), "-", system_random_bits()); }
 
 }  // namespace
 

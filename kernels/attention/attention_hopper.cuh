@@ -32,20 +32,25 @@ struct BlockPlace {
   int b, h, tile;  // h: of a batch's heads
 };
 struct Sections {
-  int64_t heads, at_once;  // of all batches; of a section
-  int heads_of_batch, tiles;
+  uint32_t heads, at_once;  // of all batches; of a section
+  uint32_t heads_of_batch, tiles;
   bool last_first;  // of the tiles of a head
 
-  __device__ BlockPlace place(int64_t block) const {
-    const int64_t section = block / (at_once * tiles), first = section * at_once;
-    const int64_t within = block - first * tiles, count = heads - first < at_once ? heads - first : at_once;
-    const int head = static_cast<int>(first + within % count), tile = static_cast<int>(within / count);
-    return {head / heads_of_batch, head % heads_of_batch, last_first ? tiles - 1 - tile : tile};
+  uint32_t blocks() const { return heads * tiles; }
+
+  // In 32 bits: a division of 64 takes some hundred instructions, at the beginning of every block.
+  __device__ BlockPlace place(uint32_t block) const {
+    const uint32_t section = block / (at_once * tiles), first = section * at_once;
+    const uint32_t within = block - first * tiles, count = heads - first < at_once ? heads - first : at_once;
+    const uint32_t head = first + within % count, tile = within / count;
+    return {static_cast<int>(head / heads_of_batch), static_cast<int>(head % heads_of_batch),
+            static_cast<int>(last_first ? tiles - 1 - tile : tile)};
   }
 };
 // Of blocks that take a tile of queries, of which the last see the most keys; of keys, which the most see of the first.
-Sections sections_of_queries(const AttentionSizes& z, int tiles);
-Sections sections_of_keys(const AttentionSizes& z, int tiles);
+// Throw Exit::internal where a grid has no room for a block for each tile.
+Sections sections_of_queries(const AttentionSizes& z, int64_t tiles);
+Sections sections_of_keys(const AttentionSizes& z, int64_t tiles);
 
 #if CROSSPLY_HOPPER
 

@@ -324,16 +324,15 @@ __global__ void __launch_bounds__(threads, 1)
 void attention_backward_hopper(const AttentionBackward<bf16>& g, const AttentionSizes& z) {
   const auto run = [&](auto width) {
     constexpr int D = width, queries = KeyBlock<D>::rows;
-    const auto tiles = static_cast<int>(blocks_of(z.T, block_rows));
+    const int64_t tiles = blocks_of(z.T, block_rows);
     const TensorMap k = map_of_keys(g.k, z, block_rows), v = map_of_keys(g.v, z, block_rows);
     const float factor = g.scale * log2_of_e;
     const Sections keys = sections_of_keys(z, tiles), rows = sections_of_queries(z, tiles);
-    launch({"attention_dkdv_hopper", static_cast<uint32_t>(keys.heads * tiles), threads, KeyBlock<D>::shared_bytes},
+    launch({"attention_dkdv_hopper", keys.blocks(), threads, KeyBlock<D>::shared_bytes},
            attention_hopper_dkdv_kernel<D>, g, map_of_queries(g.q, z, queries), k, v,
            map_of_queries(g.dout, z, queries), z, keys, factor);
-    launch({"attention_dq_hopper", static_cast<uint32_t>(rows.heads * tiles), threads, QueryBlock<D>::shared_bytes},
-           attention_hopper_dq_kernel<D>, g, map_of_queries(g.q, z, block_rows), k, v,
-           map_of_queries(g.dout, z, block_rows), z, rows, factor);
+    launch({"attention_dq_hopper", rows.blocks(), threads, QueryBlock<D>::shared_bytes}, attention_hopper_dq_kernel<D>,
+           g, map_of_queries(g.q, z, block_rows), k, v, map_of_queries(g.dout, z, block_rows), z, rows, factor);
   };
   if (z.D == 64) run(std::integral_constant<int, 64>{});
   else run(std::integral_constant<int, 128>{});

@@ -232,17 +232,24 @@ int64_t heads_at_once(int64_t bytes) {
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(cached / bytes, 1))));
 }
 
+Sections sections_of(int64_t B, int64_t heads_of_batch, int64_t at_once, int64_t tiles, bool last_first) {
+  const int64_t heads = B * heads_of_batch;
+  CHECK_THAT(heads * tiles <= INT32_MAX, "attention: ", heads, " heads of ", tiles, " tiles are too many for a grid");
+  const auto small = [](int64_t n) { return static_cast<uint32_t>(n); };
+  return {small(heads), small(std::min(at_once, heads)), small(heads_of_batch), small(tiles), last_first};
+}
+
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
 
-Sections sections_of_queries(const AttentionSizes& z, int tiles) {
+Sections sections_of_queries(const AttentionSizes& z, int64_t tiles) {
   const int64_t bytes = 2 * (z.pos + z.T) * z.D * int64_t{sizeof(bf16)};
-  return {z.B * z.H, std::min(heads_at_once(bytes) * z.group, z.B * z.H), static_cast<int>(z.H), tiles, true};
+  return sections_of(z.B, z.H, heads_at_once(bytes) * z.group, tiles, true);
 }
-Sections sections_of_keys(const AttentionSizes& z, int tiles) {
+Sections sections_of_keys(const AttentionSizes& z, int64_t tiles) {
   const int64_t bytes = 2 * z.group * z.T * z.D * int64_t{sizeof(bf16)};
-  return {z.B * z.K, std::min(heads_at_once(bytes), z.B * z.K), static_cast<int>(z.K), tiles, false};
+  return sections_of(z.B, z.K, heads_at_once(bytes), tiles, false);
 }
 
 void attention_forward_hopper(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v,
@@ -250,11 +257,10 @@ void attention_forward_hopper(bf16* out, float* lse, const bf16* q, const bf16* 
   const auto run = [&](auto width) {
     constexpr int D = width;
     using F = Forward<D>;
-    const Sections sections = sections_of_queries(z, static_cast<int>(blocks_of(z.T, F::queries)));
-    launch({"attention_forward_hopper", static_cast<uint32_t>(sections.heads * sections.tiles), F::threads,
-            F::shared_bytes},
-           attention_hopper_kernel<D>, out, lse, map_of_queries(q, z, F::queries), map_of_keys(k, z, F::keys),
-           map_of_keys(v, z, F::keys), z, sections, scale * log2_of_e);
+    const Sections sections = sections_of_queries(z, blocks_of(z.T, F::queries));
+    launch({"attention_forward_hopper", sections.blocks(), F::threads, F::shared_bytes}, attention_hopper_kernel<D>,
+           out, lse, map_of_queries(q, z, F::queries), map_of_keys(k, z, F::keys), map_of_keys(v, z, F::keys), z,
+           sections, scale * log2_of_e);
   };
   if (z.D == 64) run(std::integral_constant<int, 64>{});
   else run(std::integral_constant<int, 128>{});

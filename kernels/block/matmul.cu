@@ -48,6 +48,15 @@ ProductKind kind_of(const Matrix& c, const Matrix& a, const Matrix& b, const Pro
   return kind;
 }
 
+// cuBLASLt may read a bias by as many bytes at once, and no preference tells it where the bias lies. An address that
+// is no multiple gives error 716, after which a process can use the GPU no more.
+constexpr int64_t bias_alignment = 16;
+bool is_aligned(const void* bias) { return reinterpret_cast<uintptr_t>(bias) % bias_alignment == 0; }
+void check_bias(const Bias& bias, Dtype dtype) {
+  CHECK_THAT(is_aligned(bias.data) && bias.apart * static_cast<int64_t>(size_of(dtype)) % bias_alignment == 0,
+             "a bias that is not at a multiple of ", bias_alignment, " bytes");
+}
+
 std::string text_of(const ProductSize& z) {
   return str(z.batch, " products of ", z.M, " x ", z.K, " by ", z.K, " x ", z.N);
 }
@@ -172,13 +181,14 @@ cublasStatus_t run(const Plan& plan, const Product& p, const Choice& choice, voi
                         cuda_stream());
 }
 
-// Whether these addresses are as the algorithm needs them, which cuBLASLt does not look at itself.
+// Whether these addresses are as the algorithm needs them, which cuBLASLt does not look at itself. An algorithm that
+// does not say what it needs suits: not every one answers, and the heuristic was told the alignments.
 bool suits(const cublasLtMatmulAlgo_t& algorithm, const Product& p) {
   const auto good = [&](cublasLtMatmulAlgoCapAttributes_t attribute, const void* data, const Matrix& of) {
-    uint32_t least = 0;
+    uint32_t min = 0;
     size_t bytes = 0;
-    CHECK_CUBLAS(cublasLtMatmulAlgoCapGetAttribute(&algorithm, attribute, &least, sizeof least, &bytes), p.z);
-    return least <= alignment_of(data, of);
+    const cublasStatus_t status = cublasLtMatmulAlgoCapGetAttribute(&algorithm, attribute, &min, sizeof min, &bytes);
+    return status != CUBLAS_STATUS_SUCCESS || min <= alignment_of(data, of);
   };
   return good(CUBLASLT_ALGO_CAP_MIN_ALIGNMENT_A_BYTES, p.b.data, p.b) &&
          good(CUBLASLT_ALGO_CAP_MIN_ALIGNMENT_B_BYTES, p.a.data, p.a) &&
@@ -221,8 +231,10 @@ std::vector<Choice> ask_heuristic(const Plan& plan, const Product& p, bool all_w
   return offers;
 }
 
-// Milliseconds that the GPU takes for some work.
+// Milliseconds that the GPU takes for some work, the mean of some in a row: events are precise to half a microsecond,
+// and a small product takes five.
 struct Timer {
+  static constexpr int in_a_row = 4;
   cudaEvent_t begin, end;
   Timer() {
     CHECK_CUDA(cudaEventCreate(&begin));
@@ -231,33 +243,35 @@ struct Timer {
   ~Timer() { cudaEventDestroy(begin), cudaEventDestroy(end); }
   template <class F>
   float time(F&& work) const {
-    // While the GPU fills the workspace, the host gets ahead of it; otherwise launching would be timed.
-    fill_device_memory(scratch<std::byte>(workspace_bytes, matmul_slot), 0, workspace_bytes);
+    // While the GPU fills the workspace, the host gets ahead of it; otherwise launching would be timed. A fill takes
+    // about as long as the host needs for one launch, so there is one for each.
+    for (int i = 0; i < in_a_row; ++i)
+      fill_device_memory(scratch<std::byte>(workspace_bytes, matmul_slot), 0, workspace_bytes);
     float taken = 0;
     CHECK_CUDA(cudaEventRecord(begin, cuda_stream()));
-    work();
+    for (int i = 0; i < in_a_row; ++i) work();
     CHECK_CUDA(cudaEventRecord(end, cuda_stream()));
     CHECK_CUDA(cudaEventSynchronize(end));
     CHECK_CUDA(cudaEventElapsedTime(&taken, begin, end));
-    return taken;
+    return taken / in_a_row;
   }
 };
 
 // Times the offers, writing to `to`: each once to load it, which takes longer and is not timed, then the least of
-// three. A kind of product gets about 30 ms of the GPU, so of large ones some offers go untried.
+// two. A kind of product gets about 30 ms of the GPU, so of large ones some offers go untried.
 std::vector<float> time_offers(const std::vector<Choice>& offers, const Plan& plan, const Product& p, void* to) {
-  constexpr float most = 30, is_long = 2;
+  constexpr float most = 30, is_long = 0.5f;
   const Timer timer;
   std::vector<float> times;
   float spent = 0;
   for (const Choice& offer : offers) {
     float least = std::numeric_limits<float>::infinity();
     const bool runs = spent < most && run(plan, p, offer, to) == CUBLAS_STATUS_SUCCESS;
-    for (int round = 0; runs && round < 3; ++round) {
+    for (int round = 0; runs && round < 2; ++round) {
       const float taken = timer.time([&] { CHECK_CUBLAS(run(plan, p, offer, to), p.z); });
       least = std::min(least, taken);
-      spent += round == 0 ? 2 * taken : taken;  // with the first run, which no event could time
-      if (taken > is_long) break;               // and so precise
+      spent += (Timer::in_a_row + (round == 0)) * taken;  // with the first run, which no event could time
+      if (taken > is_long) break;                         // and so precise
     }
     times.push_back(least);
   }
@@ -304,6 +318,7 @@ bool multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSi
               const Bias& bias, const Gelu& gelu) {
   static std::map<ProductKind, Plan> plans;
   static std::set<ProductKind> refused;
+  check_bias(bias, c.dtype);
   const bool add = plus != nullptr;
   const Product p{c, a, b, z, add ? plus : c.data, add ? 1.f : 0.f, bias, gelu};
   const ProductKind kind = kind_of(c, a, b, z, p.addend, bias, gelu);
@@ -394,6 +409,7 @@ void with_order(const Choice& choice, F&& body) {
 
 bool multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus,
               const Bias& bias, const Gelu& gelu) {
+  check_bias(bias, c.dtype);
   const ProductKind kind = kind_of(c, a, b, z, plus != nullptr ? plus : c.data, bias, gelu);
   const Choice* found = find_choice(kind);
   const Choice choice = found != nullptr ? *found : keep_choice(kind, choose_for(z));
@@ -456,7 +472,15 @@ Matrix padded_copy(const Tensor& of, int64_t rows, int64_t columns, int64_t to_r
 // Whether products do it: on older GPUs they are slower with it than without and a pass more, as others have measured.
 bool does_gelu() { return compute_capability() >= 90; }
 
-constexpr int narrow_slot = 0, weight_slot = 1;  // both at once
+constexpr int narrow_slot = 0, weight_slot = 1, bias_slot = 2;  // all at once
+
+// The bias, or an aligned copy of it. Models have aligned ones.
+const void* aligned_bias(const Tensor& bias) {
+  if (is_aligned(bias.data)) return bias.data;
+  void* copy = scratch<std::byte>(static_cast<int64_t>(bias.bytes()), bias_slot);
+  copy_on_device(copy, bias.data, bias.bytes());
+  return copy;
+}
 
 // Elements from tensor i of the list to the next one, as from each of n to the next; 0 for one alone.
 int64_t distance(Tensors list, size_t i, size_t n) {
@@ -476,6 +500,7 @@ size_t count_together(Tensors rows, Tensors weights, Tensors biases, size_t i) {
     if (!goes_on(rows, end) || !goes_on(weights, end)) break;
     if (biases.empty() || (biases[end].data == nullptr && biases[i].data == nullptr)) continue;
     if (biases[end].data == nullptr || biases[i].data == nullptr || !goes_on(biases, end)) break;
+    if (!is_aligned(biases[end].data) || !is_aligned(biases[i].data)) break;
   }
   return end - i;
 }
@@ -504,7 +529,7 @@ void matmul_forward_cuda(Tensors outs, const Tensor& inp, Tensors weights, int64
       Matrix out = rows_of(to, O);
       out.apart = distance(outs, i, n);
       return multiply(out, rows_of(inp, C), weight, {rows, O, C, static_cast<int64_t>(n)}, addend.data,
-                      {bias.data, biases.empty() ? 0 : distance(biases, i, n)}, gelu);
+                      {aligned_bias(bias), biases.empty() ? 0 : distance(biases, i, n)}, gelu);
     };
     if (activated.data != nullptr && does_gelu() && write(activated, {outs[i].data})) continue;
     write(outs[i], {});
@@ -560,7 +585,7 @@ void matmul_quantized_cuda(const Grad& out, const Quantized& a, const Quantized&
     return matrix;
   };
   multiply(rows_of(out, N), factor(a), transposed(factor(b)), {M, N, K, 1, fast}, out.add ? out.data : addend.data,
-           {bias.data});
+           {aligned_bias(bias)});
 }
 
 }  // namespace crossply

@@ -23,7 +23,8 @@ struct ProductSize {
   bool fast = false;  // of eight bits, on sm_90: sums of fewer bits
 };
 
-// A row (N) that is added to each row of matrix i: data + i * apart, of the type of c; null: none.
+// A row (N) that is added to each row of matrix i: data + i * apart, of the type of c, at multiples of 16 bytes; null:
+// none.
 struct Bias {
   const void* data = nullptr;
   int64_t apart = 0;

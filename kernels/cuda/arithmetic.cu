@@ -2,6 +2,7 @@
 
 #include "engine/numbers.h"
 #include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/hopper.h"
 
 #if CROSSPLY_CUDA
 #include <cublasLt.h>
@@ -20,6 +21,9 @@ std::string text_of(const ProductKind& kind) {
   for (const int64_t part : kind) text += str(text.empty() ? "" : " ", part);
   return text;
 }
+
+// By the generation that they are for, which also the environment decides.
+std::string attention_kernels() { return has_hopper() ? "sm_90" : "sm_80"; }
 
 constexpr std::string_view digits = "0123456789abcdef";
 
@@ -108,12 +112,15 @@ std::map<std::string, std::string> gpu_versions() {
                       " multiprocessors")},
           {"driver's CUDA version", std::to_string(driver)},
           {"CUDA runtime", std::to_string(runtime)},
-          {"cuBLASLt", std::to_string(cublasLtGetVersion())}};
+          {"cuBLASLt", std::to_string(cublasLtGetVersion())},
+          {"attention", attention_kernels()}};
 }
 
 #else
 
-std::map<std::string, std::string> gpu_versions() { return {{"GPU", describe_gpu()}}; }
+std::map<std::string, std::string> gpu_versions() {
+  return {{"GPU", describe_gpu()}, {"attention", attention_kernels()}};
+}
 
 #endif
 

@@ -26,7 +26,7 @@ constexpr size_t choice_bytes = 1;
 #endif
 using Choice = std::array<uint8_t, choice_bytes>;
 
-// GPU, driver, CUDA runtime, cuBLASLt: by what it is of, a version. Throws Exit::device.
+// GPU, driver, CUDA runtime, cuBLASLt, attention's kernels: by what it is of, a version. Throws Exit::device.
 std::map<std::string, std::string> gpu_versions();
 
 // Null where this kind has none yet. Choices stay where they are until forget_choices.

@@ -130,6 +130,7 @@ int64_t mark_transfers() {
   CHECK_CUDA(cudaEventRecord(event_of(++tickets), transfers()));
   return tickets;
 }
+int64_t transfers_so_far() { return tickets; }
 void wait_for_transfers(int64_t ticket) { CHECK_CUDA(cudaStreamWaitEvent(cuda_stream(), event_of(ticket), 0)); }
 void synchronize_transfers() { CHECK_CUDA(cudaStreamSynchronize(transfers())); }
 
@@ -243,7 +244,7 @@ struct Reading {
 void begin_copy_from_device(const void* device, size_t bytes) {
   if (reading.done == nullptr) CHECK_CUDA(cudaEventCreateWithFlags(&reading.done, cudaEventDisableTiming));
   if (reading.room < bytes) {
-    CHECK_CUDA(cudaFreeHost(std::exchange(reading.pinned, nullptr)));
+    if (reading.pinned != nullptr) CHECK_CUDA(cudaFreeHost(std::exchange(reading.pinned, nullptr)));
     CHECK_CUDA(cudaMallocHost(&reading.pinned, bytes));
     reading.room = bytes;
   }
@@ -266,14 +267,29 @@ void synchronize_device() {
   CHECK_CUDA(cudaStreamSynchronize(cuda_stream()));
 }
 
-void begin_capture() { CHECK_CUDA(cudaStreamBeginCapture(cuda_stream(), cudaStreamCaptureModeThreadLocal)); }
-std::shared_ptr<void> end_capture() {
-  cudaGraph_t graph;
-  CHECK_CUDA(cudaStreamEndCapture(cuda_stream(), &graph));
-  cudaGraphExec_t ready;
-  CHECK_CUDA(cudaGraphInstantiate(&ready, graph, 0));
-  CHECK_CUDA(cudaGraphDestroy(graph));
-  return {ready, [](void* old) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(old)); }};
+namespace {
+// "" unless the call was refused. An error that stays is reported by every later call, too.
+std::string refusal_of(cudaError_t error, const char* call, int line) {
+  if (error == cudaSuccess) return "";
+  cudaGetLastError();
+  const cudaError_t now = cudaStreamQuery(cuda_stream());
+  if (now != cudaSuccess && now != cudaErrorNotReady) check_cuda(now, call, __FILE__, line);
+  cudaGetLastError();
+  return str(call, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error));
+}
+}  // namespace
+std::string begin_capture() {
+  return refusal_of(cudaStreamBeginCapture(cuda_stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture",
+                    __LINE__);
+}
+Captured end_capture() {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t ready = nullptr;
+  std::string refusal = refusal_of(cudaStreamEndCapture(cuda_stream(), &graph), "cudaStreamEndCapture", __LINE__);
+  if (refusal.empty()) refusal = refusal_of(cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate", __LINE__);
+  if (graph != nullptr) CHECK_CUDA(cudaGraphDestroy(graph));
+  if (!refusal.empty()) return {nullptr, refusal};
+  return {{ready, [](void* old) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(old)); }}, ""};
 }
 void abandon_capture() {
   cudaGraph_t graph = nullptr;
@@ -339,8 +355,16 @@ void synchronize_device() {
   ++waits;
 }
 
-void begin_capture() { emulator::begin_capture(); }
-std::shared_ptr<void> end_capture() { return emulator::end_capture(); }
+std::string begin_capture() {
+  if (emulator::refuses_capture(emulator::Refused::begin)) return "the emulator refuses to begin";
+  emulator::begin_capture();
+  return "";
+}
+Captured end_capture() {
+  std::shared_ptr<void> graph = emulator::end_capture();
+  if (emulator::refuses_capture(emulator::Refused::end)) return {nullptr, "the emulator refuses to end"};
+  return {std::move(graph), ""};
+}
 void abandon_capture() { emulator::abandon_capture(); }
 void launch_graph(const std::shared_ptr<void>& graph) { emulator::launch(*static_cast<emulator::Works*>(graph.get())); }
 
@@ -350,6 +374,7 @@ void* transfer_stream() {
 }
 void start_transfers() { emulator::fork_transfers(); }
 int64_t mark_transfers() { return emulator::mark_transfers(); }
+int64_t transfers_so_far() { return emulator::transfers_asked(); }
 void wait_for_transfers(int64_t ticket) { emulator::join_transfers(ticket); }
 void synchronize_transfers() { emulator::finish_transfers(); }
 

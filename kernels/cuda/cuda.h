@@ -55,8 +55,15 @@ CUDA_TWIN int64_t device_waits();
 // Work on the stream between the two is not done but recorded, and done by every launch of the graph, with the pointers
 // and numbers that it was recorded with. Nothing in between may allocate, or wait for the device. abandon_capture,
 // after an error, forgets the recording. A graph frees itself.
-void begin_capture();
-std::shared_ptr<void> end_capture();
+//
+// CUDA may refuse to begin, to end or to make a graph of a recording; the device is as before, and the work was not
+// done. Then this says why, in CUDA's words; else it is "". They throw Exit::device after an error that stays.
+struct Captured {
+  std::shared_ptr<void> graph;  // null where it was refused
+  std::string refusal;
+};
+std::string begin_capture();
+Captured end_capture();
 void abandon_capture();
 void launch_graph(const std::shared_ptr<void>& graph);
 
@@ -66,7 +73,8 @@ void launch_graph(const std::shared_ptr<void>& graph);
 // waited for within its recording, and all transfers of a recording before its end.
 void* transfer_stream();  // a cudaStream_t
 void start_transfers();
-int64_t mark_transfers();  // a ticket: of all transfers so far
+int64_t mark_transfers();              // a ticket: of all transfers so far
+CUDA_TWIN int64_t transfers_so_far();  // grows with each transfer outside a recording
 void wait_for_transfers(int64_t ticket);
 void synchronize_transfers();  // the host waits for all of them
 

@@ -1,3 +1,5 @@
+#include <cstdio>
+
 #include "kernels/cuda/arithmetic.h"
 #include "kernels/cuda/cuda.h"
 
@@ -28,25 +30,45 @@ class CudaDevice : public Device {
   void replay(Recording& recording, const std::function<void()>& work) override {
     if (recording.runs++ == 0 || recording.scratch != scratch_moves()) {
       recording.graph = nullptr;
+      const int64_t transfers = transfers_so_far();
       work();
       recording.scratch = scratch_moves();
+      recording.transfers = transfers_so_far() != transfers;
       return;
     }
-    if (recording.graph == nullptr) {
-      begin_capture();
+    if (recording.graph == nullptr && !recording.refused) {
+      recording.graph = record(work, recording.transfers);
+      recording.refused = recording.graph == nullptr;
+    }
+    if (recording.refused) work();
+    else launch_graph(recording.graph);
+  }
+
+ private:
+  // Null where CUDA refuses. That costs speed only, unless ranks wait for each other in this work: NCCL wants all of
+  // them to record it, or none.
+  std::shared_ptr<void> record(const std::function<void()>& work, bool transfers) {
+    Captured captured{nullptr, begin_capture()};
+    if (captured.refusal.empty()) {
       try {
         work();
       } catch (...) {
         abandon_capture();
         throw;
       }
-      recording.graph = end_capture();
+      captured = end_capture();
     }
-    launch_graph(recording.graph);
+    if (captured.refusal.empty()) return captured.graph;
+    if (transfers) fail(Exit::device, "ranks must record what they do together, but ", captured.refusal);
+    if (!said_so_)
+      std::fprintf(stderr, "note: a step may take longer, because CUDA does not record it: %s\n",
+                   captured.refusal.c_str());
+    said_so_ = true;
+    return nullptr;
   }
 
- private:
   std::string description_;
+  bool said_so_ = false;
 };
 
 }  // namespace

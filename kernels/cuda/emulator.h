@@ -91,6 +91,7 @@ int64_t works_done();  // on the compute lane
 // waits for all that the compute lane did before.
 void enqueue_transfer(std::function<void()> begin, std::function<void()> run);
 void fork_transfers();
+int64_t transfers_asked();  // and not recorded
 int64_t mark_transfers();
 void join_transfers(int64_t ticket);  // of the same recording, or of none
 void finish_transfers();              // for the host
@@ -106,6 +107,10 @@ std::shared_ptr<Works>
 end_capture();  // throws Exit::internal if the compute lane does not wait for all transfers in it
 void abandon_capture();
 bool captures();
+// As CUDA may refuse a recording: from now on each one, at its begin or at its end.
+enum class Refused { nothing, begin, end };
+void refuse_captures(Refused at);
+bool refuses_capture(Refused at);
 void launch(const Works& works);
 // Throws Exit::device if this points into the host's memory; null does not. Asked of a kernel's pointers, not of those
 // in structs.

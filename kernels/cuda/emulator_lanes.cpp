@@ -92,6 +92,7 @@ void enqueue_transfer(std::function<void()> begin, std::function<void()> run) {
   }
   do_or_record({Work::transfer, std::move(run), std::move(begin)});
 }
+int64_t transfers_asked() { return asked; }
 void fork_transfers() {
   captured.forked = true;
   do_or_record({Work::fork, {}, {}});
@@ -120,6 +121,11 @@ std::shared_ptr<Works> end_capture() {
 }
 void abandon_capture() { captured.works = nullptr; }
 bool captures() { return captured.works != nullptr; }
+namespace {
+Refused refused = Refused::nothing;
+}
+void refuse_captures(Refused at) { refused = at; }
+bool refuses_capture(Refused at) { return at == refused; }
 void launch(const Works& works) {
   const int64_t before = asked;
   for (const Work& work : works) perform(work, before);

@@ -1,5 +1,8 @@
 #include "kernels/cuda/hopper.cuh"
 
+#include <cstdlib>
+#include <string_view>
+
 #if CROSSPLY_CUDA
 #include <cudaTypedefs.h>
 #endif
@@ -7,6 +10,7 @@
 namespace crossply {
 
 bool has_hopper() {
+  if (const char* off = std::getenv("CROSSPLY_NO_HOPPER"); off != nullptr && std::string_view(off) == "1") return false;
 #if !CROSSPLY_CUDA
   return emulator::hopper();
 #elif defined(CROSSPLY_SM90A)

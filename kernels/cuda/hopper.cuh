@@ -61,6 +61,11 @@ using Barrier = uint64_t;  // in shared memory
 __device__ __forceinline__ bf16* panel_memory() {
 #if CROSSPLY_CUDA
   extern __shared__ __align__(1024) unsigned char panels[];
+  // Before version 13.1 nvcc forgets this alignment if the kernel also has a __shared__ variable. Copies would then
+  // land at wrong addresses, so the kernel stops. Without the assembly nvcc assumes the alignment and drops the test.
+  uint32_t address;
+  asm volatile("mov.u32 %0, %1;" : "=r"(address) : "r"(shared_address(panels)));
+  if (address % 1024 != 0) __trap();
   return reinterpret_cast<bf16*>(panels);
 #else
   return static_cast<bf16*>(emulator::dynamic_shared());

@@ -176,7 +176,7 @@ TEST_CASE("stand-in: what may not be in a recording") {
       begin_capture();
       try {
         body(rank, x->tensor);
-        launch_graph(end_capture());
+        launch_graph(end_capture().graph);
       } catch (...) {
         abandon_capture();
         throw;
@@ -194,7 +194,7 @@ TEST_CASE("stand-in: what may not be in a recording") {
   check_both_say(recorded([](Rank& rank, const Tensor&) { rank.device->wait(); }), "a recording waits for the device");
   // One records, the other does not.
   check_both_say(recorded([](Rank& rank, const Tensor& x) {
-                   if (rank.place.rank == 1) launch_graph(end_capture());
+                   if (rank.place.rank == 1) launch_graph(end_capture().graph);
                    rank.comm->gather(x);
                    rank.comm->wait(rank.comm->mark());
                    if (rank.place.rank == 1) begin_capture();
@@ -225,7 +225,7 @@ TEST_CASE("stand-in: misuse is refused") {
     CHECK_THAT(gather(comm, data, place.rank) == ncclSuccess, ncclGetLastError(comm));
     check_refused(comm, ncclCommDestroy(comm), "in a recording");
     wait_for_transfers(mark_transfers());
-    auto graph = end_capture();
+    auto graph = end_capture().graph;
     check_refused(comm, ncclCommDestroy(comm), "recordings still hold transfers");
     graph = nullptr;
     CHECK_THAT(standin::living() == 1 && ncclCommDestroy(comm) == ncclSuccess, ncclGetLastError(comm));

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Of two ranks that share the GPU the second is killed, or hangs, in its third step: the job must end with exit code 76,
 # and no process stay, though the first one's GPU waits for what will not come.
-#   dev/gpu/lost_rank.sh kill|hang TRAINER FLAGS...
+#   dev/gpu/long/lost_rank.sh kill|hang TRAINER FLAGS...
 set -uo pipefail
 fault=$1
 shift

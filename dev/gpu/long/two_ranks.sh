@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Two steps of two micro-steps as one process; then six more, as one and as two that share the GPU: the weights must
 # have the same bits. Both continue one checkpoint, so that they have the same algorithms for their products.
-#   dev/gpu/two_ranks.sh TRAINER FLAGS...
+#   dev/gpu/long/two_ranks.sh TRAINER FLAGS...
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
