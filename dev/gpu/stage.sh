@@ -19,7 +19,7 @@ cp -r "$build"/crossply-*.tar.xz dev/gpu/. docs/gpu.md .gpu.new
 export BIN=$build/stage/bin
 
 # Sources of this commit, as many as 20 steps see and some for the test.
-cat engine/*.h engine/*.cpp | head -c 100000 >.gpu.new/losses_text.txt
+head -c 100000 <(cat engine/*.h engine/*.cpp) >.gpu.new/losses_text.txt
 for dtype in fp32 bf16; do
   echo "the CPU's losses in $dtype ..."
   dev/gpu/losses.sh cpu $dtype .gpu.new/losses_text.txt >.gpu.new/losses_cpu_$dtype.txt 2>"$build/losses.log" ||

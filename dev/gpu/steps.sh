@@ -102,6 +102,9 @@ collect() {
 collector=$!
 disown # so that bash does not announce its end
 
+# Of the programs that answer lines, below.
+declare -A asks answers pids
+
 # SIGNAL PID: a process that this script started, so that it starts no more, and then what it has started. By /proc,
 # because a small system has no pgrep.
 kill_tree() {
@@ -114,7 +117,7 @@ finish() {
   trap '' INT TERM
   trap - EXIT
   local pid failed
-  for pid in "$collector" $(jobs -p); do kill_tree KILL "$pid"; done
+  for pid in "$collector" "${pids[@]}" $(jobs -p); do kill_tree KILL "$pid"; done
   failed=$(grep -cE ' s (FAILED|NOT DONE|NOTHING RAN|MISSING)| (NO TIME|ENDED|NOT READY|CANNOT)' "$OUT/summary.txt")
   say "--- $script ${phase:-}: $SECONDS s of $BUDGET s; failed or not done: $failed"
   collect
@@ -218,7 +221,6 @@ wait_lanes() {
 # Programs that answer lines: `bench serve` and bench_torch.py print "ready", then "SECONDS MIB" for every number of
 # steps.
 
-declare -A asks answers pids
 serve() { # NAME COMMAND...
   local name=$1 fd
   shift
@@ -231,6 +233,7 @@ serve() { # NAME COMMAND...
   # Without the end that this script writes to: where it is killed, the program's input ends.
   "$@" <"$W/$name.in" >"$W/log/serve.$name.out.log" 2>"$W/log/serve.$name.err.log" {fd}>&- &
   pids[$name]=$!
+  disown
 }
 await() { # NAME LIMIT: for one more line, which is $line then
   local out=$W/log/serve.$1.out.log end_at=$((SECONDS + $2))
