@@ -18,17 +18,17 @@ fail() {
 for script in dev/gpu/*.sh dev/gpu/long/*.sh; do bash -n "$script" || fail "$script is no script"; done
 
 # Every name that a script gives to the tests is one that they have, also where only those of the GPU are built.
-of_gpu=$(sed -nE 's/^set\(of_gpu "(.*)"\)$/\1/p' CMakeLists.txt)\|has_hopper\|NCCL
+of_gpu="$(sed -nE 's/^set\(of_gpu "(.*)"\)$/\1/p' CMakeLists.txt)|has_hopper|NCCL"
 {
   grep -ohE "[\"']-(tc|tce|sf)=[^\"'\$]*[\"']" dev/gpu/*.sh dev/gpu/long/*.sh
   sed -n '/for family in/,/; do/p' dev/gpu/long/sanitize.sh | grep -oE "'[^']*'" | sed "s/^'/'-tc=/"
-} | sed -E "s/[\"']//g" | sed -E ':a; s/^(-[a-z]+=)([^,]*),(.*)/\1\2\n\1\3/; P; D' | sort -u >"$box/names"
+} | sed -E "s/[\"']//g" | sed -E 's/^(-[a-z]+=)([^,]*),(.*)/\1\2\n\1\3/; P; D' | sort -u >"$box/names"
 [ "$(wc -l <"$box/names")" -ge 60 ] || fail "only $(wc -l <"$box/names") filters of tests were found in dev/gpu"
 while IFS= read -r filter; do
   "$build/tests" -ltc -r=xml "${filter/-tce=/-tc=}" >"$box/output"
   grep -q '<TestCase name' "$box/output" || { fail "no test is selected by $filter"; continue; }
   [[ $filter != -tce=* ]] || continue
-  grep -oE 'filename="[^"]*"' "$box/output" | sed 's|.*tests/|tests/|; s/"//' | sort -u | xargs grep -qE -- "${of_gpu//\\|/|}" ||
+  grep -oE 'filename="[^"]*"' "$box/output" | sed 's|.*tests/|tests/|; s/"//' | sort -u | xargs grep -qE -- "$of_gpu" ||
     fail "$filter selects no test of a GPU"
 done <"$box/names"
 
@@ -68,6 +68,9 @@ has 'passed +lime: 20 steps$'
 for file in curves.svg llama.metrics.jsonl lime.metrics.jsonl; do [ -s "$box/out/$file" ] || fail "third leaves no $file"; done
 BUDGET=5 call second && fail "quarter.sh second passes without time"
 has 'NO TIME: '
+BIN=$box/elsewhere call second
+[ $? = 66 ] || fail "quarter.sh passes without programs"
+grep -q 'has no programs: dev/gpu/stage.sh' "$box/output" || fail "nobody says what is missing"
 "$box/gpu/quarter.sh" fourth >"$box/output" 2>&1
 [ $? = 64 ] || fail "quarter.sh does anything"
 
@@ -94,6 +97,7 @@ stand_in "$box/programs/tests" 'printf "TEST CASE:  convert: one\nERROR: CHECK( 
 BUDGET=60 PATH=$box/bin:$PATH BIN=$box/programs DRY='' call first && fail "first passes though no test does"
 has 'FAILED \(1\) the GPU works$'
 has 'FAILED \(1\) tests: '
+has 'MISSING: .*/bench attention by shape'
 grep -q 'CANNOT run' "$box/out/summary.txt" && fail "a wrong number ends the call"
 
 # A test that fails is run again alone; one that hangs is named; a signal ends all of it.

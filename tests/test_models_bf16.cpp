@@ -74,7 +74,6 @@ double sum_of_errors(TinyModel& got, TinyModel& exact) {
 
 TEST_CASE("bf16 models: at most twice as far from the exact gradients as the plain bf16 computation") {
   for (const std::string& device : fast_devices()) {
-    const uint64_t batches = device == "emulator" ? 4 : 6;  // of two, both may happen to be close in plain bf16
     double all_fast = 0, all_plain = 0;
     for (const Case& c : cases()) {
       if (device == gpu && has_loops(c.config)) continue;
@@ -86,23 +85,23 @@ TEST_CASE("bf16 models: at most twice as far from the exact gradients as the pla
       TinyModel fast(c.config, device, PlanMode::reuse, Dtype::bf16), plain(c.config, "reference", PlanMode::distinct);
       TinyModel exact(c.config, "reference", PlanMode::reuse, Dtype::f64);
       for (TinyModel* model : {&fast, &plain, &exact}) round_parameters(*model);
-      // The errors of one batch are one draw each of rounding, correlated over the tensors; hence several batches.
-      // Where a batch is near a kink both ways may be off by ten times as much as usual, one or the other by chance:
-      // over 24 batches of draft_smooth their sums are as 77 to 84, in six of them once as 21 to 10. So the ratio is
-      // the geometric mean of the batches' ratios, in which one outlier has one vote.
-      double sum_fast = 0, sum_plain = 0, loss_fast = 0, loss_plain = 0, log_ratio = 0;
+      // The errors of one batch are one draw each of rounding, correlated over the tensors; hence several batches: of
+      // two, both may happen to be close in plain bf16. A few batches of this draft are off by ten times as much as
+      // the others, in one way or in both, and decide a sum of six: with AVX2 alone that was 21 to 10, over 24 it is
+      // 77 to 84.
+      const bool has_outliers = c.name == "draft_smooth full heads, q/k norm";
+      const uint64_t batches = has_outliers ? 24 : device == "emulator" ? 4 : 6;
+      double sum_fast = 0, sum_plain = 0, loss_fast = 0, loss_plain = 0;
       for (uint64_t seed = 1; seed <= batches; ++seed) {
         for (TinyModel* model : {&fast, &plain, &exact}) use_sequences(*model, seed);
         const double want = exact.step();
         loss_fast += std::abs(fast.step() - want);
         loss_plain += std::abs(plain_step(plain, fast) - want);
-        const double off_fast = sum_of_errors(fast, exact), off_plain = sum_of_errors(plain, exact);
-        sum_fast += off_fast, sum_plain += off_plain;
-        log_ratio += std::log(off_fast / off_plain) / static_cast<double>(batches);
+        sum_fast += sum_of_errors(fast, exact);
+        sum_plain += sum_of_errors(plain, exact);
       }
       CHECK(sum_plain > 0);
-      CHECK_MESSAGE(log_ratio <= std::log(2),
-                    "gradients off by " << sum_fast << "; plain, " << sum_plain << "; ratio " << std::exp(log_ratio));
+      CHECK_MESSAGE(sum_fast <= 2 * sum_plain, "gradients off by " << sum_fast << "; plain, " << sum_plain);
       // The loss head rounds its logits, too, which inside the one op the plain loops do not: 2^-9 of logits around 1.
       CHECK_MESSAGE(loss_fast <= 2 * loss_plain + static_cast<double>(batches) * 0x1p-9,
                     "losses off by " << loss_fast << "; plain, " << loss_plain);

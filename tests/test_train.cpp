@@ -8,9 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "models/registry.h"
-#if !CROSSPLY_CUDA
-#include "kernels/cuda/emulator.h"
-#endif
 #include "tests/backends.h"
 #include "tests/check.h"
 #include "tests/program.h"
@@ -400,6 +397,9 @@ TEST_CASE("train: steps that the GPU refuses to record have the bits of recorded
   const Counting data(12);
   TrainOptions o = tiny_options("lime");
   o.device = gpu, o.accumulate = 2;
+  const std::vector<std::string> smallest = {
+      "--data",       "arith:3", "--width",  "8", "--ffn",          "8", "--layers",         "1", "--heads", "1",
+      "--accumulate", "2",       "--device", gpu, "--eval-samples", "1", "--answer-samples", "0"};
   Trainer recorded(o, data);
   for (int step = 0; step < 4; ++step) recorded.step();
   for (const emulator::Refused at : {emulator::Refused::begin, emulator::Refused::end}) {
@@ -407,28 +407,8 @@ TEST_CASE("train: steps that the GPU refuses to record have the bits of recorded
     Trainer plain(o, data);
     for (int step = 0; step < 4; ++step) plain.step();
     CHECK(weights(recorded) == weights(plain));
-    const Outcome run = train(scratch, {"--data",
-                                        "arith:3",
-                                        "--width",
-                                        "8",
-                                        "--ffn",
-                                        "8",
-                                        "--layers",
-                                        "1",
-                                        "--heads",
-                                        "1",
-                                        "--steps",
-                                        "4",
-                                        "--accumulate",
-                                        "2",
-                                        "--eval-samples",
-                                        "1",
-                                        "--answer-samples",
-                                        "0",
-                                        "--device",
-                                        gpu,
-                                        "--out",
-                                        scratch.file(at == emulator::Refused::end ? "end" : "begin")});
+    const std::string out = scratch.file(at == emulator::Refused::end ? "end" : "begin");
+    const Outcome run = train(scratch, joined(smallest, std::vector<std::string>{"--steps", "4", "--out", out}));
     const std::string note = "note: a step may take longer, because CUDA does not record it: the emulator refuses to ";
     check_outcome(run, Exit::done, note);
     CHECK_MESSAGE(run.output.find(note) == run.output.rfind(note), run.output);

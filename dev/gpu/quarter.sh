@@ -145,7 +145,17 @@ lane_losses() {
       END {printf "            farthest from the CPU in fp32: here in fp32 %.1e, in bf16 %.1e; the CPU in bf16 %.1e%s", D, E, C, n == 20 ? "" : "; CANNOT be compared: not 20 lines each"}')"
 }
 
-attention_of_torch() { grep -ah "^PyTorch's attention" "$W/log/serve.$1.err.log" | sed 's/^/            /' | tee -a "$OUT/summary.txt"; }
+attention_of_torch() { # NAME: nothing, where it is not PyTorch
+  grep -ah "^PyTorch's attention" "$W/log/serve.$1.err.log" | sed 's/^/            /' | tee -a "$OUT/summary.txt"
+}
+measure_1b() { # NAME LIMIT: of a program that serve has started; it may take so many seconds until it is ready
+  if await "$1" "$2"; then
+    attention_of_torch "$1"
+    ask "$1" 3 30 $t1b $f1b
+    ask "$1" 8 30 $t1b $f1b
+  fi
+  stop "$1"
+}
 counters() { # KERNELS LIMIT COMMAND...
   local kernels=$1 limit=$2
   shift 2
@@ -188,11 +198,7 @@ first() {
   step "attention by shape" 75 "$BIN/bench" gpu --device "$device" --only attention --json "$OUT/attention.json"
   show '^ *(64|96|128) x '
   serve own1b "${own[@]}" "${m1b[@]}"
-  if await own1b 45; then
-    ask own1b 3 30 $t1b $f1b
-    ask own1b 8 30 $t1b $f1b
-  fi
-  stop own1b
+  measure_1b own1b 45
   [ -n "$DRY${CROSSPLY_NO_HOPPER:-}" ] || step "hopper: rates" 20 "$BIN/tests" -d '-tc=hopper: rates*'
   step "products by shape" 75 "$BIN/bench" gpu --device "$device" --only products --json "$OUT/products.json"
   show '^ *[0-9]+ x [0-9]+ x '
@@ -255,22 +261,12 @@ second() {
     for l in gradients wide resume block deep turns race; do in_lane $l lane_$l; done
   fi
   wait_lanes
-  if await torch1b 60; then
-    attention_of_torch torch1b
-    ask torch1b 3 30 $t1b $f1b
-    ask torch1b 8 30 $t1b $f1b
-  fi
-  stop torch1b
+  measure_1b torch1b 60
   serve own1b "${own[@]}" "${m1b[@]}"
-  if await own1b 45; then
-    ask own1b 3 30 $t1b $f1b
-    ask own1b 8 30 $t1b $f1b
-  fi
-  stop own1b
+  measure_1b own1b 45
   if [ -z "$DRY" ]; then
     serve own1b8 "${own[@]}" "${m1b[@]}" --matmul fp8
-    if await own1b8 45; then ask own1b8 3 30 $t1b $f1b && ask own1b8 8 30 $t1b $f1b; fi
-    stop own1b8
+    measure_1b own1b8 45
   fi
   step "architectures" 80 "$BIN/bench" gpu --device "$device" --rounds 3 --only architectures --no-torch --json "$OUT/architectures.json"
   tail -n 45 "$last_log" | cut -c1-150 >"$OUT/architectures.txt"
@@ -283,23 +279,23 @@ second() {
 # The third call: the same batches and as many steps for both, on text that is read four times at most.
 
 third() {
-  local arch rate seconds=0 steps tokens text=$here/text run sequence=1024
+  local arch rate seconds=0 steps tokens text=$here/text run of_step=$t124
   [ -e "$text/manifest.json" ] || { say "            CANNOT: there is no text/ beside this script: dev/gpu/stage.sh third" && exit; }
   run=(--device "$device" --dtype bf16 --data "$text" --lr 6e-4 --clip 1 --width 768 --layers 12 --heads 12 --ffn 2048 --seq 1024 --batch 32)
-  [ -z "$DRY" ] || { run=(--device cpu --data "$text" --width 32 --layers 2 --heads 2 --ffn 48 --seq 32 --batch 2) && sequence=32; }
+  [ -z "$DRY" ] || { run=(--device cpu --data "$text" --width 32 --layers 2 --heads 2 --ffn 48 --seq 32 --batch 2); }
   for arch in llama lime; do
     step "$arch: how fast" 60 "$BIN/train_$arch" "${run[@]}" --steps 30 --warmup 2 --eval-every 30 --eval-samples 8 --save-every 30 --out "$W/speed_$arch" || exit
     rate=$(grep -oE '"tokens_per_s":[0-9.e+]+' "$W/speed_$arch/metrics.jsonl" | cut -d: -f2 | tail -9 | sort -g | sed -n 5p)
     [ -n "$rate" ] || { say "            CANNOT: no rate in metrics.jsonl of $arch" && exit; }
-    seconds=$(awk -v s="$seconds" -v t="$((${run[-1]} * sequence))" -v r="$rate" 'BEGIN {print s + t / r}') # a step of both
+    seconds=$(awk -v s="$seconds" -v t="$of_step" -v r="$rate" 'BEGIN {print s + t / r}') # a step of both
     rm -rf "$W/speed_$arch"
   done
   tokens=$(grep -oE '[0-9,]+ training tokens' "$last_log" | head -1 | tr -dc 0-9)
-  steps=$(awk -v left="$(left)" -v s="$seconds" -v n="$tokens" -v t="$((${run[-1]} * sequence))" -v dry="$DRY" 'BEGIN {
+  steps=$(awk -v left="$(left)" -v s="$seconds" -v n="$tokens" -v t="$of_step" -v dry="$DRY" 'BEGIN {
     most = int(4 * n / t); steps = int((left - 60) / (1.15 * s)); if (steps > most) steps = most
     if (dry != "" && steps > 20) steps = 20
     print steps}')
-  say "            $steps steps, $(awk -v n="$steps" -v t="$((${run[-1]} * sequence))" -v all="$tokens" 'BEGIN {printf "%.2f epochs", n * t / all}'), $seconds s for one of both"
+  say "            $steps steps, $(awk -v n="$steps" -v t="$of_step" -v all="$tokens" 'BEGIN {printf "%.2f epochs", n * t / all}'), $seconds s for one of both"
   [ "$steps" -ge 20 ] || { say "            CANNOT: too little time" && exit; }
   for arch in llama lime; do
     step "$arch: $steps steps" $(($(left) - 15)) "$BIN/train_$arch" "${run[@]}" --steps "$steps" --warmup $((steps / 20 + 1)) --eval-every $((steps / 20)) \
