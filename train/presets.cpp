@@ -63,7 +63,8 @@ void arithmetic_quick(TrainOptions& o, const Preset& preset) {
   o.warmup = 200;
 }
 
-// Fine-tuning on ProsQA, 10 epochs of about 18,000 graphs; the paper starts from a pre-trained 150M model (--init).
+// Fine-tuning on ProsQA, 10 epochs of about 18,000 graphs; the paper starts from a pre-trained 150M model (--init),
+// whose own tokenizer encodes questions, steps and answers. Without --init the tokens are the task's words.
 void prosqa(TrainOptions& o, const Preset& preset) {
   language_model(o, preset);
   o.config.vocab_size = 0;
@@ -219,7 +220,7 @@ const std::vector<Preset>& presets() {
       // name, about, setting, C, F, L, H, K, rate, steps, warm-up, options of single architectures, for students
       {"arith-quick", "the arithmetic task with 4 operators, minutes on a laptop", arithmetic_quick, 32, 128, 4, 4},
       {"arith", "the LIMe paper's arithmetic task: 6 operators, 50,000 samples, 200 epochs", arithmetic, 32, 128, 4, 4},
-      {"prosqa", "the LIMe paper's ProsQA fine-tuning, 150M sizes", prosqa, 768, 3072, 12, 12},
+      {"prosqa", "the LIMe paper's ProsQA fine-tuning: of --init, or 150M sizes", prosqa, 768, 3072, 12, 12},
       {"150m", "150M, the LIMe paper's router ablation (sizes ours)", language_model, 768, 3072, 12, 12},
       {"1b", "1B with 8 key/value heads", language_model, 2048, 8192, 16, 32, 8},
       {"1.2b", "1.2B, full attention", language_model, 2048, 8192, 16, 32},
