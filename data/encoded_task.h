@@ -2,10 +2,10 @@
 //
 // The samples are those of the task's own words, in the same order. Each becomes
 //
-//   the tokenizer's beginning of a text | question | solution | end of text           scored: solution and end of text
+//   the tokenizer's beginning of a text | question | solution | end of text         scored: solution and end of text
 //
-// Question and solution are encoded apart, as generation does it. The end is the tokenizer's end-of-text token, of bytes
-// the byte 0. What a model generates is decoded, taken apart into the task's words, and judged as these.
+// Question and solution are encoded apart, as generation does it. The end is the tokenizer's end-of-text token; bytes
+// have the byte 0. The judge decodes an answer and compares its words, so its tokens do not matter.
 #pragma once
 
 #include "data/task_source.h"

@@ -372,6 +372,7 @@ expect 64 'odd' train llama --out x --head-width 5
 expect 64 'layers' train llama --out x --layers 0
 expect 64 'dtype' train llama --out x --dtype fp16
 expect 64 'matmul' train llama --out x --matmul bf16
+expect 64 'decays everything' train lime_dynamic --out x --decay-all --decay routers
 expect 64 'multiplies in bf16 anyway' train llama --out x --dtype bf16 --matmul bf16x3
 expect 64 'reference has no bf16' train llama --out x --dtype bf16 --device reference
 # Of every architecture: what must be named, the trainer, a flag and a value that it refuses.
@@ -384,6 +385,10 @@ top_p lime_static --top-p 1.5
 top_p lime_static --top-p much
 at.least.1/ lime_static --top-p 0.1
 kv_init lime_dynamic --kv-init zero
+router_init lime --router-init sideways
+router_bound lime --router-bound code
+decay lime_dynamic --decay all
+lambda2 resformer --lambda2 fixed
 rate hyper --rate 99
 rate hyper --rate 0
 norm hyper --norm batchnorm

@@ -21,7 +21,7 @@
 //   d12             32,768  768   2048  12         6   6   2048  2,520   256    135,288,576 (nanochat's)
 //   d20             32,768  1280  3456  20         10  10  2048  4,980   512    480,436,480 (nanochat's)
 //
-// prosqa is for fine-tuning: --init gives the sizes, and the tokenizer that encodes the questions. The row is without it.
+// prosqa is for fine-tuning: --init gives sizes and the tokenizer of the questions. Its row is without --init.
 // Learning rate 1e-3 (d20: 7e-4; prosqa: 1e-4), linear for the generated tasks, cosine for language modelling.
 #include "train/run.h"
 
