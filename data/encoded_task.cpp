@@ -63,10 +63,16 @@ class EncodedTask : public Source, public Task {
   }
   void append(const std::string& text, std::vector<int32_t>& tokens) {
     const std::vector<int32_t> ids = tokenizer_.encode(text);
-    if (const std::string back = tokenizer_.decode(ids, true); back != text)
-      fail(Exit::bad_data, "the model's tokenizer, ", tokenizer_.describe(), ", has no tokens for this task: '",
-           excerpt(text), "' comes back as '", excerpt(back), "'; take a model whose tokenizer has these characters");
+    if (const std::string back = tokenizer_.decode(ids, true); back != text) refuse(text, back);
     tokens.insert(tokens.end(), ids.begin(), ids.end());
+  }
+
+  [[noreturn]] void refuse(const std::string& text, const std::string& back) const {
+    const auto [different, ignored] = std::mismatch(text.begin(), text.end(), back.begin(), back.end());
+    const auto at = static_cast<size_t>(different - text.begin()), from = at < 20 ? 0 : at - 20;
+    fail(Exit::bad_data, "the model's tokenizer, ", tokenizer_.describe(), ", changes this task's text: '",
+         excerpt(text.substr(from, 40)), "' comes back as '", excerpt(back.substr(std::min(from, back.size()), 40)),
+         "'; take a model whose tokenizer has these characters");
   }
 
   std::unique_ptr<TaskSource> words_;

@@ -127,7 +127,8 @@ TEST_CASE("encoded task: a tokenizer that changes the text is refused") {
   object["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", "#"}}}, {"content", "x"}};
   write_text(scratch.file("tokenizer.json"), object.dump());
   const Tokenizer without = Tokenizer::read(scratch.path.string());
-  check_fails(Exit::bad_data, {"has no tokens for this task", "xxx"}, [&] { open_dataset(few("prosqa", without)); });
+  check_fails(Exit::bad_data, {"changes this task's text", "###", "xxx"},
+              [&] { open_dataset(few("prosqa", without)); });
   CHECK(open_dataset(few("arith:3", without)).test->size() == 20);
 }
 
