@@ -83,7 +83,7 @@ class TaskSource : public Source, public Task {
 
   // Words as people write them. The text of a prompt is the beginning of its sample's text. eos has no text.
   virtual std::string text_of(std::span<const uint8_t> words) const = 0;
-  // Back: the words of any text, -1 for what is none. Spaces between words do not count.
+  // The inverse: the words of any text, -1 where a word is unknown. Spaces between words do not count.
   virtual std::vector<int32_t> words_of(const std::string& text) const = 0;
 
   // Hashes of every sequence that any split has. A collision drops a fresh sample, but never lets a duplicate in.

@@ -114,7 +114,7 @@ const std::vector<Preset::Own> sat_own = {{"hyper", "rate", "2"},
                                           {"hyper", "output_init_scale", "true"},
                                           {"mudd", "intermediate_sizes", "rising"}};
 
-// The same with what its text says and its configuration files and code do not. So are the rates of the presets -text.
+// What the SATFormer paper's text says against its files and code. The -text presets have the text's rates, too.
 const std::vector<Preset::Own> sat_text_own = [] {
   std::vector<Preset::Own> own = sat_own;
   own.insert(own.end(), {{"denseformer", "dilation", "4"},
