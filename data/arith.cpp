@@ -276,7 +276,40 @@ Task::Verdict ArithSource::judge(int64_t index, const std::vector<int32_t>& gene
   return {true, is_valid_chain(answer.tokens, k, value, spec_.numbers)};
 }
 
-Dataset open_arith(const ArithSpec& spec, const DataOptions& options) {
+std::string ArithSource::text_of(std::span<const uint8_t> words) const {
+  std::string text;
+  bool after_digit = false;
+  for (const uint8_t word : words) {
+    if (word <= arith::eos) continue;
+    const bool digit = is_digit(word, spec_.numbers), of_same_number = digit && after_digit;
+    text += (text.empty() || of_same_number ? "" : " ") + arith_words()[word];
+    after_digit = digit && spec_.numbers == Numbers::integers;
+  }
+  return text;
+}
+
+std::vector<int32_t> ArithSource::words_of(const std::string& text) const {
+  const bool integers = spec_.numbers == Numbers::integers;
+  const auto is_figure = [](char c) { return c >= '0' && c <= '9'; };
+  std::vector<int32_t> words;
+  bool after_number = false;
+  for (size_t begin = 0, end; begin < text.size(); begin = end) {
+    end = begin + 1;
+    if (text[begin] == ' ') continue;
+    const bool number = is_figure(text[begin]);
+    while (number && end < text.size() && is_figure(text[end])) ++end;
+    if (number && after_number) words.push_back(-1);  // "1 2" is not 12
+    after_number = number;
+    const size_t step = number && integers ? 1 : end - begin;  // integers have a word for each digit
+    for (size_t at = begin; at < end; at += step) {
+      const auto found = std::find(arith_words().begin() + plus, arith_words().end(), text.substr(at, step));
+      words.push_back(found == arith_words().end() ? -1 : static_cast<int32_t>(found - arith_words().begin()));
+    }
+  }
+  return words;
+}
+
+TaskSplits open_arith(const ArithSpec& spec, const DataOptions& options) {
   const int64_t needed = arith_bound(spec) - 1, tiers = spec.most - spec.fewest + 1;
   if (options.seq_len != 0 && options.seq_len < needed)
     fail(Exit::usage, options.spec, " needs a sequence length of at least ", needed, ", not ", options.seq_len);

@@ -55,11 +55,14 @@ class ArithSource : public TaskSource {
   // answer: eos came, and the number right before it is the value. steps: every segment has the value of the prompt and
   // one operator less than the segment before it, and the last one is a single number.
   Verdict judge(int64_t index, const std::vector<int32_t>& generated) const override;
+  // "( 7 + 5 ) / 4 = 12 / 4 = 3"
+  std::string text_of(std::span<const uint8_t> words) const override;
+  std::vector<int32_t> words_of(const std::string& text) const override;
 
  private:
   ArithSpec spec_;
 };
 
-Dataset open_arith(const ArithSpec& spec, const DataOptions& options);
+TaskSplits open_arith(const ArithSpec& spec, const DataOptions& options);
 
 }  // namespace crossply

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <sstream>
 
@@ -229,17 +230,27 @@ bool is_valid_chain(std::span<const int32_t> lines, const std::vector<Statement>
   return at == to;
 }
 
-// The published text in our words, behind those that are there: punctuation stands apart, a line break is <nl>.
-void append_text(std::vector<uint8_t>& to, const std::string& text, const std::string& where) {
-  const std::vector<std::string>& words = prosqa_words();
+// The words of a text: punctuation stands apart, a line break is <nl>.
+std::vector<std::string> split_text(const std::string& text) {
   std::string spaced;
   for (const char c : text)
     spaced += c == '.' || c == '?' ? std::string{' ', c} : c == '\n' ? std::string(" <nl> ") : std::string(1, c);
   std::istringstream in(spaced);
-  for (std::string word; in >> word;) {
-    const auto known = std::find(words.begin(), words.end(), word);
-    if (known == words.end()) fail(Exit::bad_data, where, ": '", excerpt(word), "' is no word of this task");
-    to.push_back(static_cast<uint8_t>(known - words.begin()));
+  return {std::istream_iterator<std::string>(in), {}};
+}
+
+int32_t id_of(const std::string& word) {  // -1: no word of this task
+  const auto& words = prosqa_words();
+  const auto found = std::find(words.begin(), words.end(), word);
+  return found == words.end() ? -1 : static_cast<int32_t>(found - words.begin());
+}
+
+// The published text in our words, behind those that are there.
+void append_text(std::vector<uint8_t>& to, const std::string& text, const std::string& where) {
+  for (const std::string& word : split_text(text)) {
+    const int32_t id = id_of(word);
+    if (id < 0) fail(Exit::bad_data, where, ": '", excerpt(word), "' is no word of this task");
+    to.push_back(static_cast<uint8_t>(id));
   }
 }
 
@@ -358,7 +369,23 @@ bool ProsqaSource::is_hard(int64_t index) const {
   return mentions(target) >= mentions(other);
 }
 
-Dataset open_prosqa(const DataOptions& options, const std::string& file) {
+std::string ProsqaSource::text_of(std::span<const uint8_t> words) const {
+  std::string text;
+  for (const uint8_t word : words) {
+    if (word == prosqa::pad || word == prosqa::eos) continue;
+    const bool joined = text.empty() || text.ends_with('\n') || word == period || word == question_mark;
+    text += word == newline ? "\n" : (joined ? "" : " ") + prosqa_words()[word];
+  }
+  return text;
+}
+
+std::vector<int32_t> ProsqaSource::words_of(const std::string& text) const {
+  std::vector<int32_t> words;
+  for (const std::string& word : split_text(text)) words.push_back(id_of(word));
+  return words;
+}
+
+TaskSplits open_prosqa(const DataOptions& options, const std::string& file) {
   const int64_t T = options.seq_len ? options.seq_len : prosqa::context;
   if (T < prosqa::context)
     fail(Exit::usage, "prosqa needs a sequence length of at least ", prosqa::context, ", not ", T);

@@ -48,10 +48,13 @@ class ProsqaSource : public TaskSource {
   Verdict judge(int64_t index, const std::vector<int32_t>& generated) const override;
   // Counting which option fewer statements mention finds two thirds of the answers; hard is where it errs or ties.
   bool is_hard(int64_t index) const override;
+  // As published: "Tom is a terpus. ... Is Tom a lempus or scrompus?\nTom is a terpus.\n ... ### Tom is a lempus."
+  std::string text_of(std::span<const uint8_t> words) const override;
+  std::vector<int32_t> words_of(const std::string& text) const override;
 };
 
 // file: of the published form, whose questions are then the test set, and in no training set; "": both are generated.
 // Throws Exit::no_input, Exit::bad_data for what is no such file.
-Dataset open_prosqa(const DataOptions& options, const std::string& file = "");
+TaskSplits open_prosqa(const DataOptions& options, const std::string& file = "");
 
 }  // namespace crossply

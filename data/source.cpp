@@ -6,6 +6,7 @@
 
 #include "data/arith.h"
 #include "data/digest.h"
+#include "data/encoded_task.h"
 #include "data/foreign_format.h"
 #include "data/paths.h"
 #include "data/prosqa.h"
@@ -38,6 +39,17 @@ int64_t count_samples(const std::string& where, const char* split, int64_t asked
   return asked ? asked : available;
 }
 
+// In its own words, or in the tokens of a model that knows text.
+static Dataset open_task(const DataOptions& options) {
+  const bool encoded = options.of_model.is_bytes() || options.of_model.is_bpe();
+  DataOptions in_words = options;
+  if (encoded) in_words.seq_len = 0;
+  const auto arith = parse_arith(options.spec);
+  TaskSplits splits = arith ? open_arith(*arith, in_words) : open_prosqa(in_words, parse_data_spec(options.spec).path);
+  if (encoded) return encode_task(std::move(splits), options);
+  return {std::move(splits.train), std::move(splits.test), splits.words};
+}
+
 Dataset open_dataset(const DataOptions& options) {
   const std::string& spec = options.spec;
   if (options.seq_len < 0 || options.train_samples < 0 || options.test_samples < 0)
@@ -51,10 +63,9 @@ Dataset open_dataset(const DataOptions& options) {
     fail(Exit::usage, "--val-data ", options.val_spec, " is for --data of token shards, not of \"", spec, "\"");
   if (!options.tokenizer.empty() && kind != text)
     fail(Exit::usage, "--tokenizer ", options.tokenizer, " is for text:, not for \"", spec, "\": ",
-         kind == generated ? "it has its own words"
+         kind == generated ? "it has its own words, or the tokens of the model that it is read for"
                            : "shards that prepare wrote know their tokenizer; others have none");
-  if (kind == generated && spec.starts_with("prosqa")) return open_prosqa(options, parse_data_spec(spec).path);
-  if (const auto arith = parse_arith(spec)) return open_arith(*arith, options);
+  if (kind == generated) return open_task(options);
   if (kind == text) return open_text(spec.substr(5), options);
   std::error_code ignored;
   if (kind == unknown)

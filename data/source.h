@@ -107,7 +107,7 @@ struct DataOptions {
   int64_t test_samples = 0;
   std::string val_spec;   // shards only: a glob of validation shards; without it, the last 1% of the windows
   std::string tokenizer;  // text only: a tokenizer.json, or a directory with one; "": that of the model, if it is bpe
-  Tokenizer of_model;     // text only; where it is not bpe, the tokens are bytes
+  Tokenizer of_model;     // encodes text if it is bpe, and tasks if it is bpe or bytes
   bool whole = false;     // files only: no training set, and all of each file as the test set (whole_window)
 };
 

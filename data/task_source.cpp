@@ -8,9 +8,7 @@ void TaskSource::add(const TaskSample& sample) {
   const int64_t length = static_cast<int64_t>(sample.tokens.size());
   CHECK_THAT(length <= layout_.seq_len + 1 && sample.prompt > 0 && sample.prompt < length, "a sample has ", length,
              " tokens, ", sample.prompt, " of them prompt; T is ", layout_.seq_len);
-  tokens_.insert(tokens_.end(), sample.tokens.begin(), sample.tokens.end());
-  ends_.push_back(static_cast<int64_t>(tokens_.size()));
-  prompts_.push_back(sample.prompt);
+  samples_.add(sample.tokens, sample.prompt);
 }
 
 void TaskSource::fill(int64_t count, Seen& seen, const std::function<TaskSample()>& draw) {
@@ -30,29 +28,6 @@ void TaskSource::fill(int64_t count, Seen& seen, const std::function<TaskSample(
   }
 }
 
-std::span<const uint8_t> TaskSource::sequence(int64_t index) const {
-  CHECK_THAT(index >= 0 && index < size(), "sample ", index, " of ", size());
-  const size_t i = static_cast<size_t>(index);
-  const int64_t begin = i == 0 ? 0 : ends_[i - 1];
-  return {tokens_.data() + begin, static_cast<size_t>(ends_[i] - begin)};
-}
-
-std::span<const uint8_t> TaskSource::prompt_tokens(int64_t index) const {
-  const auto all = sequence(index);
-  return all.first(static_cast<size_t>(prompts_[static_cast<size_t>(index)]));
-}
-
-void TaskSource::read(int64_t index, int32_t* tokens, int32_t* targets) const {
-  const auto all = sequence(index);
-  const int64_t length = static_cast<int64_t>(all.size()), T = layout_.seq_len;
-  const int64_t prompt = prompts_[static_cast<size_t>(index)];
-  const uint8_t* s = all.data();
-  for (int64_t t = 0; t < T; ++t) {
-    tokens[t] = t < length ? s[t] : layout_.pad;
-    targets[t] = t + 1 >= prompt && t + 1 < length ? s[t + 1] : -1;
-  }
-}
-
 std::vector<int32_t> TaskSource::prompt(int64_t index) const {
   const auto tokens = prompt_tokens(index);
   return {tokens.begin(), tokens.end()};
@@ -63,9 +38,9 @@ Answer cut_at_eos(const std::vector<int32_t>& generated, int32_t eos) {
   return {{generated.begin(), end}, end != generated.end()};
 }
 
-Dataset fill_task(const DataOptions& options, const std::string& name, std::unique_ptr<TaskSource> train,
-                  int64_t train_samples, std::unique_ptr<TaskSource> test, int64_t test_samples,
-                  const std::vector<std::string>& words, const std::function<TaskSample(Random&)>& draw) {
+TaskSplits fill_task(const DataOptions& options, const std::string& name, std::unique_ptr<TaskSource> train,
+                     int64_t train_samples, std::unique_ptr<TaskSource> test, int64_t test_samples,
+                     const std::vector<std::string>& words, const std::function<TaskSample(Random&)>& draw) {
   TaskSource::Seen seen;
   Random first(options.seed, stream_of(name + ".train")), second(options.seed, stream_of(name + ".test"));
   train->fill(options.train_samples ? options.train_samples : train_samples, seen, [&] { return draw(first); });

@@ -135,6 +135,7 @@ int64_t scored_bytes(const Source& source, int64_t sequences, const Tokenizer& t
   for (int32_t id = 0; id < std::ssize(bytes); ++id)
     bytes[static_cast<size_t>(id)] = std::ssize(tokenizer.decode({id}));
   if (tokenizer.eos() >= 0) bytes[static_cast<size_t>(tokenizer.eos())] = 0;
+  if (source.task() != nullptr) bytes[static_cast<size_t>(source.task()->eos())] = 0;
   for (const int32_t id : tokenizer.prefix()) bytes[static_cast<size_t>(id)] = 0;
   std::vector<int32_t> tokens(static_cast<size_t>(source.seq_len())), targets(tokens.size());
   int64_t sum = 0;

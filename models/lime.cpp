@@ -13,12 +13,17 @@
 // Routing: full reads all layers; last and first read a window of them (first always adds the own layer); their
 // matrices keep the full shape, with the entries of unread layers 0 and without a gradient. average takes the plain
 // mean per head and has no parameters; own reads nothing but the own layer and has none either: LLaMA, but for how keys
-// and values start, which makes it the control for that. kv_init: uniform, the official code's, or as the backbone's.
-#include "models/registry.h"
-
+// and values start, which makes it the control for that.
+//
+// The start is the official code's. Options: kv_init normal starts keys and values as the backbone does; router_init
+// random has no identity in a router; router_bound literal draws within sqrt(3 K / n), as the paper's pseudocode reads,
+// and not within sqrt(3 / (n K)), for n layers that are read.
 #include <algorithm>
 #include <cmath>
 #include <optional>
+
+#include "models/lime_decay.h"
+#include "models/registry.h"
 
 namespace crossply {
 namespace {
@@ -29,7 +34,10 @@ class Lime : public Connection {
       : routing_(config.text("routing")),
         window_(config.integer("window")),
         routed_(routing_ != "own" && routing_ != "average"),
-        uniform_(config.text("kv_init") == "uniform") {
+        uniform_(config.text("kv_init") == "uniform"),
+        random_(config.text("router_init") == "random"),
+        literal_(config.text("router_bound") == "literal"),
+        decays_routers_(config.text("decay") == "routers") {
     const bool windowed = routing_ == "last" || routing_ == "first";
     if (windowed && window_ < 1) fail(Exit::usage, "lime: routing ", routing_, " needs a window of at least 1 layer");
   }
@@ -43,11 +51,15 @@ class Lime : public Connection {
       if (i > 0 && routed_)
         params.add(router_name(i), Shape{K, (i + 1) * K}, router_init(i, K), /*lr_mul=*/10, /*wd_mul=*/0);
     }
+    if (decays_routers_) decay_routers_alone(params);
   }
 
   std::string start_as_plain(ParameterTable& params, const Config& config) const override {
     if (routing_ == "average")
       fail(Exit::usage, "lime: routing average mixes all layers from the start, so it starts as no plain backbone");
+    if (random_ || literal_)
+      fail(Exit::usage, "lime: from a plain backbone all routers start as [0 | I]; leave out router_init random and ",
+           "router_bound literal");
     const int64_t K = config.num_key_value_heads;
     for (int i = 1; i < config.num_hidden_layers && routed_; ++i)
       params.at(router_name(i)).init = {"[0 | I]", [=](uint64_t, uint64_t, int64_t j) {
@@ -82,35 +94,49 @@ class Lime : public Connection {
     return list;
   }
 
-  // The own block starts as the identity, every other readable entry uniform with variance 1 / (entries read).
+  // The own block starts as the identity, every other readable entry uniform with variance 1 / (entries read). Options
+  // make the own block random, too, or the bound K times as large.
   Init router_init(int layer, int64_t K) const {
     const std::vector<int> read = sources(layer);
-    const double bound = std::sqrt(3.0 / static_cast<double>(static_cast<int64_t>(read.size()) * K));
+    const double entries = static_cast<double>(static_cast<int64_t>(read.size()) * K);
+    const double bound = std::sqrt(3.0 / entries) * (literal_ ? static_cast<double>(K) : 1);
+    const bool identity = !random_;
     const Init uniform = Init::uniform(bound);
     auto at = [=](uint64_t seed, uint64_t stream, int64_t i) {
       const int64_t row = i / ((layer + 1) * K), column = i % ((layer + 1) * K), source = column / K;
-      if (source == layer) return column % K == row ? 1.0 : 0.0;
+      if (identity && source == layer) return column % K == row ? 1.0 : 0.0;
       return std::find(read.begin(), read.end(), source) == read.end() ? 0.0 : uniform.at(seed, stream, i);
     };
-    return {str("[u(", std::round(bound * 1e4) / 1e4, ") | I]"), at};
+    return {str("[u(", std::round(bound * 1e4) / 1e4, identity ? ") | I]" : ")]"), at};
   }
 
   std::string routing_;
   int64_t window_;
   bool routed_, uniform_;  // routed: by matrices that learn
+  bool random_, literal_, decays_routers_;
   std::optional<ops::DepthRouter> keys_, values_;
 };
 
 }  // namespace
 
 Architecture lime_architecture() {
-  const std::vector<std::string> starts = {"uniform", "normal"};
+  const std::vector<std::string> starts = {"uniform", "normal"}, routers = {"identity", "random"};
+  const std::vector<OptionNeed> learned = {{"routing", {"full", "last", "first"}}};
+  Option decay = lime_decay();
+  decay.needs = learned;
   return {
       "lime",
       "attention over key/value heads mixed from all layers so far",
       {{"routing", "full", "full, average, last, first or own", {"full", "average", "last", "first", "own"}},
        {"window", "0", "an integer: how many layers routing last or first reads", {}, {{"routing", {"last", "first"}}}},
-       {"kv_init", "uniform", "uniform (the code's) or normal (the backbone's): how keys and values start", starts}},
+       {"kv_init", "uniform", "uniform (the code's) or normal (the backbone's): how keys and values start", starts},
+       {"router_init", "identity", "identity or random: the own layer's block of a new router", routers, learned},
+       {"router_bound",
+        "fan_in",
+        "fan_in (the code's) or literal (the pseudocode's): of a new router's random entries",
+        {"fan_in", "literal"},
+        learned},
+       decay},
       [](const Config& config) { return std::make_unique<Lime>(config); }};
 }
 

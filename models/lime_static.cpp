@@ -13,6 +13,7 @@
 // grouped heads there is one per key/value head. (Gerasimov et al., arXiv 2502.09245, version 1.)
 #include <cmath>
 
+#include "models/lime_decay.h"
 #include "models/registry.h"
 
 namespace crossply {
@@ -21,7 +22,10 @@ namespace {
 // Also of lime_dynamic, whose weights each token computes.
 class LimeStatic : public Connection {
  public:
-  LimeStatic(const Config& config, bool dynamic) : dynamic_(dynamic), literal_(config.text("kv_init") == "literal") {
+  LimeStatic(const Config& config, bool dynamic)
+      : dynamic_(dynamic),
+        literal_(config.text("kv_init") == "literal"),
+        decays_routers_(config.text("decay") == "routers") {
     if (!dynamic) top_p_ = config.number("top_p"), renormalize_ = config.flag("top_p_renormalize");
     if (config.qkv_bias) fail(Exit::usage, config.arch, ": its keys and values have no biases, as a Qwen2's have");
     if (!(top_p_ >= 0 && top_p_ <= 1)) fail(Exit::usage, "lime_static: top_p ", top_p_, " must be in 0..1");
@@ -47,6 +51,7 @@ class LimeStatic : public Connection {
                    /*wd_mul=*/1);
       else params.add(router_name(i), Shape{K, i + 1}, Init::normal(0.1), 10, 0);
     }
+    if (decays_routers_) decay_routers_alone(params);
   }
 
   std::string start_as_plain(ParameterTable&, const Config& c) const override {
@@ -88,7 +93,7 @@ class LimeStatic : public Connection {
     return ops::softmax(build_->tape, name + ".route", router, top_p_, renormalize_);
   }
 
-  bool dynamic_, literal_;
+  bool dynamic_, literal_, decays_routers_;
   double top_p_ = 1;
   bool renormalize_ = true;
   std::vector<Value*> streams_;  // rms(X_0), rms(X_1), ...
@@ -106,14 +111,15 @@ Architecture lime_static_architecture() {
           "every key/value head reads its own mixture of all earlier outputs",
           {{"top_p", "1.0", "a number in 0..1: weights beyond this sum are pruned (renormalised: >= 1/layers)", {}},
            {"top_p_renormalize", "true", "true or false: what is left is divided by its sum", {}, {{"top_p"}}},
-           kv_init()},
+           kv_init(),
+           lime_decay()},
           [](const Config& config) { return std::make_unique<LimeStatic>(config, false); }};
 }
 
 Architecture lime_dynamic_architecture() {
   return {"lime_dynamic",
           "every key/value head reads its own mixture of all earlier outputs, anew for every token",
-          {kv_init()},
+          {kv_init(), lime_decay()},
           [](const Config& config) { return std::make_unique<LimeStatic>(config, true); }};
 }
 

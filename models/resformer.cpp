@@ -3,7 +3,8 @@
 //   V'_n = a_n V_1 + b_n V_n                       V_n = n Wv, before attention; keys and queries stay as they are
 //
 //   variant    a_n                    b_n
-//   plus       c softmax(l)[n]        learned, from 1/2      c from L, l from 0: one budget, shared out over depth
+//   plus       c softmax(l)[n]        learned, from 1/2      c from L, l from 0: one budget, shared out over depth;
+//                                                            lambda_scale frozen keeps c, lambda2 frozen b_n
 //   learnable  learned, from 1/2      learned, from 1/2
 //   identity   1/2                    1/2
 //   constant   2                      1
@@ -25,7 +26,8 @@ class ResFormer : public Connection {
       : variant_(config.text("variant")),
         L_(config.num_hidden_layers),
         last_k_(config.integer("last_k")),
-        frozen_(config.text("lambda_scale") == "frozen") {
+        frozen_(config.text("lambda_scale") == "frozen"),
+        own_frozen_(config.text("lambda2") == "frozen") {
     if (variant_ == "sparse" && last_k_ == 0) last_k_ = std::max<int64_t>(1, 3 * L_ / 8);
   }
 
@@ -43,6 +45,7 @@ class ResFormer : public Connection {
       if (variant_ == "svformer") remove_module(params, n, "self_attn.v_proj");
       if (variant_ == "learnable") scalar(scalar_name(n, "lambda1"), Shape{1}, 0.5);
       if (variant_ == "learnable" || variant_ == "plus") scalar(scalar_name(n, "lambda2"), Shape{1}, 0.5);
+      if (own_frozen_ && variant_ == "plus") params.at(scalar_name(n, "lambda2")).lr_mul = 0;
     }
   }
 
@@ -98,7 +101,7 @@ class ResFormer : public Connection {
 
   std::string variant_;
   int64_t L_, last_k_;
-  bool frozen_;
+  bool frozen_, own_frozen_;
   Value *v1_ = nullptr, *budget_ = nullptr, *fixed_ = nullptr;  // fixed: own, first
 };
 
@@ -114,6 +117,11 @@ Architecture resformer_architecture() {
            {"lambda_scale",
             "learned",
             "learned or frozen (as bf16 weights leave it): the sum of plus's shares",
+            scales,
+            {{"variant", {"plus"}}}},
+           {"lambda2",
+            "learned",
+            "learned or frozen (as SATFormer's text has it): what plus multiplies a layer's own values by",
             scales,
             {{"variant", {"plus"}}}}},
           [](const Config& config) { return std::make_unique<ResFormer>(config); }};

@@ -68,7 +68,8 @@ TEST_CASE("gpt2: Hugging Face's keys, their defaults, and the way back") {
 TEST_CASE("gpt2: what Hugging Face has no key for stands in crossply, with the backbone's name") {
   const Json plain = R"({"arch": "gpt2", "backbone": "gpt2", "bias": false})"_json;
   const Json lime = R"({"arch": "lime", "backbone": "gpt2", "bias": true, "routing": "full", "window": 0,
-                        "kv_init": "uniform"})"_json;
+                        "kv_init": "uniform", "router_init": "identity", "router_bound": "fan_in",
+                        "decay": "usual"})"_json;
   for (const auto& [given, want] :
        std::vector<std::pair<Json, Json>>{{plain, plain},
                                           {R"({"bias": false})"_json, plain},

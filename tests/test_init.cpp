@@ -35,12 +35,14 @@ struct Forgetful : Connection {
 const char* able =
     "lime,lime:routing=own,lime:routing=last:window=2,lime:routing=first:window=1,hyper:rate=1:prenorm=rmsnorm,"
     "vertical,"
-    "sla:distance=4,ala:stride=4,resformer,resformer:variant=learnable,satformer,satformer:gate=tanh,"
+    "sla:distance=4,ala:stride=4,resformer,resformer:lambda2=frozen,lime:decay=routers,resformer:variant=learnable,"
+    "satformer,satformer:gate=tanh,"
     "satformer:gate=identity,denseformer,denseformer:dilation=2:period=3,mudd,mudd:norm=none,relay,"
     "kv_share:cla_factor=1,kv_share:sharing=suffix,"
     "shortcuts,shortcuts:x0=false,shortcuts:resid=false:value_embeds=none";
 const char* unable =
-    "lime:routing=average,lime_static,lime_dynamic,hyper,hyper:rate=2:prenorm=rmsnorm,hyper:rate=1,"
+    "lime:routing=average,lime:router_init=random,lime:router_bound=literal,lime_static,lime_dynamic,hyper,hyper:rate="
+    "2:prenorm=rmsnorm,hyper:rate=1,"
     "vertical:map=unet,vertical:residual=false,sla,ala,resformer:lambda_scale=frozen,resformer:variant=svformer,"
     "resformer:variant=identity,"
     "satformer:gate=sigmoid,mudd:intermediate_sizes=[6,6,6,6],attnres,attnres:attn_res_block_size=0,kv_share,"

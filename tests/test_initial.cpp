@@ -72,18 +72,21 @@ double falls(const Parameter& row, int64_t i, double first, double last) {
 }
 
 // LIMe's routers: the identity on the own layer, variance 1 / (entries read) on the others that are read.
-Start router(const std::function<bool(int64_t layer, int64_t source)>& reads) {
-  return {[reads](const Parameter& row, int64_t i) -> std::optional<double> {
+// With own_random the own layer is drawn, too; factor: of the spread.
+Start router(const std::function<bool(int64_t layer, int64_t source)>& reads, bool own_random = false,
+             double factor = 1) {
+  return {[=](const Parameter& row, int64_t i) -> std::optional<double> {
             const int64_t to = i / row.shape[1], from = i % row.shape[1], layer = layer_of(row), source = from / K;
+            if (source == layer && own_random) return {};
             if (source == layer) return from % K == to ? 1.0 : 0.0;
             if (!reads(layer, source)) return 0.0;
             return {};
           },
           Drawn::uniform,
-          [reads](const Parameter& row) {
+          [=](const Parameter& row) {
             int64_t read = 1;
             for (int64_t source = 0; source < layer_of(row); ++source) read += reads(layer_of(row), source);
-            return 1 / std::sqrt(static_cast<double>(read * K));
+            return factor / std::sqrt(static_cast<double>(read * K));
           }};
 }
 
@@ -123,6 +126,11 @@ std::vector<Model> lime_models() {
       {"lime:routing=average", {k, v}},
       {"lime:routing=own", {k, v}},
       {"lime:kv_init=normal", {routed([](int64_t, int64_t) { return true; })}},
+      {"lime:router_init=random", {k, v, {"lime_router", 10, 0, router([](int64_t, int64_t) { return true; }, true)}}},
+      {"lime:routing=last:window=2:router_init=random:router_bound=literal",  // the pseudocode's: sqrt(3 K / n)
+       {k, v, {"lime_router", 10, 0, router([](int64_t l, int64_t s) { return s > l - 2; }, true, K)}}},
+      {"lime:router_bound=literal",
+       {k, v, {"lime_router", 10, 0, router([](int64_t, int64_t) { return true; }, false, K)}}},
   };
 }
 
@@ -213,6 +221,8 @@ std::vector<Model> other_models() {
       {"resformer", {{"lambda_scale", 1, 0, all(L)}, {"lambda_logits", 1, 0, all(0)}, {"lambda2", 1, 0, all(0.5)}}},
       {"resformer:lambda_scale=frozen",
        {{"lambda_scale", 0, 0, all(L)}, {"lambda_logits", 1, 0, all(0)}, {"lambda2", 1, 0, all(0.5)}}},
+      {"resformer:lambda2=frozen",
+       {{"lambda_scale", 1, 0, all(L)}, {"lambda_logits", 1, 0, all(0)}, {"lambda2", 0, 0, all(0.5)}}},
       {"resformer:variant=learnable", {{"lambda1", 1, 0, all(0.5)}, {"lambda2", 1, 0, all(0.5)}}},
       {"resformer:variant=identity", {}},
       {"resformer:variant=svformer", {}},
@@ -392,5 +402,24 @@ TEST_CASE("initial: a new denseformer, mudd or hyper with one stream is the plai
       CHECK(twin.plain.loss() == twin.model.loss());
       check_same(std::move(twin), 1e-6);
     }
+  }
+}
+
+TEST_CASE("initial: with decay=routers nothing else decays") {
+  for (const std::string arch : {"lime", "lime:routing=first:window=2", "lime_static", "lime_dynamic"}) {
+    CAPTURE(arch);
+    const ParameterTable usual = declared(config_of(arch));
+    const ParameterTable only = declared(config_of(arch + ":decay=routers"));
+    REQUIRE(usual.rows().size() == only.rows().size());
+    int routers = 0;
+    for (size_t i = 0; i < only.rows().size(); ++i) {
+      const Parameter &row = only.rows()[i], &before = usual.rows()[i];
+      const bool router = row.name.find("lime_router") != std::string::npos;
+      CAPTURE(row.name);
+      CHECK(row.wd_mul == (router ? 1 : 0));
+      CHECK((row.name == before.name && row.lr_mul == before.lr_mul && row.init.rule == before.init.rule));
+      routers += router;
+    }
+    CHECK(routers == L - 1);
   }
 }

@@ -45,12 +45,27 @@ std::vector<Shown> flags_of(const TempDir& scratch, const std::string& program) 
 
 // A value that the flag takes and that is not its default; "" of a switch.
 std::string value_of(const Shown& flag) {
-  static const std::map<std::string, std::string> values = {
-      {"--kd-tau", "2"},        {"--kd-reduction", "element"},   {"--gpu", "h200"},     {"--mode", "continue"},
-      {"--kv-owners", "[0,2]"}, {"--value-layers", "[1]"},       {"--norm", "rmsnorm"}, {"--x", "tokens"},
-      {"--style", "llama3"},    {"--lambda-scale", "frozen"},    {"--vectors", "30"},   {"--tsne-vectors", "30"},
-      {"--rank-rate", "100"},   {"--num-kv-shared-layers", "1"}, {"--heads", "0.0"},    {"--ffn", "24"},
-      {"--mirror-offset", "2"}};
+  static const std::map<std::string, std::string> values = {{"--kd-tau", "2"},
+                                                            {"--kd-reduction", "element"},
+                                                            {"--gpu", "h200"},
+                                                            {"--mode", "continue"},
+                                                            {"--kv-owners", "[0,2]"},
+                                                            {"--value-layers", "[1]"},
+                                                            {"--norm", "rmsnorm"},
+                                                            {"--x", "tokens"},
+                                                            {"--style", "llama3"},
+                                                            {"--lambda-scale", "frozen"},
+                                                            {"--vectors", "30"},
+                                                            {"--tsne-vectors", "30"},
+                                                            {"--rank-rate", "100"},
+                                                            {"--num-kv-shared-layers", "1"},
+                                                            {"--heads", "0.0"},
+                                                            {"--ffn", "24"},
+                                                            {"--mirror-offset", "2"},
+                                                            {"--router-init", "random"},
+                                                            {"--decay", "routers"},
+                                                            {"--lambda2", "frozen"},
+                                                            {"--router-bound", "literal"}};
   if (values.contains(flag.name)) return values.at(flag.name);
   if (flag.type.empty()) return "";
   return flag.type.starts_with(" INT") ? "3" : flag.type == " FLOAT" ? "0.5" : flag.type == " BOOL" ? "false" : "x";
@@ -82,13 +97,19 @@ Words meeting(const std::string& need) {
 
 // Words that leave it unmet; none where the default does.
 Words against(const std::string& need) {
-  static const std::map<std::string, std::string> values = {
-      {"--schedule", "constant"}, {"--weight-decay", "0"},
-      {"--dynamic", "false"},     {"--value-embeds", "none"},
-      {"--mixing", "identity"},   {"--map", "inet"},
-      {"--variant", "identity"},  {"--rounds", "1"},
-      {"--sharing", "cla"},       {"--intermediate-sizes", "[24,24,24,24]"},
-      {"--data", "text:none"},    {"--top-p", "1"}};
+  static const std::map<std::string, std::string> values = {{"--schedule", "constant"},
+                                                            {"--weight-decay", "0"},
+                                                            {"--dynamic", "false"},
+                                                            {"--value-embeds", "none"},
+                                                            {"--mixing", "identity"},
+                                                            {"--map", "inet"},
+                                                            {"--variant", "identity"},
+                                                            {"--rounds", "1"},
+                                                            {"--routing", "own"},
+                                                            {"--sharing", "cla"},
+                                                            {"--intermediate-sizes", "[24,24,24,24]"},
+                                                            {"--data", "text:none"},
+                                                            {"--top-p", "1"}};
   const std::string flag = need.substr(0, need.find(' '));
   if (need == "--sharing cla") return {flag, "list"};
   return values.contains(flag) ? Words{flag, values.at(flag)} : Words{};
@@ -165,8 +186,8 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
   const std::map<std::string, std::string> own = {
       {"train_gpt2", "--positions --bias --activation --scale-attn-by-layer"},
       {"train_lime", "--routing --kv-init"},
-      {"train_lime_static", "--top-p --kv-init"},
-      {"train_lime_dynamic", "--kv-init"},
+      {"train_lime_static", "--top-p --kv-init --decay"},
+      {"train_lime_dynamic", "--kv-init --decay"},
       {"train_hyper", "--rate --dynamic --prenorm --layer-index --output-init-scale"},
       {"train_vertical", "--map --residual"},
       {"train_sla", "--distance --sla-heads"},

@@ -71,6 +71,37 @@ TEST_CASE("presets: the Inheritune paper's sizes, tokens a step and rates") {
   }
 }
 
+TEST_CASE("presets: the SATFormer paper's text beside its files") {
+  struct Row {
+    const char* preset;
+    double of_files, of_text;
+    int64_t steps, warmup;
+  };
+  for (const Row& row :
+       {Row{"130m", 2e-3, 1e-3, 9536, 95}, {"340m", 1.5e-3, 1.5e-3, 19073, 190}, {"760m", 1e-3, 2e-3, 38146, 381}})
+    for (const bool text : {false, true}) {
+      CAPTURE(row.preset);
+      CAPTURE(text);
+      const auto options = [&](const std::string& arch) {
+        TrainOptions o;
+        o.config.arch = arch;
+        apply_preset(row.preset + std::string(text ? "-text" : ""), o);
+        apply_preset_to_architecture(o);
+        o.config.check(Exit::usage, "test");
+        return o;
+      };
+      const TrainOptions o = options("denseformer");
+      CHECK((o.lr == (text ? row.of_text : row.of_files) && o.steps == row.steps && o.warmup == row.warmup));
+      CHECK(
+          (o.batch * o.accumulate * o.data.seq_len == 524288 && o.schedule == "cosine_to_floor" && o.lr_floor == 0.1));
+      CHECK(o.config.text("dilation") == (text ? "4" : "1"));
+      CHECK(o.config.text("period") == (text ? "5" : "1"));
+      CHECK(options("resformer").config.text("lambda2") == (text ? "frozen" : "learned"));
+      CHECK(options("satformer").config.text("gate_init") == (text ? "uniform" : "normal"));
+      CHECK(options("hyper").config.text("rate") == "2");
+    }
+}
+
 TEST_CASE("presets: those of the backbone gpt2 are for every architecture on it, and for no other") {
   const TempDir dir;
   const std::vector<std::string> dry = {"--preset", "gpt2-medium", "--layers", "2", "--dry-run"};

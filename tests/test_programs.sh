@@ -372,6 +372,7 @@ expect 64 'odd' train llama --out x --head-width 5
 expect 64 'layers' train llama --out x --layers 0
 expect 64 'dtype' train llama --out x --dtype fp16
 expect 64 'matmul' train llama --out x --matmul bf16
+expect 64 'decays everything' train lime_dynamic --out x --decay-all --decay routers
 expect 64 'multiplies in bf16 anyway' train llama --out x --dtype bf16 --matmul bf16x3
 expect 64 'reference has no bf16' train llama --out x --dtype bf16 --device reference
 # Of every architecture: what must be named, the trainer, a flag and a value that it refuses.
@@ -384,6 +385,10 @@ top_p lime_static --top-p 1.5
 top_p lime_static --top-p much
 at.least.1/ lime_static --top-p 0.1
 kv_init lime_dynamic --kv-init zero
+router_init lime --router-init sideways
+router_bound lime --router-bound code
+decay lime_dynamic --decay all
+lambda2 resformer --lambda2 fixed
 rate hyper --rate 99
 rate hyper --rate 0
 norm hyper --norm batchnorm
@@ -614,7 +619,6 @@ expect 0 '^sequences 3 of 4,000 tokens$' evaluate long --data text:long.txt --se
 
 # the tokenizer belongs to the model; one of another library leaves token ids
 expect 64 'run has .*words.*text:text has bytes.*shards' "$build/evaluate" --model run --data text:text
-expect 64 'init bytes has .*bytes.*arith:3 has .*words' "$build/train_llama" --init bytes --data arith:3 --steps 1 --out x
 expect 0 '^split test: .*/text, kept from training$' "$build/evaluate" --model bytes --data text:../"$(basename "$work")"/text
 expect 64 'init run .*words .*text:text has bytes' "$build/train_lime" --init run --data text:text --steps 1 --out x
 cp -r shards/step_00000002 foreign
@@ -655,7 +659,7 @@ grep -q 'ignored' output && fail "a gpt2 of our own has keys that are ignored"
 expect 64 "longest sequence is $positions" "$build/generate" --model gpt2 --prompt "$(printf '3 + %.0s' {1..40})4"
 expect 64 "learned $positions positions" "$build/evaluate" --model gpt2 --data arith:6 --test-samples 4
 expect 64 "model has $positions positions; .*--seq" train gpt2 --steps 2 --positions "$positions" --out x --seq 99
-expect 64 "has $positions positions; give a smaller --seq$" "$build/train_lime" --init gpt2 --data arith:6 --steps 2 --out x
+expect 64 "has $positions positions; give a smaller --seq if .*, or start from" "$build/train_lime" --init gpt2 --data arith:6 --steps 2 --out x
 expect 0 'starts as the gpt2 of gpt2$' "$build/train_lime" --init gpt2 "${tiny[@]:0:6}" --steps 4 --out gpt2_to_lime
 grep -q '"backbone": "gpt2"' gpt2_to_lime/step_00000004/config.json || fail "--init lost the backbone"
 expect 64 'holds a gpt2, not a llama; their blocks differ' "$build/train_llama" --init gpt2 "${tiny[@]:0:6}" --steps 2 --out x

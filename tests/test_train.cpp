@@ -323,7 +323,7 @@ TEST_CASE("train: a frozen row never moves, whatever the flags of decay and rout
   for (const std::string scale : {"learned", "frozen"}) {
     CAPTURE(scale);
     TrainOptions o = tiny_options("resformer");
-    o.config.options["lambda_scale"] = scale;
+    o.config.options["lambda_scale"] = scale, o.config.options["lambda2"] = scale;
     o.config.check(Exit::usage, "test");
     o.router_lr = 0.5, o.decay_all = true;
     Trainer trainer(o, data);
@@ -331,6 +331,8 @@ TEST_CASE("train: a frozen row never moves, whatever the flags of decay and rout
     const Parameter& row = trainer.params().at("model.lambda_manager.lambda_scale");
     const float moved = weights(trainer)[static_cast<size_t>(row.offset)] - 3;
     CHECK((moved == 0) == (scale == "frozen"));
+    const Parameter& own = trainer.params().at(layer_name(1, "self_attn.value_residual_mixing.lambda2"));
+    CHECK((weights(trainer)[static_cast<size_t>(own.offset)] == 0.5F) == (scale == "frozen"));
   }
 }
 

@@ -89,7 +89,10 @@ void take_tokenizer(const TrainOptions& o, Dataset& dataset) {
 }
 
 // What other programs look for in config.json; a text without a token of its own to begin with begins after the last.
-void take_token_ids(const Tokenizer& tokenizer, Config& config) {
+void take_token_ids(const Dataset& dataset, Config& config) {
+  const Tokenizer& tokenizer = dataset.tokenizer;
+  if (const Task* task = dataset.test->task(); task != nullptr && tokenizer.is_bytes())
+    config.token_ids.emplace("eos_token_id", std::to_string(task->eos()));  // a byte; without a task none ends a text
   if (!tokenizer.is_bpe() || tokenizer.eos() < 0) return;
   const int32_t eos = tokenizer.eos(), bos = tokenizer.prefix().empty() ? eos : tokenizer.prefix()[0];
   config.token_ids.emplace("eos_token_id", std::to_string(eos));
@@ -116,7 +119,7 @@ Dataset open_data(TrainOptions& o) {
   o.data.of_model = o.initial.tokenizer;
   Dataset dataset = open_named_data(o);
   take_tokenizer(o, dataset);
-  take_token_ids(dataset.tokenizer, o.config);
+  take_token_ids(dataset, o.config);
   const int64_t data_vocab = dataset.train->vocab_size();
   if (o.config.vocab_size == 0) o.config.vocab_size = data_vocab;
   if (o.config.vocab_size < 1) fail(Exit::usage, "--vocab is needed: token shards do not say their vocabulary");
@@ -172,9 +175,13 @@ void choose_positions(TrainOptions& o) {
          ", which is not computed here; give a smaller --seq");
   int64_t& positions = o.config.max_position_embeddings;
   if (!o.config.gpt2() || positions == 0) positions = std::max(positions, o.data.seq_len);
+  const bool task = parse_data_spec(o.data.spec).kind == DataSpec::Kind::generated;
   if (positions < o.data.seq_len)
     fail(Exit::usage, "sequences of ", o.data.seq_len, " tokens: the model has ", positions,
-         " positions; give a smaller --seq", o.init.empty() ? ", or more --positions" : "");
+         " positions; give a smaller --seq", task ? " if the samples of " + o.data.spec + " fit into it" : "",
+         o.init.empty() ? ", or more --positions"
+         : task         ? ", or start from a model with more positions"
+                        : "");
 }
 
 }  // namespace

@@ -50,14 +50,17 @@ void add_data_flags(CLI::App& app, TrainOptions& o) {
   add_integer(app, "--test-samples", o.data.test_samples, 0, max_count,
               "size of a generated test set (0: the task's own)");
   add_integer(app, "--seq", o.data.seq_len, 0, max_size,
-              "T, tokens per sequence (0: the task's own; 256 of text, 1024 of shards)");
+              "T, tokens per sequence (0: a task's longest; 256 of text, 1024 of shards)");
   add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of initialisation, data and its order");
 }
 
 void add_size_flags(CLI::App& app, TrainOptions& o) {
   Config& c = o.config;
   const Group group(app, "Model");
-  add_text(app, "--init", o.init, "DIR", "start from this model: weights and sizes; --layers takes its first blocks");
+  add_text(
+      app, "--init", o.init, "DIR",
+      "start from this model: weights, sizes and tokenizer, which also encodes prosqa and arith; --layers takes its "
+      "first blocks");
   add_integer(app, "--vocab", c.vocab_size, 0, max_size, "V, vocabulary size (0: the data's)");
   add_integer(app, "--width", c.hidden_size, 1, max_size, "C, model width");
   add_integer(app, "--layers", c.num_hidden_layers, 1, 4096, "L, number of blocks");

@@ -63,7 +63,8 @@ void arithmetic_quick(TrainOptions& o, const Preset& preset) {
   o.warmup = 200;
 }
 
-// Fine-tuning on ProsQA, 10 epochs of about 18,000 graphs; the paper starts from a pre-trained 150M model (--init).
+// Fine-tuning on ProsQA, 10 epochs of about 18,000 graphs; the paper starts from a pre-trained 150M model (--init),
+// whose own tokenizer encodes questions, steps and answers. Without --init the tokens are the task's words.
 void prosqa(TrainOptions& o, const Preset& preset) {
   language_model(o, preset);
   o.config.vocab_size = 0;
@@ -112,6 +113,16 @@ const std::vector<Preset::Own> sat_own = {{"hyper", "rate", "2"},
                                           {"hyper", "layer_index", "sublayer"},
                                           {"hyper", "output_init_scale", "true"},
                                           {"mudd", "intermediate_sizes", "rising"}};
+
+// What the SATFormer paper's text says against its files and code. The -text presets have the text's rates, too.
+const std::vector<Preset::Own> sat_text_own = [] {
+  std::vector<Preset::Own> own = sat_own;
+  own.insert(own.end(), {{"denseformer", "dilation", "4"},
+                         {"denseformer", "period", "5"},
+                         {"resformer", "lambda2", "frozen"},
+                         {"satformer", "gate_init", "uniform"}});
+  return own;
+}();
 
 // The vertical attention paper: Llama 3's vocabulary and rotation, heads of 128, a constant rate without warm-up. The
 // initialisation, the second moment's decay and the absence of clipping are ours.
@@ -219,7 +230,7 @@ const std::vector<Preset>& presets() {
       // name, about, setting, C, F, L, H, K, rate, steps, warm-up, options of single architectures, for students
       {"arith-quick", "the arithmetic task with 4 operators, minutes on a laptop", arithmetic_quick, 32, 128, 4, 4},
       {"arith", "the LIMe paper's arithmetic task: 6 operators, 50,000 samples, 200 epochs", arithmetic, 32, 128, 4, 4},
-      {"prosqa", "the LIMe paper's ProsQA fine-tuning, 150M sizes", prosqa, 768, 3072, 12, 12},
+      {"prosqa", "the LIMe paper's ProsQA fine-tuning: of --init, or 150M sizes", prosqa, 768, 3072, 12, 12},
       {"150m", "150M, the LIMe paper's router ablation (sizes ours)", language_model, 768, 3072, 12, 12},
       {"1b", "1B with 8 key/value heads", language_model, 2048, 8192, 16, 32, 8},
       {"1.2b", "1.2B, full attention", language_model, 2048, 8192, 16, 32},
@@ -231,6 +242,9 @@ const std::vector<Preset>& presets() {
       {"760m", "its large size", sat_model, 1536, 6144, 19, 24, 0, 1e-3, 38146, 381, sat_own},
       {"760m-thin", "its thin, long size (schedule ours)", sat_model, 1536, 4352, 24, 16, 0, 1e-3, 38146, 381, sat_own},
       {"1.3b", "its largest size", sat_model, 2048, 5632, 24, 32, 0, 8e-4, 57220, 572, sat_own},
+      {"130m-text", "130m with what its text says", sat_model, 768, 3072, 11, 12, 0, 1e-3, 9536, 95, sat_text_own},
+      {"340m-text", "340m, the same", sat_model, 1024, 4096, 18, 16, 0, 1.5e-3, 19073, 190, sat_text_own},
+      {"760m-text", "760m, the same", sat_model, 1536, 6144, 19, 24, 0, 2e-3, 38146, 381, sat_text_own},
       {"d12", "nanochat's small model (optimiser ours)", nanochat, 768, 2048, 12, 6, 0, 1e-3, 2520, 40, nano_own},
       {"d20", "its usual size (optimiser ours)", nanochat, 1280, 3456, 20, 10, 0, 7e-4, 4980, 40, nano_own},
       {"va50m", "the vertical attention paper's small size", vertical_model, 192, 768, 6, 3, 1},

@@ -236,8 +236,7 @@ void Run::evaluate() {
     progress_.say(text);
     std::string prompt = data_.tokenizer.decode(answers.sample_prompt), answer = data_.tokenizer.decode(answers.sample);
     if (prompt.size() > 60) prompt = "..." + prompt.substr(prompt.size() - 57);
-    if (answer.size() > 120) answer = answer.substr(0, 117) + "...";
-    text = "sample: " + prompt + " >> " + answer;
+    text = "sample: " + excerpt(prompt) + " >> " + excerpt(answer);
   }
   progress_.say(text);
 }

@@ -31,9 +31,10 @@
 //   760m-thin  1536  4352  24  16  1e-3           38,146  324    757,020,996     15     757,020,687
 //   1.3b       2048  5632  24  32  8e-4           57,220  324    1,298,765,124   15     1,298,764,815
 //
-// (SATFormer runs it at the sizes up to 760m.) Its text says dilation 4, period 5, its configuration files 1 and 1,
-// which is the default. 4 and 5 are hardly a DenseFormer at these depths: up to 760m no combination reads the
-// embedding, and none stands behind the last block.
+// (SATFormer runs it at the sizes up to 760m.) Its text says dilation 4, period 5. The presets 130m-text, 340m-text and
+// 760m-text have that, and the text's rates, 1e-3, 1.5e-3 and 2e-3. Its configuration files say 1 and 1, the default. 4
+// and 5 are hardly a DenseFormer at these depths: up to 760m no combination reads the embedding, and none stands behind
+// the last block.
 //
 // Options:
 //   --dilation k        a combination reads every k-th output, counted down from the latest.

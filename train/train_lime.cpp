@@ -18,7 +18,19 @@
 //   1b           8,640    1,076,081,088       deep128   528,320   147,677,632
 //   1.2b         138,240  1,176,873,984
 //
-// Ablations: --routing average | last | first | own, --window j, --kv-init normal.
+// Ablations: --routing average | last | first | own, --window j, --kv-init normal, --router-init random.
+//
+// Where the presets differ from the tables of the paper (version 2), and the flag for the other:
+//
+//   what            table or text       here                                                  flag
+//   end rate        1e-6                1e-9: the code multiplies the rate by 1e-6 at least   --lr-floor 1e-3
+//   precision       bf16                fp32                                                  --dtype bf16
+//   steps of deep*  20,000              5,000, version 1's configuration for them             --steps 20000
+//   tokens          about 50 B          41.9 B, which 20,000 steps of the batch are
+//   router bound    sqrt(3 K / l)       sqrt(3 / (l K)), the code's                           --router-bound literal
+//
+// The pseudocode prints the bound; l counts the layers that are read. --decay routers decays W_l and nothing else, as
+// version 1 can be read; the code decays the matrices, and W_l not at all.
 #include "train/run.h"
 
 using namespace crossply;

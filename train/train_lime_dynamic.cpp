@@ -36,6 +36,14 @@
 //   --kv-init KIND    literal: the bound as the paper's pseudocode computes it, from a tensor (1, K, C, D) whose fan-in
 //                     a library takes to be K D C (default); fan_in: +-1/sqrt(C), the usual one.
 //   --router-lr R     the rate of Wr_l; the paper's 1e-2 is ten times --lr, the default.
+//   --decay routers   Wr_l decays and nothing else, as the paper's text says; usual (default): the matrices, Wr_l among
+//                     them, as in the code.
+//
+// Where the presets differ from the paper's tables, and the flag for the other:
+//   end rate          1e-6 in the table; here 1e-9, because the code multiplies the rate by 1e-6 at least
+//                     (--lr-floor 1e-3)
+//   precision         bf16 in the table; here fp32 (--dtype bf16)
+//   steps of deep*    20,000 in the table; here the 5,000 of the code's configuration (--steps 20000)
 //
 // The paper's text feeds the router with X_{l-1}, its pseudocode with U_{l-1}, and so do the authors' code of this
 // version (an early commit, 601cd30, of their repository) and this.

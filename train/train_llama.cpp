@@ -13,7 +13,7 @@
 //   name            V       C     F     L          H   K   T     steps   batch  parameters
 //   arith-quick     21      32    128   4          4   4   41    6,000   64     66,496
 //   arith           21      32    128   4          4   4   85    19,531  512    66,496
-//   prosqa          66      768   3072  12         12  12  384   1,400   128    113,316,096 (fine-tuning: --init)
+//   prosqa          66      768   3072  12         12  12  384   1,400   128    113,316,096
 //   150m            50,257  768   3072  12         12  12  2048  20,000  1024   151,862,784
 //   1b              50,257  2048  8192  16         32  8   2048  20,000  1024   1,076,072,448
 //   1.2b            50,257  2048  8192  16         32  32  2048  20,000  1024   1,176,735,744
@@ -21,6 +21,7 @@
 //   d12             32,768  768   2048  12         6   6   2048  2,520   256    135,288,576 (nanochat's)
 //   d20             32,768  1280  3456  20         10  10  2048  4,980   512    480,436,480 (nanochat's)
 //
+// prosqa is for fine-tuning: --init gives sizes and the tokenizer of the questions. Its row is without --init.
 // Learning rate 1e-3 (d20: 7e-4; prosqa: 1e-4), linear for the generated tasks, cosine for language modelling.
 #include "train/run.h"
 

@@ -36,12 +36,14 @@
 //   760m-thin  1536  4352  24  16  1e-3           38,146  47     757,020,719     702,756,864
 //   1.3b       2048  5632  24  32  8e-4           57,220  47     1,298,764,847   1,202,295,808
 //
-// The rates are those of its configuration files; its text lists 1e-3, 1.5e-3, 2e-3 for the first three.
+// The rates are those of its configuration files. 130m-text, 340m-text and 760m-text have the text's, 1e-3, 1.5e-3 and
+// 2e-3, and its constant b_n (--lambda2 frozen).
 //
 // Options:
 //   --variant KIND      the table above. The 2 and 5 of constant and sparse are fixed.
 //   --last-k M          only the last M layers mix; 0 (default): all from the second on. plus keeps all entries of e in
 //                       its softmax, as SATFormer's code does. svformer's other layers keep their Wv.
+//   --lambda2 frozen    plus keeps b_n at 1/2, as SATFormer's text says.
 //
 // models/resformer.cpp is the connection; value_mix.h mixes (in place of V_n where nothing needs it again),
 // kernels/block/softmax.h shares the budget out.

@@ -29,10 +29,12 @@
 //   760m-thin  1536  4352  24  16  1e-3           38,146  565,248    757,585,920
 //   1.3b       2048  5632  24  32  8e-4           57,220  1,507,328  1,300,272,128
 //
-// Where text and configuration files disagree, the files have it: the text's rates are 1e-3, 1.5e-3, 2e-3 for the first
-// three. But the file of SATFormer's 1.3b asks for F = 5504 and 24 heads, which do not divide C: here it has its
-// baselines' 5632 and 32. Its code decays every parameter; here gains do not decay. Its gates may also have a bias, off
-// in all its configurations and left out here.
+// Where text and configuration files disagree, the files have it. 130m-text, 340m-text and 760m-text have the text's
+// rates, 1e-3, 1.5e-3 and 2e-3, and its start of the gates (--gate-init uniform).
+//
+// The file of SATFormer's 1.3b asks for F = 5504 and 24 heads, which do not divide C: here it has its baselines' 5632
+// and 32. Its code decays every parameter; here gains do not decay. Its gates may also have a bias, off in all its
+// configurations and left out here.
 //
 // Options:
 //   --gate KIND         relu (default), or the paper's ablations: sigmoid, tanh, identity, softmax over a token's heads

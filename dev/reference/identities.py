@@ -124,6 +124,13 @@ def check_fresh(check):
       model = model_dir.ARCHITECTURES[arch](dataclasses.replace(config, kv_init=kv_init))
       largest = max(model.model.layers[i].self_attn.k_proj.weight.abs().max().item() for i in range(1, L))
       check(f"a new {arch} {kv_init}: keys within {limit}", 0.9 * limit < largest <= limit)
+  for more, own, limit in (({}, "identity", (3 / 8) ** 0.5), ({"router_init": "random"}, "noise", (3 / 8) ** 0.5),
+                           ({"router_bound": "literal"}, "identity", 6**0.5)):  # 2 layers of 4 heads
+    model = model_dir.ARCHITECTURES["lime"](dataclasses.replace(tiny("lime", K=4).config, **more))
+    router = model.model.layers[1].self_attn.lime_router.weight
+    identity = torch.equal(router[:, 4:], torch.eye(4, dtype=router.dtype))
+    check(f"a new lime {more}: its own block is the {own}", identity == (own == "identity"))
+    check(f"a new lime {more}: its router within {limit:.3f}", 0.5 * limit < router[:, :4].abs().max().item() <= limit)
   config = tiny("hyper").config
   torch.manual_seed(1)
   whole = model_dir.ARCHITECTURES["hyper"](config)

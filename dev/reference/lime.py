@@ -25,6 +25,9 @@ class LimeConfig(Config):
   routing: str = "full"  # full | average | last | first | own
   window: int = 0  # the j of last-j and first-j
   kv_init: str = "uniform"  # uniform | normal: how k_proj and v_proj start
+  router_init: str = "identity"  # identity | random: a new router's block of its own layer
+  router_bound: str = "fan_in"  # fan_in | literal: of a new router's random entries
+  decay: str = "usual"  # usual | routers: which weights an optimizer is to decay
 
 
 class LimeAttention(Attention):
@@ -32,6 +35,9 @@ class LimeAttention(Attention):
     super().__init__(config, layer)
     check_choice("routing", config.routing, ("full", "average", "last", "first", "own"))
     check_choice("kv_init", config.kv_init, ("uniform", "normal"))
+    check_choice("router_init", config.router_init, ("identity", "random"))
+    check_choice("router_bound", config.router_bound, ("fan_in", "literal"))
+    check_choice("decay", config.decay, ("usual", "routers"))
     if config.routing in ("last", "first") and config.window < 1:
       raise ValueError(f"routing {config.routing!r} needs a window of at least 1, got {config.window}")
     if layer > 0 and config.routing not in ("average", "own"):
@@ -66,10 +72,11 @@ class LimeAttention(Attention):
       if self.config.kv_init == "uniform":
         nn.init.uniform_(heads.weight, -bound, bound)
     if hasattr(self, "lime_router"):
-      bound = math.sqrt(3 / (self.config.num_key_value_heads * sum(self.readable())))
-      nn.init.uniform_(self.lime_router.weight, -bound, bound)
       K = self.config.num_key_value_heads
-      self.lime_router.weight[:, -K:] = torch.eye(K)
+      bound = math.sqrt(3 / (K * sum(self.readable()))) * (K if self.config.router_bound == "literal" else 1)
+      nn.init.uniform_(self.lime_router.weight, -bound, bound)
+      if self.config.router_init == "identity":
+        self.lime_router.weight[:, -K:] = torch.eye(K)
 
 
 class Lime(Llama):

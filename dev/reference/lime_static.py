@@ -25,6 +25,7 @@ from .llama import Attention, Layer, Llama, backbone_norm, split_heads
 class LimeDynamicConfig(Config):
   arch: str = "lime_dynamic"
   kv_init: str = "literal"  # literal | fan_in: how k_proj and v_proj start
+  decay: str = "usual"  # usual | routers: which weights an optimizer is to decay
 
 
 @dataclasses.dataclass
@@ -76,6 +77,7 @@ class LimeAttention(Attention):
   def __init__(self, config, layer):
     super().__init__(config, layer)
     check_choice("kv_init", config.kv_init, ("literal", "fan_in"))
+    check_choice("decay", config.decay, ("usual", "routers"))
     if layer > 0:
       self.lime_router = self.router(config, layer)
       self.k_proj.bias = self.v_proj.bias = None  # a GPT-2's would add nothing to what o_proj's can

@@ -29,6 +29,7 @@ class ResformerConfig(Config):
   variant: str = "plus"  # plus | identity | constant | learnable | sparse | svformer
   last_k: int = 0
   lambda_scale: str = "learned"  # learned | frozen: plus's scale; the optimizer leaves a frozen one alone
+  lambda2: str = "learned"  # learned | frozen: plus's factor of a layer's own values
 
 
 def mixes(config, layer):
@@ -55,6 +56,7 @@ class ResformerAttention(Attention):
     super().__init__(config, layer)
     check_choice("variant", config.variant, ("plus", "learnable", *FIXED))
     check_choice("lambda_scale", config.lambda_scale, ("learned", "frozen"))
+    check_choice("lambda2", config.lambda2, ("learned", "frozen"))
     self.mixes = mixes(config, layer)
     learned = {"plus": ["lambda2"], "learnable": ["lambda1", "lambda2"]}.get(config.variant)
     if self.mixes and learned:
