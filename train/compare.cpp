@@ -132,7 +132,7 @@ void print_next(const Comparison& comparison, const std::string& program) {
   const char* prompt = !arith ? "..." : integers ? "\"( 3 + 4 ) * 2 - 6 / 3 =\"" : "\"( 3 + 4 ) * 2 - 5 / 6 =\"";
   if (!best.empty())
     std::printf("next:     %s --model %s --prompt %s\n",
-                shell_word(fs::path(program).replace_filename("generate").string()).c_str(), shell_word(best).c_str(),
+                shell_command(program, "generate").c_str(), shell_word(best).c_str(),
                 prompt);
 }
 
@@ -142,7 +142,7 @@ Exit conclude(const Comparison& comparison, const std::string& program, const st
   const bool stopped = std::any_of(comparison.runs.begin(), comparison.runs.end(),
                                    [](const ComparedRun& run) { return run.tried && run.state == RunState::stopped; });
   if (stopped || next_run(comparison)) {
-    std::printf("\nto continue this comparison: %s --resume --out %s\n", shell_word(program).c_str(),
+    std::printf("\nto continue this comparison: %s --resume --out %s\n", shell_command(program).c_str(),
                 shell_word(comparison.out).c_str());
     return Exit::stopped;
   }
