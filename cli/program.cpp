@@ -66,8 +66,9 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
   app.footer(exit_code_help());
   app.formatter(std::make_shared<Help>());
   if (argc > 0) app.name(before_name(argv[0]) + app.get_name());
-  app.set_version_flag("--version", [&app] { return str(app.get_name(), " (crossply) ", version()); },
-                       "Print version and commit and exit");
+  app.set_version_flag(
+      "--version", [&app] { return str(app.get_name(), " (crossply) ", version()); },
+      "Print version and commit and exit");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // a later flag replaces an earlier one
   auto report = [](Exit code, const char* message) {
     if (takes_escape_codes(STDOUT_FILENO)) std::printf("\r\033[K");  // over an unfinished status line

@@ -2,9 +2,15 @@
 #   bin/crossply          a link to libexec/crossply/crossply: `crossply train_lime --out runs/lime`
 #   libexec/crossply/     the one file, a link to it for each program, the plugin for lm-evaluation-harness
 #   share/                LICENSE and NOTICE, completions for bash and zsh, man pages where help2man is here
-set(home libexec/crossply)
 if(SKBUILD)
   set(home crossply)  # inside the Python package
+else()
+  set(home libexec/crossply)
+  # What an older version installed goes first.
+  install(CODE "set(PREFIX \"\${CMAKE_INSTALL_PREFIX}\")
+if(EXISTS \"\$ENV{DESTDIR}\${PREFIX}/${home}/files.txt\")
+  include(\"${CMAKE_SOURCE_DIR}/dev/uninstall.cmake\")
+endif()")
 endif()
 install(TARGETS one_file RUNTIME DESTINATION ${home})
 if(TARGET comm_mpi)

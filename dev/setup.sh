@@ -134,7 +134,7 @@ package() {
 
 # Libraries need no root, where apt-get is here. A compiler does.
 say_without_root() {
-  if [ $manager != apt-get ] || [[ " $missing " =~ \ (cxx20|openmp|make|cmake|mpi)\  ]]; then return; fi
+  if [ "$manager" != apt-get ] || [[ " $missing " =~ \ (cxx20|openmp|make|cmake|mpi)\  ]]; then return; fi
   say "Or, without root, into deps/, where the build looks for them:"
   say "  mkdir -p deps && (cd deps && apt-get download $*)"
   say "  for file in deps/*.deb; do dpkg -x \$file deps; done"

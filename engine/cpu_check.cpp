@@ -11,10 +11,11 @@ namespace {
 void require(bool present, const char* name, unsigned length) {
   if (present) return;
   constexpr char before[] = "error: this program is compiled for a CPU with ";
-  constexpr char after[] = ", which this CPU lacks; build crossply on this machine, or anywhere with "
-                           "make CMAKE_FLAGS=-DCROSSPLY_NATIVE=OFF\n";
-  const bool written = write(STDERR_FILENO, before, sizeof before - 1) > 0 &&
-                       write(STDERR_FILENO, name, length) > 0 && write(STDERR_FILENO, after, sizeof after - 1) > 0;
+  constexpr char after[] =
+      ", which this CPU lacks; build crossply on this machine, or anywhere with "
+      "make CMAKE_FLAGS=-DCROSSPLY_NATIVE=OFF\n";
+  const bool written = write(STDERR_FILENO, before, sizeof before - 1) > 0 && write(STDERR_FILENO, name, length) > 0 &&
+                       write(STDERR_FILENO, after, sizeof after - 1) > 0;
   _exit(written ? 71 : 74);
 }
 

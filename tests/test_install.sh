@@ -65,7 +65,7 @@ expect 1 'not installed in' cmake -DPREFIX="$prefix" -P "$tree/dev/uninstall.cma
 
 export DESTDIR=$work/staged
 put /usr
-[ "$(ls staged)" = usr ] && [ -x staged/usr/bin/crossply ] || fail "DESTDIR: $(find staged)"
+[ "$(ls staged) $(ls staged/usr/bin)" = "usr crossply" ] || fail "DESTDIR: $(find staged)"
 remove /usr
 [ -z "$(find staged -mindepth 1)" ] || fail "DESTDIR: uninstalling left $(find staged)"
 unset DESTDIR

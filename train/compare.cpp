@@ -131,9 +131,8 @@ void print_next(const Comparison& comparison, const std::string& program) {
   const bool integers = arith && arith->numbers == arith::Numbers::integers;  // 5 / 6 is none
   const char* prompt = !arith ? "..." : integers ? "\"( 3 + 4 ) * 2 - 6 / 3 =\"" : "\"( 3 + 4 ) * 2 - 5 / 6 =\"";
   if (!best.empty())
-    std::printf("next:     %s --model %s --prompt %s\n",
-                shell_command(program, "generate").c_str(), shell_word(best).c_str(),
-                prompt);
+    std::printf("next:     %s --model %s --prompt %s\n", shell_command(program, "generate").c_str(),
+                shell_word(best).c_str(), prompt);
 }
 
 // The exit code is that of the first architecture that failed. unwritten: the error of the last attempt to write a file
