@@ -7,6 +7,7 @@
 #include "cli/flags.h"
 #include "cli/format.h"
 #include "engine/check.h"
+#include "engine/printable.h"
 
 #ifdef CROSSPLY_BENCH
 int bench_main(int argc, char** argv);
