@@ -113,9 +113,10 @@ setup:
 new:
 	@dev/new_architecture.sh "$(ARCH)"
 
+# Where CMake fails, dev/setup.sh may know why in one line.
 configure:
-	@[ -e $(BUILD)/Makefile ] || dev/setup.sh --check
-	@cmake -S . -B $(BUILD) $(COMPILER) $(CUDA_FLAG) $(CMAKE_FLAGS) >/dev/null
+	@said=$$(cmake -S . -B $(BUILD) $(COMPILER) $(CUDA_FLAG) $(CMAKE_FLAGS) 2>&1 >/dev/null); code=$$?; \
+	[ $$code = 0 ] || dev/setup.sh --check || exit 1; [ -z "$$said" ] || echo "$$said" >&2; exit $$code
 
 clean:
 	cmake -E rm -rf $(BUILD)

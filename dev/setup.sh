@@ -25,10 +25,11 @@ find_compiler() {
 
 # One word for each thing the compiler can see. A single run of the preprocessor answers everything.
 ask_compiler() {
-  local openmp=(-fopenmp) words
+  local openmp=(-fopenmp) words given
   if [ "$(uname)" = Darwin ]; then openmp=(-Xpreprocessor -fopenmp "-I$(brew --prefix libomp 2>/dev/null)/include"); fi
   read -ra words <<<"$compiler"
-  "${words[@]}" -std=c++20 "${openmp[@]}" -isystem "$deps/usr/include" -E -P -x c++ - 2>/dev/null <<'EOF' || true
+  read -ra given <<<"${CPPFLAGS:-}"  # conda names its headers there
+  "${words[@]}" -std=c++20 "${openmp[@]}" "${given[@]}" -isystem "$deps/usr/include" -E -P -x c++ - 2>/dev/null <<'EOF' || true
 #include <version>
 #if __cplusplus >= 202002L && defined(__cpp_lib_bit_cast) && defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)

@@ -79,7 +79,7 @@ expect "what is needed comes first" 1 "hidden no_mpi user sudo_asks" "" "  $inst
 # A compiler that is too old: one line, before make compiles anything.
 stand_in old-g++ <<<'#!/bin/sh'
 said=$(CXX=$box/old-g++ make BUILD="$box/build" 2>&1) || true
-if [ "$(grep -c '^setup: .*/old-g++ is too old: .*g++ 12' <<<"$said")" != 1 ] || [ -e "$box/build" ]; then
+if ! grep -q '^setup: .*/old-g++ is too old: .*g++ 12' <<<"$said" || [ "$(wc -l <<<"$said")" -gt 4 ]; then
   failures=$((failures + 1))
   printf 'FAILED: make with an old compiler: %s\n' "$said"
 fi
