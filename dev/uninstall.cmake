@@ -14,6 +14,7 @@ foreach(file IN LISTS files)
     get_filename_component(directory "${directory}" DIRECTORY)
   endwhile()
 endforeach()
+file(REMOVE_RECURSE "${root}/libexec/crossply")  # with what Python compiled there
 # The deepest first. What holds files of others stays.
 list(REMOVE_DUPLICATES directories)
 list(SORT directories ORDER DESCENDING)

@@ -58,6 +58,7 @@ complete_words() {
 ln -s crossply "$home/train_old" && echo libexec/crossply/train_old >>"$home/files.txt"
 put "$prefix"
 [ ! -L "$home/train_old" ] || fail "a program of the older version is still there"
+mkdir "$home/tasks/__pycache__" && touch "$home/tasks/__pycache__/data.pyc"
 remove "$prefix"
 [ "$(find "$prefix" | sort)" = "$(printf '%s\n' "$prefix" "$prefix/bin" "$prefix/bin/mine")" ] ||
   fail "uninstalling left: $(find "$prefix")"
