@@ -20,7 +20,7 @@ PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_
 FUZZ_SECONDS ?= 120
 ARCHITECTURES ?= 90a-real;90-virtual
 
-.PHONY: all build run compare-all inheritune figures test tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
+.PHONY: all build run compare-all inheritune figures test install uninstall tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
         tidy pack setup new configure clean help $(PROGRAMS)
 all: build
 
@@ -73,6 +73,14 @@ test: setup build tests tests_of_mpi fuzz_targets fault_injection
 	@$(COMPILE) --target bench
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) $(ARGS)
 
+# DESTDIR, too, for those who make packages.
+PREFIX ?= /usr/local
+install: build
+	@cmake --install $(BUILD) --prefix "$(PREFIX)"
+
+uninstall:
+	@cmake -DPREFIX="$(PREFIX)" -P dev/uninstall.cmake
+
 # For machines without a compiler: in a build directory of its own, and tried in an empty root.
 pack:
 	@cmake -S . -B $(BUILD)-pack -DCROSSPLY_PACK=ON $(COMPILER) $(CMAKE_FLAGS) >/dev/null \
@@ -105,8 +113,10 @@ setup:
 new:
 	@dev/new_architecture.sh "$(ARCH)"
 
+# Where CMake fails, dev/setup.sh may know why in one line.
 configure:
-	@cmake -S . -B $(BUILD) $(COMPILER) $(CUDA_FLAG) $(CMAKE_FLAGS) >/dev/null
+	@said=$$(cmake -S . -B $(BUILD) $(COMPILER) $(CUDA_FLAG) $(CMAKE_FLAGS) 2>&1 >/dev/null); code=$$?; \
+	[ $$code = 0 ] || dev/setup.sh --check || exit 1; [ -z "$$said" ] || echo "$$said" >&2; exit $$code
 
 clean:
 	cmake -E rm -rf $(BUILD)
@@ -123,6 +133,7 @@ help:
 	@echo "make bench    build, then measure this machine, the ops and training steps (ARGS=\"steps --models iii\")"
 	@echo "make bench-architectures   build, then measure what each architecture costs (ARGS=\"--arch lime --seq 256\")"
 	@echo "make bench-gpu   build with CUDA, run the tests, then measure a GPU (ARGS=\"--only attention,steps\")"
+	@echo "make install  build, then install \`crossply\` into PREFIX=/usr/local; make uninstall PREFIX=... removes it"
 	@echo "make pack     one file to carry to machines without compiler and CUDA toolkit: $(BUILD)-pack/crossply-*.tar.xz"
 	@echo "              (ARCHITECTURES=\"80-real;90a-real;100\": for other GPUs than Hopper's; CUDA=0: for CPUs alone)"
 	@echo "make tidy     clang-tidy over every room but kernels/ (ROOMS=models: over one)"

@@ -56,6 +56,8 @@ class Help : public CLI::FormatterBase {
 // After a failed parse: "unknown flag --stpes; did you mean --steps?", or "" if no flag was unknown.
 std::string unknown_flag(const CLI::App& app);
 
+// The version and the commit: "0.3.0, commit 1cd692dba734".
+std::string version();
 // The commit that this program was built from, as git describes it; "unknown" without git.
 std::string commit();
 

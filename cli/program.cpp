@@ -13,8 +13,10 @@
 #include "cli/needs.h"
 #include "cli/spin.h"
 #include "cli/standard_streams.h"
+#include "engine/cpu_check.h"
 #include "engine/out_of_memory.h"
 #include "engine/printable.h"
+#include "engine/shell.h"
 #include "engine/threads.h"
 
 namespace crossply {
@@ -58,13 +60,15 @@ std::string memory_remedy(const CLI::App& app) {
 
 int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
                 const std::function<Exit()>& body) {
+  check_cpu();
   bound_spinning(argv);
   prepare_standard_streams();
   app.footer(exit_code_help());
   app.formatter(std::make_shared<Help>());
+  if (argc > 0) app.name(before_name(argv[0]) + app.get_name());
   app.set_version_flag(
-      "--version", [&app] { return str(app.get_name(), " of crossply, commit ", commit()); },
-      "Print the commit that this was built from and exit");
+      "--version", [&app] { return str(app.get_name(), " (crossply) ", version()); },
+      "Print version and commit and exit");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // a later flag replaces an earlier one
   auto report = [](Exit code, const char* message) {
     if (takes_escape_codes(STDOUT_FILENO)) std::printf("\r\033[K");  // over an unfinished status line

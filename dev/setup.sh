@@ -3,9 +3,12 @@
 # or through sudo where that asks no password. Where it may not, it prints the command to run and ends with exit code 1.
 # `make run` and `make test` call it first. CXX chooses the compiler, as everywhere.
 #   dev/setup.sh [--mpi]      --mpi: MPI as well, by which several processes train on CPUs; without it all else works
+#   dev/setup.sh --check      installs nothing; one line and exit code 1 where something is missing
+# Libraries may also lie in deps/: where nobody is root, this says how to fetch them.
 set -euo pipefail
 
 say() { echo "setup: $*"; }
+deps=$(cd "$(dirname "$0")/.." && pwd)/deps
 
 # Sets `compiler`: CXX, or the first C++ compiler there is.
 find_compiler() {
@@ -22,10 +25,11 @@ find_compiler() {
 
 # One word for each thing the compiler can see. A single run of the preprocessor answers everything.
 ask_compiler() {
-  local openmp=(-fopenmp) words
+  local openmp=(-fopenmp) words given
   if [ "$(uname)" = Darwin ]; then openmp=(-Xpreprocessor -fopenmp "-I$(brew --prefix libomp 2>/dev/null)/include"); fi
   read -ra words <<<"$compiler"
-  "${words[@]}" -std=c++20 "${openmp[@]}" -E -P -x c++ - 2>/dev/null <<'EOF' || true
+  read -ra given <<<"${CPPFLAGS:-}"  # conda names its headers there
+  "${words[@]}" -std=c++20 "${openmp[@]}" "${given[@]}" -isystem "$deps/usr/include" -E -P -x c++ - 2>/dev/null <<'EOF' || true
 #include <version>
 #if __cplusplus >= 202002L && defined(__cpp_lib_bit_cast) && defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
@@ -129,6 +133,14 @@ package() {
   esac
 }
 
+# Libraries need no root, where apt-get is here. A compiler does.
+say_without_root() {
+  if [ "$manager" != apt-get ] || [[ " $missing " =~ \ (cxx20|openmp|make|cmake|mpi)\  ]]; then return; fi
+  say "Or, without root, into deps/, where the build looks for them:"
+  say "  mkdir -p deps && (cd deps && apt-get download $*)"
+  say "  for file in deps/*.deb; do dpkg -x \$file deps; done"
+}
+
 # shellcheck disable=SC2086 # the words of a command are meant to split
 install_missing() {
   local need packages="" root=""
@@ -142,6 +154,7 @@ install_missing() {
     if ! sudo -n true 2>/dev/null; then
       say "missing:$missing. This needs to be run as root:"
       say "  $install"
+      say_without_root $packages
       exit 1
     fi
     root="sudo -n"
@@ -153,14 +166,21 @@ install_missing() {
   $root apt-get update && $root env DEBIAN_FRONTEND=noninteractive $install
 }
 
+old_compiler="the compiler must know C++20 and __builtin_shufflevector: g++ 12, clang++ 14 or later, by CXX=g++-12"
 look
+if [ "${1:-}" = --check ]; then
+  if [ -z "$missing" ]; then exit 0; fi
+  if [[ $missing == *cxx20* ]] && [ -n "$compiler" ]; then say "$compiler is too old: $old_compiler"; exit 1; fi
+  say "missing:$missing; \`make setup\` installs it, or says how to go on without root"
+  exit 1
+fi
 if [ -n "$missing" ]; then
   install_missing || say "the installation failed"
   look
 fi
 if [ -n "$missing" ]; then
   say "still missing:$missing (compiler: ${compiler:-none})"
-  if [[ $missing == *cxx20* ]]; then say "the compiler must know C++20 and __builtin_shufflevector: g++ 12, clang++ 14 or later"; fi
+  if [[ $missing == *cxx20* ]]; then say "$old_compiler"; fi
   exit 1
 fi
 say "nothing is missing (compiler: $compiler)"

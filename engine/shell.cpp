@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 
 #include "engine/control_characters.h"
 #include "engine/printable.h"
@@ -41,6 +42,19 @@ std::string shell_word(const std::string& text) {
   std::string word = "'";
   for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return word + "'";
+}
+
+std::string before_name(const std::string& called) {
+  const std::string one_file = "crossply ";
+  return std::filesystem::path(called).filename().string().starts_with(one_file) ? one_file : "";
+}
+
+std::string shell_command(const std::string& called, const std::string& name) {
+  std::filesystem::path path = called;
+  const std::string before = before_name(called);
+  const std::string program = name.empty() ? path.filename().string().substr(before.size()) : name;
+  if (before.empty()) return shell_word(path.replace_filename(program).string());
+  return shell_word(path.replace_filename("crossply").string()) + " " + program;
 }
 
 }  // namespace crossply

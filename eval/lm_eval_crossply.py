@@ -28,6 +28,9 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable, make_table
 
 HERE = pathlib.Path(__file__).resolve().parent
+# Installed, all programs are one file beside this one. In the source tree, each is a file of build/.
+INSTALLED = (HERE / "crossply").is_file()
+SCORE = [str(HERE / "crossply"), "score"] if INSTALLED else [str(HERE.parent / "build" / "score")]
 
 
 # Settings of generation that mean nothing where the most likely token is taken.
@@ -51,7 +54,7 @@ class Crossply(LM):
     """batch_size and max_batch_size, which the harness always gives, mean nothing: batches are of batch_tokens."""
     super().__init__()
     self.model = str(model)
-    command = [str(score or HERE.parent / "build" / "score"), "--model", self.model, "--device", device or "cpu"]
+    command = [*([str(score)] if score else SCORE), "--model", self.model, "--device", device or "cpu"]
     for flag, value in (("--tokenizer", tokenizer), ("--prefix-token", prefix_token), ("--batch-tokens", batch_tokens)):
       if value is not None:
         command += [flag, str(value)]
@@ -152,7 +155,7 @@ def read_flags():
   parser.add_argument("--tokenizer", metavar="FILE", help="where the directory has none")
   parser.add_argument("--prefix-token", type=int, help="what stands before a text without context")
   parser.add_argument("--batch-tokens", type=int, help="tokens that go through the model together")
-  parser.add_argument("--score", metavar="FILE", help="the program (build/score)")
+  parser.add_argument("--score", metavar="FILE", help="the program `score`")
   parser.add_argument("--output", metavar="FILE", help="the harness's results as JSON")
   return parser.parse_args()
 
@@ -189,7 +192,7 @@ def run(flags):
 
 def main():
   flags = read_flags()
-  program = pathlib.Path(flags.score or HERE.parent / "build" / "score")
+  program = pathlib.Path(flags.score or SCORE[0])
   directory = pathlib.Path(flags.output or ".").parent
   if not program.is_file():
     code, why = 66, f"{program} is missing: build it, or say with --score where it is"

@@ -21,7 +21,7 @@ list_files() {
   if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
     git ls-files --cached --others --exclude-standard
   else
-    find . \( -name .git -o -name 'build*' -o -name runs -o -name __pycache__ \) -prune -o -type f -print | sed 's|^\./||'
+    find . \( -name .git -o -name 'build*' -o -name deps -o -name runs -o -name __pycache__ \) -prune -o -type f -print | sed 's|^\./||'
   fi
 }
 mapfile -t files < <(list_files | while IFS= read -r file; do if [ -f "$file" ]; then echo "$file"; fi; done)

@@ -73,7 +73,8 @@ if [ -n "$package" ]; then
   fi
   commit=$(basename "$package" | cut -d- -f2)
   expect 0 "commit $commit" train_lime --version
-  expect 64 'its programs.* bench .* train_lime' crossply
+  expect 64 '^  analyze bench compare ' crossply
+  expect 0 'perplexity' crossply evaluate --model /tmp/run --data arith:3
   expect 0 'rmsnorm' bench ops --rounds 1
   # The tests open files of the system's.
   # shellcheck disable=SC2016

@@ -81,6 +81,15 @@ TEST_CASE("printable: a shell reads every word back") {
     CHECK_MESSAGE(read_by_shell(shell_word(text)) == text, shell_word(text));
 }
 
+TEST_CASE("printable: a command names a program as this one was called") {
+  CHECK(shell_command("build/compare") == "build/compare");
+  CHECK(shell_command("build/compare", "generate") == "build/generate");
+  CHECK(shell_command("compare", "generate") == "generate");
+  CHECK(shell_command("a b/compare", "generate") == "'a b/generate'");
+  CHECK(shell_command("crossply compare") == "crossply compare");
+  CHECK(shell_command("a b/crossply compare", "generate") == "'a b/crossply' generate");
+}
+
 TEST_CASE("printable: a spreadsheet takes no name for a formula, and keeps numbers") {
   for (const std::string text : {"=1+1", "+1+1", "-2+3", "@SUM(1)", "\tx", "-", "=", "\uFF1D1"})
     CHECK_MESSAGE(csv_field(text) == "'" + text, text);

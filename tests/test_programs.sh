@@ -55,10 +55,11 @@ expect 0 '^warning: not as many parameters as llama: mudd [+][0-9]+ %$' compare 
 expect 0 '^mudd +[0-9,]+ +[0-9.e+]+ +[0-9.]+ [KM]iB$' compare all,hyper:rate=2 --dry-run --out planned
 [ "$(grep -cE '^[a-z_]+(:rate=2)? +[0-9,]+ ' output)" -ge 13 ] || fail "the plan does not list every architecture"
 [ ! -e planned ] || fail "a dry run wrote something"
+version=$(sed -nE 's/^project\(crossply VERSION ([0-9.]+) .*/\1/p' "$dev/../CMakeLists.txt")
 for program in "${trainers[@]}" compare curves transplant generate evaluate gradients analyze score; do
   expect 0 'Exit codes' "$build/$program" --help
   [ "$(awk 'length > 80 || /TEXT[^"]*\[/' output)" = '' ] || fail "$program --help is too wide or names no types"
-  expect 0 "^$program of crossply, commit [0-9a-z.-]+$" "$build/$program" --version
+  expect 0 "^$program \(crossply\) $version, commit [0-9a-z.-]+$" "$build/$program" --version
   expect 64 'not-a-flag|required' "$build/$program" --not-a-flag
 done
 # What a dry run says of memory, and what a run then takes: lanes, a wide model, a large vocabulary.

@@ -62,6 +62,9 @@ expect "root installs, without an update" 0 "hidden" "$install" "missing: doctes
 expect "stale lists" 0 "hidden stale" "$install;apt-get update;$install" "nothing is missing"
 expect "sudo without a password" 0 "hidden user" "sudo -n true;sudo -n $environment $install;$install" "sudo -n $install"
 expect "no rights" 1 "hidden user sudo_asks" "" "  $install"
+expect "no rights, without root" 1 "hidden user sudo_asks" "" "(cd deps && apt-get download doctest-dev)"
+expect "a check" 0 "" "" "" --check
+expect "a check installs nothing" 1 "hidden" "" "setup: missing: doctest; \`make setup\` installs it" --check
 expect "a package that does not help" 1 "hidden useless" "$install" "still missing: doctest"
 
 absent="MPI is absent: on CPUs one process trains"
@@ -73,5 +76,13 @@ expect "no rights for MPI" 0 "no_mpi user sudo_asks" "" "$absent" --mpi
 expect "MPI cannot be installed" 0 "no_mpi without" "$mpi;apt-get update" "$absent" --mpi
 expect "what is needed comes first" 1 "hidden no_mpi user sudo_asks" "" "  $install" --mpi
 
-echo "setup: $failures of 12 cases failed"
+# A compiler that is too old: one line, before make compiles anything.
+stand_in old-g++ <<<'#!/bin/sh'
+said=$(CXX=$box/old-g++ make BUILD="$box/build" 2>&1) || true
+if ! grep -q '^setup: .*/old-g++ is too old: .*g++ 12' <<<"$said" || [ "$(wc -l <<<"$said")" -gt 4 ]; then
+  failures=$((failures + 1))
+  printf 'FAILED: make with an old compiler: %s\n' "$said"
+fi
+
+echo "setup: $failures of 16 cases failed"
 [ $failures = 0 ]

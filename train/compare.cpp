@@ -131,9 +131,8 @@ void print_next(const Comparison& comparison, const std::string& program) {
   const bool integers = arith && arith->numbers == arith::Numbers::integers;  // 5 / 6 is none
   const char* prompt = !arith ? "..." : integers ? "\"( 3 + 4 ) * 2 - 6 / 3 =\"" : "\"( 3 + 4 ) * 2 - 5 / 6 =\"";
   if (!best.empty())
-    std::printf("next:     %s --model %s --prompt %s\n",
-                shell_word(fs::path(program).replace_filename("generate").string()).c_str(), shell_word(best).c_str(),
-                prompt);
+    std::printf("next:     %s --model %s --prompt %s\n", shell_command(program, "generate").c_str(),
+                shell_word(best).c_str(), prompt);
 }
 
 // The exit code is that of the first architecture that failed. unwritten: the error of the last attempt to write a file
@@ -142,7 +141,7 @@ Exit conclude(const Comparison& comparison, const std::string& program, const st
   const bool stopped = std::any_of(comparison.runs.begin(), comparison.runs.end(),
                                    [](const ComparedRun& run) { return run.tried && run.state == RunState::stopped; });
   if (stopped || next_run(comparison)) {
-    std::printf("\nto continue this comparison: %s --resume --out %s\n", shell_word(program).c_str(),
+    std::printf("\nto continue this comparison: %s --resume --out %s\n", shell_command(program).c_str(),
                 shell_word(comparison.out).c_str());
     return Exit::stopped;
   }

@@ -287,7 +287,7 @@ Exit Run::finish() {
   if (saved_ != done) save();
   if (done < o_.steps) {
     const std::string command =
-        o_.program.empty() ? "" : shell_word(o_.program) + " --resume --out " + shell_word(o_.out);
+        o_.program.empty() ? "" : shell_command(o_.program) + " --resume --out " + shell_word(o_.out);
     progress_.say(str("stopped on request after step ", done, command.empty() ? "" : "; to continue: "), command);
   }
   std::printf("%s", trainer_.profile().c_str());

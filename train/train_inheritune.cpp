@@ -343,7 +343,7 @@ Exit run(Options& o, const CLI::App& app, const char* program) {
     if (error.code != Exit::stopped) throw;
     write_or_note(all, unwritten);
     std::printf("\n%sstopped on request; to continue: %s --resume --out %s\n",
-                all.rounds.empty() ? "" : rounds_table(all).c_str(), shell_word(program).c_str(),
+                all.rounds.empty() ? "" : rounds_table(all).c_str(), shell_command(program).c_str(),
                 shell_word(o.train.out).c_str());
     return Exit::stopped;
   }

@@ -1,0 +1,27 @@
+# The last step of an installation: man pages from --help, then the list of files for dev/uninstall.cmake.
+set(root "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}")
+set(home "${root}/libexec/crossply")
+if(HELP2MAN)
+  file(MAKE_DIRECTORY "${root}/share/man/man1")
+  foreach(name "" ${PROGRAMS})
+    string(STRIP "crossply ${name}" command)
+    string(REPLACE " " "-" page "share/man/man1/${command}.1")
+    execute_process(COMMAND "${HELP2MAN}" --no-info "--name=transformers whose layers are connected across depth"
+                            -o "${root}/${page}" "./${command}" WORKING_DIRECTORY "${home}" RESULT_VARIABLE failed)
+    if(failed)
+      message(FATAL_ERROR "help2man failed for ${command}; to install without man pages: "
+              "make install CMAKE_FLAGS=-DHELP2MAN=OFF")
+    endif()
+    list(APPEND CMAKE_INSTALL_MANIFEST_FILES "${CMAKE_INSTALL_PREFIX}/${page}")
+  endforeach()
+else()
+  message(STATUS "No man pages: help2man is not here")
+endif()
+
+list(APPEND CMAKE_INSTALL_MANIFEST_FILES "${CMAKE_INSTALL_PREFIX}/libexec/crossply/files.txt")
+set(lines "")
+foreach(file IN LISTS CMAKE_INSTALL_MANIFEST_FILES)
+  file(RELATIVE_PATH file "${CMAKE_INSTALL_PREFIX}" "${file}")
+  string(APPEND lines "${file}\n")
+endforeach()
+file(WRITE "${home}/files.txt" "${lines}")

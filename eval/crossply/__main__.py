@@ -1,0 +1,3 @@
+from crossply import main
+
+main()
