@@ -20,6 +20,37 @@ grep -qE '^lime answers: guessing gets 9[.]1%$' output || fail "nobody says what
 for file in metrics.jsonl curve.svg flags.json; do [ -s run/$file ] || fail "run/$file is missing"; done
 [ "$(wc -l <run/metrics.jsonl)" = 20 ] || fail "metrics.jsonl has $(wc -l <run/metrics.jsonl) lines, want 20"
 expect 0 'perplexity' "$build/evaluate" --model run --data arith:3 --train-samples 400 --answers 4
+# What a run ends with: where everything is, losses of which sequences, and two commands that work.
+whole=(--data arith:3 --train-samples 400 --test-samples 600 --width 16 --ffn 24 --layers 2 --heads 2 --batch 8
+  --answer-samples 4)
+expect 0 'step 10: test loss [0-9.]+ [(]512 of 600 sequences[)], answers' "$build/train_lime" "${whole[@]}" --steps 20 \
+  --eval-every 10 --out ends
+for line in 'lime step 20: test loss [0-9.]+ [(]all 600 sequences[)], answers' 'model:    ends/step_00000020$' \
+  'figure:   ends/curve[.]svg$' 'losses:   training [0-9.]+, test [0-9.]+ [(]all 600 test sequences[)]$' \
+  'time:     [0-9].* of training, [0-9,]+ tokens/s$'; do
+  grep -qE "^$line" output || fail "the end of a run lacks: $line"
+done
+sed -n '/^next:/,$ s/^\(next:\)* *//p' output >next
+[ "$(wc -l <next)" = 2 ] || fail "the run does not name two commands"
+expect 0 '=' bash -c "$(sed -n 1p next)"
+expect 0 '^loss ' bash -c "$(sed -n 2p next)"
+grep -q "^loss $(tail -1 ends/metrics.jsonl | sed 's/.*"test_loss":\([0-9.]*\).*/\1/' | xargs printf '%.6f')$" output ||
+  fail "evaluate and the run's last test loss differ"
+grep -q '"test_sequences":600' <(tail -1 ends/metrics.jsonl) || fail "metrics.jsonl does not say how many sequences"
+expect 0 'step 21: test loss [0-9.]+ [(]16 of 600 sequences[)]' "$build/train_lime" --resume --steps 21 --eval-samples 16 \
+  --out ends
+# Runs from before there was a rule keep theirs.
+sed -i '/"eval_rule"/d; s/"eval_samples": 16/"eval_samples": 512/' ends/flags.json
+expect 0 'step 22: test loss [0-9.]+ [(]512 of 600 sequences[)]' "$build/train_lime" --resume --steps 22 --out ends
+grep -q '"eval_rule": "first"' ends/flags.json || fail "an old run does not keep its rule"
+# A comparison draws from the first evaluation on.
+env --default-signal=INT "$build/compare" --arch llama,lime "${tiny[@]}" --steps 100000 --eval-every 5 --out drawn \
+  >output 2>&1 &
+pid=$!
+while [ ! -s drawn/compare.svg ] && kill -0 $pid 2>/dev/null; do sleep 0.02; done
+kill -INT $pid
+wait $pid
+[ $? = 75 ] && grep -q '^llama: stopped after' output || fail "compare drew nothing before a run had ended"
 expect 0 '= .+' "$build/generate" --model run --prompt '3 + 4 * 2 - 1 =' --max-new 8
 expect 0 '=' "$build/generate" --model run --prompt '3 + 4 * 2 - 1 =' --max-new 8 --temperature 1 --top-k 3 --seed 5
 expect 0 'parameters: 1,?076,?081,?088' "$build/train_lime" --preset 1b --dry-run
@@ -31,6 +62,8 @@ expect 0 'route' "$build/train_lime" --preset arith --dump-tape
 expect 0 '^a step: B = 16 sequences of T = 2,048 tokens, 16 times$' "$build/train_lime" --preset 1b --batch 16 --accumulate 16 \
   --dry-run
 expect 0 '^lime +[0-9,]+ ' "$build/compare" --out cmp "${tiny[@]}" --steps 6 --warmup 1
+tail -1 output | grep -qE '^lime +[0-9,]+ ' || fail "compare's table is not its last word"
+grep -q '"test_loss_sequences": 16,' cmp/results.json || fail "results.json does not say how many sequences"
 [ -s cmp/compare.svg ] || fail "cmp/compare.svg is missing"
 expect 0 '^hyper:rate=2 +[0-9,]+ ' compare llama,hyper:rate=2,vertical:map=unet --steps 2 --warmup 1 --out three
 grep -qE '^vertical:map=unet +[0-9,]+ ' output || fail "no row for vertical:map=unet"

@@ -7,7 +7,6 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
-#include "data/arith.h"
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "engine/shell.h"
@@ -119,7 +118,7 @@ Comparison prepare(Experiment& experiment, ComparisonDir& dir) {
 // What to look at and what to do next.
 void print_next(const Comparison& comparison, const std::string& program) {
   const std::string out = printable(comparison.out);
-  std::printf("\nresults:  %s/results.md, results.json\npicture:  %s/compare.svg\n", out.c_str(), out.c_str());
+  std::printf("\nresults:  %s/results.md, results.json\nfigure:   %s/compare.svg\n", out.c_str(), out.c_str());
   std::string best;
   double least = INFINITY;
   for (const Arm& arm : arms_of(comparison)) {
@@ -127,13 +126,9 @@ void print_next(const Comparison& comparison, const std::string& program) {
     if (run.state == RunState::done && run.result.test_loss < least)
       least = run.result.test_loss, best = run.result.run_dir;
   }
-  const auto arith = parse_arith(comparison.data);
-  const bool integers = arith && arith->numbers == arith::Numbers::integers;  // 5 / 6 is none
-  const char* prompt = !arith ? "..." : integers ? "\"( 3 + 4 ) * 2 - 6 / 3 =\"" : "\"( 3 + 4 ) * 2 - 5 / 6 =\"";
+  const bool text = parse_data_spec(comparison.data).kind == DataSpec::Kind::text;
   if (!best.empty())
-    std::printf("next:     %s --model %s --prompt %s\n",
-                shell_word(fs::path(program).replace_filename("generate").string()).c_str(), shell_word(best).c_str(),
-                prompt);
+    std::printf("next:     %s\n", generate_command(program, best, comparison.data, text).c_str());
 }
 
 // The exit code is that of the first architecture that failed. unwritten: the error of the last attempt to write a file
@@ -208,8 +203,10 @@ Exit run(Experiment& o, ComparisonDir& dir) {
   write_file_atomically(comparison.out + "/results.json", results_json(comparison));
   draw_missing_figures(comparison);
   const std::string unwritten = train_all(comparison, o.jobs);
-  std::printf("\n%s", printable(results_table(comparison)).c_str());
+  if (const std::string verdicts = results_verdicts(comparison); !verdicts.empty())
+    std::printf("\n%s", printable(verdicts).c_str());
   print_next(comparison, o.program);
+  std::printf("\n%s", printable(results_table(comparison)).c_str());
   return conclude(comparison, o.program, unwritten);
 }
 

@@ -123,7 +123,15 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
   add_text(app, "--out", o.out, "DIR", "run directory: metrics.jsonl, curve.svg, checkpoints");
   app.add_flag("--resume", o.resume, "continue the run in --out, bit for bit; needs no other flags");
   add_integer(app, "--eval-every", o.eval_every, 0, max_count, "steps between evaluations (0: a tenth of the run)");
-  add_integer(app, "--eval-samples", o.eval_samples, 0, max_count, "first test sequences for the loss (0: all)");
+  const auto set_samples = [&o](const std::string& text) {
+    o.eval_samples = read_integer("--eval-samples", text, 0, max_count);
+    if (o.eval_rule == "spread_then_all") o.eval_rule = "spread";
+  };
+  app.add_option_function<std::string>("--eval-samples", set_samples,
+                                       "test sequences for the loss, evenly spread (0: all). Without this flag the "
+                                       "last evaluation is over all")
+      ->type_name("INT")
+      ->default_str(std::to_string(o.eval_samples));
   needs(app,
         add_integer(app, "--answer-samples", o.answer_samples, 0, max_count,
                     "test prompts to answer by generation (0: none)"),
@@ -249,6 +257,11 @@ std::vector<std::string> given_flags(const CLI::App& app, const std::string& gro
     if (option->count() > 0 && option->get_group() == group && option->get_name() != "--init")
       given.push_back(option->get_name());
   return given;
+}
+
+int64_t sequences_tested(const TrainOptions& o, int64_t size, bool last) {
+  const bool all = o.eval_samples == 0 || (last && o.eval_rule == "spread_then_all");
+  return all ? size : std::min(o.eval_samples, size);
 }
 
 Dtype storage_type(const TrainOptions& o) { return o.dtype == "bf16" ? Dtype::bf16 : Dtype::f32; }

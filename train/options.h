@@ -82,6 +82,7 @@ struct TrainOptions {
   std::shared_ptr<Job> job = one_rank_job();
   int64_t eval_every = 0;        // 0: a tenth of the run
   int64_t eval_samples = 512;    // for the loss; 0: all
+  std::string eval_rule = "spread_then_all";  // which sequences these are: sequences_tested()
   int64_t answer_samples = 256;  // for a task's accuracy
   int64_t save_every = 0;        // 0: a tenth of the run
   int64_t keep = 2;
@@ -102,6 +103,12 @@ inline const std::vector<std::string> reductions = {"token", "element"};
 // --kd-tau: beyond, the KL divergence is lost in rounding, or TAU^2 KL beside the cross entropy.
 constexpr double min_tau = 0.01, max_tau = 100;
 inline const std::vector<std::string> sums = {"running", "tree", "library"};
+// Which test sequences a loss is of. spread: --eval-samples of them, evenly spread over the test set. spread_then_all:
+// the same, and all of them after the last step, unless the flag is given. first: the first so many of the test set, also
+// after the last step; runs that were begun before this setting existed keep this rule.
+inline const std::vector<std::string> eval_rules = {"spread_then_all", "spread", "first"};
+// How many sequences of a test set of `size` an evaluation is over; last: it is that of the last step.
+int64_t sequences_tested(const TrainOptions& options, int64_t size, bool last);
 // What --dtype names.
 Dtype storage_type(const TrainOptions& options);
 // How many prompts an evaluation answers at a time, at most.

@@ -415,7 +415,7 @@ int main(int argc, char** argv) {
     refused = hide_flags(app);
     app.get_option("--steps")->description("optimizer steps of each round");
     app.get_option("--eval-samples")
-        ->description("first test sequences for the curves (default: all, as for what decides)");
+        ->description("test sequences for the curves, evenly spread (default: all, as for what decides)");
     app.get_option("--eval-samples")->default_str("");
     app.get_option("--out")->description("directory: inheritune.md, .json, .svg, a run directory per round");
     app.get_option("--resume")->description("continue the rounds in --out, bit for bit; needs no other flags");
