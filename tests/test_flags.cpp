@@ -125,6 +125,11 @@ TEST_CASE("flags: a misspelt flag is answered with the nearest one") {
   CHECK(parse(o, {"--stpes", "3"}) == "unknown flag --stpes; did you mean --steps?");
   CHECK(parse(o, {"--warm=3"}) == "unknown flag --warm; did you mean --warmup?");
   CHECK(parse(o, {"--learning_rate", "1"}) == "unknown flag --learning_rate");
+  CHECK(parse(o, {"--learning-rate", "1"}) == "unknown flag --learning-rate; here it is --lr");
+  CHECK(parse(o, {"--batch_size=5"}) == "unknown flag --batch_size; here it is --batch");
+  CHECK(parse(o, {"--hidden-size", "5"}) == "unknown flag --hidden-size; here it is --width");
+  CHECK(parse(o, {"--block-size", "5"}) == "unknown flag --block-size; here it is --seq");
+  CHECK(has(parse(o, {"--epochs", "5"}), "here it is --steps (one epoch is as many steps"));
   CHECK(parse(o, {"--train_samples", "5"}) == "unknown flag --train_samples; did you mean --train-samples?");
 }
 
@@ -148,6 +153,14 @@ TEST_CASE("flags: --help has groups, types and at most 80 columns") {
   for (const char* part : {"TEXT", "--plan"}) CHECK(!has(help, part));
   std::istringstream lines(help);
   for (std::string line; std::getline(lines, line);) CHECK(line.size() <= 80);
+
+  set_short_help(app, {{"--data"}, {"--steps", "--lr"}, {"train_mudd --data text:my.txt"}});
+  app.set_help_all_flag("--help-all", "");
+  const std::string brief = app.help();
+  for (const char* part : {"\nNeeded:\n  --data", "--lr FLOAT", "\nExamples:\n  train_mudd --data", "--help-all lists all"})
+    CHECK_MESSAGE(has(brief, part), brief);
+  CHECK(!has(brief, "--beta1"));
+  CHECK(has(app.help("", CLI::AppFormatMode::All), "--beta1"));
 }
 
 TEST_CASE("report: the data line counts tokens, sequences and epochs") {

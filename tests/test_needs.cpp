@@ -1,4 +1,4 @@
-// Flags that have an effect only beside others. --help states what each flag needs; every row of that table is tried in
+// Flags that have an effect only beside others. --help-all states what each flag needs; every row of that table is tried in
 // every program, and a flag without a row must be known here to need nothing.
 #include <filesystem>
 #include <map>
@@ -15,7 +15,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// A flag as --help shows it.
+// A flag as --help-all shows it.
 struct Shown {
   std::string name, type, about;
   // "--temperature", "--schedule other than constant", "--world|--x": each of them is needed.
@@ -30,7 +30,7 @@ struct Shown {
 
 std::vector<Shown> flags_of(const TempDir& scratch, const std::string& program) {
   std::vector<Shown> all;
-  std::istringstream lines(run_program_inside(scratch, {program, "--help"}).output);
+  std::istringstream lines(run_program_inside(scratch, {program, "--help-all"}).output);
   for (std::string line; std::getline(lines, line);) {
     const size_t text = line.find_first_not_of(' ');
     if (line.starts_with("  --")) {
@@ -198,7 +198,7 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       {"tokenize", "--tokenizer --decode"}};
   const TempDir scratch;
   for (const auto& [program, main] : programs_inside()) {
-    std::set<std::string> known = {"--help", "--version"};
+    std::set<std::string> known = {"--help", "--help-all", "--version", "--list-presets"};
     if (program.starts_with("train_") || program == "compare") known.insert(of_training.begin(), of_training.end());
     if (const auto found = own.find(program); found != own.end())
       for (const std::string& flag : split_words(found->second)) known.insert(flag);

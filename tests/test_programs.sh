@@ -90,7 +90,9 @@ expect 0 '^mudd +[0-9,]+ +[0-9.e+]+ +[0-9.]+ [KM]iB$' compare all,hyper:rate=2 -
 [ ! -e planned ] || fail "a dry run wrote something"
 for program in "${trainers[@]}" compare curves transplant generate evaluate gradients analyze score; do
   expect 0 'Exit codes' "$build/$program" --help
-  [ "$(awk 'length > 80 || /TEXT[^"]*\[/' output)" = '' ] || fail "$program --help is too wide or names no types"
+  [ "$(wc -l <output)" -le 48 ] || fail "$program --help takes more than two screens"
+  expect 0 'Exit codes' "$build/$program" --help-all
+  [ "$(awk 'length > 80 || /TEXT[^"]*\[/' output)" = '' ] || fail "$program --help-all is too wide or names no types"
   expect 0 "^$program of crossply, commit [0-9a-z.-]+$" "$build/$program" --version
   expect 64 'not-a-flag|required' "$build/$program" --not-a-flag
 done
@@ -309,7 +311,9 @@ expect 0 '^relay +[0-9,]+ ' compare llama,relay --steps 60 --out compared_twice 
 grep -q 'step ' output && fail "a run that is done was begun again"
 [ ! -e compared_twice/.tmp-results.json-999999999 ] || fail "what a kill left of results.json is still there"
 expect 64 'no comparison in nothing yet' "$build/compare" --resume --out nothing
-"$build/compare" --help | grep -qE -- '--(init|dump-tape)' && fail "compare --help lists flags that compare refuses"
+expect 0 '^130m +the SATFormer' "$build/train_lime" --list-presets
+expect 0 '^With --data the values|--width 128' "$build/compare" --help
+"$build/compare" --help-all | grep -qE -- '--(init|dump-tape)' && fail "compare --help lists flags that compare refuses"
 for arch in llama relay; do
   cmp -s compared{,_twice}/$arch/step_00000060/model.safetensors || fail "compare --resume: other weights of $arch"
 done

@@ -242,6 +242,16 @@ std::vector<T> read_list(const std::string& flag, const std::string& text, Read&
   return values;
 }
 
+// What the defaults in brackets are of, and what they are with --data.
+std::string about_defaults() {
+  const TrainOptions plain;
+  const Config& c = plain.config;
+  return str("Without --data and --preset it trains the demonstration, --preset arith-quick, and [ ] are its values. ",
+             "With --data the values are those of the trainers: --width ", c.hidden_size, " --layers ",
+             c.num_hidden_layers, " --heads ", c.num_attention_heads, " --ffn ", c.intermediate_size, " --steps ",
+             plain.steps, " --batch ", plain.batch, " --lr ", plain.lr, " --warmup ", plain.warmup, ".");
+}
+
 void add_experiment_flags(CLI::App& app, Experiment& o) {
   add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
   const auto set_seeds = [&](const std::string& text) {
@@ -279,8 +289,8 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "Trains several architectures on the same batches, from the same seeds; ends with a table and a picture.\n"
-      "Without --data and --preset: --preset arith-quick.",
+      "Trains several architectures on the same batches, from the same seeds; ends with a table and a figure.\n" +
+          about_defaults(),
       "compare");
   Experiment o;
   o.program = argv[0];
@@ -295,6 +305,11 @@ int main(int argc, char** argv) {
           "--node-gpus", "--gpu", "--nvlink", "--net", "--rank-rate"})
       app.get_option(refused)->group(hidden_group);  // prepare() says why
     for (const char* refused : flags_of_ranks) app.get_option(refused)->group(hidden_group);
+    set_short_help(app, {{"--out"},
+                         {"--arch", "--data", "--preset", "--seeds", "--lr", "--steps", "--batch", "--seq", "--resume",
+                          "--dry-run"},
+                         {"compare --out runs/compare    # the demonstration",
+                          "compare --arch llama,lime --seeds 1,2,3 --data text:my.txt --out runs/mine"}});
     app.get_option("--steps")->description("optimizer steps of each run");
     app.get_option("--out")->description("directory of the comparison: results.md, compare.svg, a directory per run");
     app.get_option("--resume")

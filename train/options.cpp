@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cli/flags.h"
+#include "cli/format.h"
 #include "cli/needs.h"
 #include "engine/numbers.h"
 #include "kernels/devices.h"
@@ -29,11 +30,21 @@ struct Group {
   CLI::App& app;
 };
 
+std::string list_of_presets() {
+  std::string list;
+  for (const Preset& preset : presets()) {
+    std::string name = preset.name;
+    name.resize(std::max<size_t>(22, name.size() + 2), ' ');
+    list += (list.empty() ? "" : "\n") + name + wrap(preset.about, 56, 22);
+  }
+  return list;
+}
+
 void add_data_flags(CLI::App& app, TrainOptions& o) {
-  std::string names;
-  for (const Preset& preset : presets()) names += "\n" + preset.name + ": " + preset.about;
   const Group group(app, "Data");
-  add_text(app, "--preset", o.preset, "NAME", "a paper's setting; other flags change it" + names);
+  add_text(app, "--preset", o.preset, "NAME", "a paper's setting (--list-presets); other flags change it");
+  app.add_flag_callback(
+      "--list-presets", [] { throw CLI::CallForVersion(list_of_presets(), 0); }, "Print the presets and exit");
   const auto set_data = [&o](const std::string& spec) {
     o.data.spec = spec;
     // It has its own validation shards; those of the run that is resumed may be gone. --val-data is read after it.
@@ -208,6 +219,13 @@ void add_world_flags(CLI::App& app, PlannedWorld& world) {
 }
 
 }  // namespace
+
+ShortHelp training_help(const std::string& program) {
+  return {{"--data", "--out"},
+          {"--preset", "--init", "--steps", "--batch", "--seq", "--lr", "--layers", "--width", "--resume", "--dry-run"},
+          {program + " --data text:my.txt --out runs/mine",
+           program + " --resume --out runs/mine --steps 2000    # continue, and longer"}};
+}
 
 void add_train_flags(CLI::App& app, TrainOptions& o) {
   add_data_flags(app, o);

@@ -24,6 +24,8 @@ class App;
 
 namespace crossply {
 
+struct ShortHelp;  // cli/flags.h
+
 // What --init's directory gives a run, read once at its start.
 struct InitialModel {
   Config config;
@@ -114,6 +116,8 @@ Dtype storage_type(const TrainOptions& options);
 // How many prompts an evaluation answers at a time, at most.
 inline int64_t answer_rows(const TrainOptions& options) { return std::max<int64_t>(options.batch, 16); }
 
+// What --help of a trainer shows first. program: for the examples.
+ShortHelp training_help(const std::string& program);
 // Flags of the run and of the model's sizes; of config.arch's connection, one per option. `options` holds the defaults.
 void add_train_flags(CLI::App& app, TrainOptions& options);
 void add_architecture_flags(CLI::App& app, TrainOptions& options);

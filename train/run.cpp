@@ -380,6 +380,7 @@ int train_program(int argc, char** argv, const std::string& arch,
     if (!preset.empty() && preset != options.preset) apply_preset(preset, options);
     add_train_flags(app, options);
     add_architecture_flags(app, options);
+    set_short_help(app, training_help("train_" + arch));
   };
   return run_program(app, argc, argv, flags, [&] {
     options.program = argv[0];

@@ -418,6 +418,11 @@ int main(int argc, char** argv) {
         ->description("test sequences for the curves, evenly spread (default: all, as for what decides)");
     app.get_option("--eval-samples")->default_str("");
     app.get_option("--out")->description("directory: inheritune.md, .json, .svg, a run directory per round");
+    set_short_help(app, {{"--reference", "--data", "--out"},
+                         {"--start", "--grow", "--rounds", "--tolerance", "--preset", "--steps", "--batch", "--lr",
+                          "--resume", "--dry-run"},
+                         {"train_inheritune --reference runs/large --data text:my.txt --out runs/small",
+                          "train_inheritune --resume --out runs/small"}});
     app.get_option("--resume")->description("continue the rounds in --out, bit for bit; needs no other flags");
   };
   return run_program(app, argc, argv, flags, [&] {
