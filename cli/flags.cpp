@@ -120,8 +120,8 @@ std::string help_in_short(const CLI::App& app, const ShortHelp& help) {
       app.get_options([](const CLI::Option* option) { return option->get_group() != hidden_group; }).size();
   const bool has_presets = app.get_option_no_throw("--list-presets") != nullptr;
   return out + "\n" + app.get_name() + " --help-all lists all " + std::to_string(all) + " flags" +
-         (has_presets ? ", --list-presets the settings of papers.\n" : ".\n") +
-         wrap(app.get_footer(), screen, 0) + "\n";
+         (has_presets ? ", --list-presets the settings of papers.\n" : ".\n") + wrap(app.get_footer(), screen, 0) +
+         "\n";
 }
 
 // How many letters have to be changed, added, left out or swapped with the next one.

@@ -12,7 +12,7 @@ struct OtherName {
 constexpr const char* no_epochs = " (one epoch is as many steps as there are sequences, divided by --batch)";
 
 // Of Hugging Face's Trainer and configs, nanoGPT, llm.c, torchtitan, Megatron-LM and llama.cpp.
-constexpr OtherName names[] = {
+constexpr OtherName other_names[] = {
     {"--learning-rate", "--lr"},
     {"--max-lr", "--lr"},
     {"--min-lr", "--lr-floor", " (a multiple of --lr)"},
@@ -114,7 +114,7 @@ constexpr OtherName names[] = {
 std::string flag_of_other_name(const CLI::App& app, const std::string& typed) {
   std::string name = typed;
   std::replace(name.begin(), name.end(), '_', '-');
-  for (const OtherName& other : names)
+  for (const OtherName& other : other_names)
     if (name == other.theirs && app.get_option_no_throw(other.ours) != nullptr)
       return std::string(other.ours) + other.remark;
   return "";

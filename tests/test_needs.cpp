@@ -1,4 +1,4 @@
-// Flags that have an effect only beside others. --help-all states what each flag needs; every row of that table is tried in
+// Flags that have an effect only beside others. --help-all states what each one needs; every row of that table is tried in
 // every program, and a flag without a row must be known here to need nothing.
 #include <filesystem>
 #include <map>
@@ -111,6 +111,7 @@ Words usual_words(const std::string& program, const std::string& need) {
                                                          {"prepare", "none --out none"},
                                                          {"transplant", "--model none --out none"},
                                                          {"tokenize", "--tokenizer none"}};
+  if (program == "compare" && need.starts_with("--dry-run")) return split_words("--data arith:3 --out none");
   if (all.contains(program)) return split_words(all.at(program));
   Words words = joined(small, Words{"--out", "none"});
   if (!need.starts_with("--dry-run")) words.push_back("--dry-run");

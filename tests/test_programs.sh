@@ -79,6 +79,25 @@ for data in text:numbers.txt arith:3; do
   [ "$(awk '/^llama/ {print $2}' output | tr -d ,)" = "$parameters" ] ||
     fail "compare --data $data has other sizes than the trainer"
 done
+# On files, what no flag says is chosen by their size, once for all architectures; the numbers are in flags.json.
+seq 99999 >chosen.txt
+expect 0 '^chosen for [0-9,]+ tokens and [0-9,]+ parameters: --seq 128 --steps 517 --lr 0.003 --warmup 25$' \
+  "$build/train_llama" --data text:chosen.txt --dry-run
+expect 0 '^chosen for .* parameters: --seq 64 --lr 0.003 --warmup 2$' "$build/train_llama" --data text:chosen.txt --steps 40 --dry-run
+expect 0 "^chosen for .*: --seq 64 --steps " "$build/compare" --data text:chosen.txt --dry-run
+[ "$(grep -c '^chosen' output)" = 1 ] || fail "compare does not choose once"
+expect 0 '^parameters' "$build/train_llama" --data text:chosen.txt --preset arith-quick --dry-run
+grep -q '^chosen' output && fail "a preset leaves nothing to choose"
+expect 0 '^parameters' "$build/train_llama" --data arith:3 --dry-run
+grep -q '^chosen' output && fail "a task leaves nothing to choose"
+expect 0 '^chosen for .*: --lr 0.003 --warmup 0$' "$build/train_llama" --data text:chosen.txt --seq 32 --steps 2 --width 16 \
+  --ffn 24 --heads 2 --eval-samples 4 --out by_size
+grep -q '"lr": 0.003,' by_size/flags.json || fail "flags.json lacks the learning rate that was chosen"
+expect 0 'step 3: test loss' "$build/train_llama" --resume --steps 3 --out by_size
+grep -q '^chosen' output && fail "a run that is resumed leaves nothing to choose"
+expect 0 '^warning: [0-9.]+ epochs: ' "$build/train_llama" --data text:numbers.txt --steps 1000 --dry-run
+expect 0 '^time: .* for the steps' "$build/train_llama" --data text:chosen.txt --width 16 --ffn 24 --heads 2 --dry-run --time
+expect 0 '^time: .* for the steps of all runs' compare llama,lime --dry-run --time
 expect 0 '^llama +66,496 ' "$build/compare" --dry-run
 expect 0 '^llama +66,496 ' "$build/compare" --preset arith-quick --data arith:3 --dry-run
 grep -q '"preset": ""' cmp/lime/flags.json || fail "flags.json names a preset that nobody gave"

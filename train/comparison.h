@@ -44,11 +44,12 @@ struct Comparison {
 // What is compared, by its flags.
 struct Experiment {
   std::string archs = "llama,lime";
-  std::vector<double> rates;     // none: that of `train`
-  std::vector<uint64_t> seeds;   // the same
-  int64_t jobs = 0;              // runs side by side; 0: chosen
-  bool router_lr_given = false;  // on the command line, and not by a preset
-  std::string program;           // compare as it was called, for commands to paste
+  std::vector<double> rates;       // none: that of `train`
+  std::vector<uint64_t> seeds;     // the same
+  int64_t jobs = 0;                // runs side by side; 0: chosen
+  bool router_lr_given = false;    // on the command line, and not by a preset
+  std::vector<std::string> notes;  // on its data, to be printed
+  std::string program;             // compare as it was called, for commands to paste
   TrainOptions train;
 };
 

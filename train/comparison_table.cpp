@@ -227,15 +227,13 @@ std::string notes_on_rates(const View& view) {
 
 // "all 1,000 test sequences; before the last step over 512, evenly spread".
 std::string test_part(const TrainOptions& o, int64_t size) {
-  if (size == 0) return o.eval_samples > 0 ? str("at most ", format_count(o.eval_samples), " test sequences")
-                                           : "all test sequences";
+  if (size == 0)
+    return o.eval_samples > 0 ? str("at most ", format_count(o.eval_samples), " test sequences") : "all test sequences";
   const int64_t tested = sequences_tested(o, size, true), before = sequences_tested(o, size, false);
   const bool first = o.eval_rule == "first";
   std::string text = tested == size ? str("all ", format_count(size), " test sequences")
-                     : first        ? str("the first ", format_count(tested), " of ", format_count(size),
-                                          " test sequences")
-                                    : str(format_count(tested), " of ", format_count(size),
-                                          " test sequences, evenly spread");
+                     : first ? str("the first ", format_count(tested), " of ", format_count(size), " test sequences")
+                             : str(format_count(tested), " of ", format_count(size), " test sequences, evenly spread");
   if (before < tested) text += str("; before the last step over ", format_count(before), ", evenly spread");
   return text;
 }

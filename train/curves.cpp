@@ -204,9 +204,9 @@ Groups read_groups(const Options& o) {
 
 // Whether runs of one name may have this each its own: it does not touch the numbers, or is made by the seed, too.
 bool may_differ(const std::string& key, const json& a, const json& b) {
-  static const std::set<std::string> free = {"/seed",      "/preset",       "/plan",           "/eval_every", "/eval_samples",
-                                             "/eval_rule", "/tensorboard", "/answer_samples", "/save_every", "/keep",
-                                             "/csv"};
+  static const std::set<std::string> free = {"/seed",         "/preset",    "/plan",        "/eval_every",
+                                             "/eval_samples", "/eval_rule", "/tensorboard", "/answer_samples",
+                                             "/save_every",   "/keep",      "/csv"};
   return free.contains(key) || ((key == "/init" || key == "/teacher") && a != "" && b != "");
 }
 bool is_depth(const std::string& key) { return key == "/config/n_layer" || key == "/config/num_hidden_layers"; }

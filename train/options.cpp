@@ -152,6 +152,7 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
   app.add_flag("--tensorboard", o.tensorboard, "also write the metrics as event files, to tensorboard/ in --out");
   app.add_flag("--csv", o.csv, "also write them as metrics.csv");
   CLI::Option* plan = app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and parameters, and stop");
+  needs(app, app.add_flag("--time", o.time, "also run three steps, and say how long the run takes"), {{"--dry-run"}});
   CLI::Option* tape =
       app.add_flag("--dump-tape", o.dump_tape, "print the step, forward and backward, as a table, and stop")
           ->excludes(plan);
@@ -267,6 +268,12 @@ void add_architecture_flags(CLI::App& app, TrainOptions& o) {
         ->default_str(option.default_value)
         ->group(architecture.name);
   }
+}
+
+OpenChoices open_choices(const CLI::App& app, const TrainOptions& o, bool known) {
+  if (known || !o.preset.empty() || !o.init.empty() || !parse_data_spec(o.data.spec).files()) return {};
+  const auto open = [&](const char* flag) { return app.count(flag) == 0; };
+  return {open("--seq"), open("--steps"), open("--lr"), open("--warmup")};
 }
 
 std::vector<std::string> given_flags(const CLI::App& app, const std::string& group) {

@@ -323,8 +323,7 @@ void Run::conclude() const {
               shell_word(o_.out).c_str(), shell_word(o_.data.spec).c_str());
 }
 
-std::string generate_command(const std::string& program, const std::string& model, const std::string& data,
-                             bool text) {
+std::string generate_command(const std::string& program, const std::string& model, const std::string& data, bool text) {
   const auto arith = parse_arith(data);
   const bool integers = arith && arith->numbers == arith::Numbers::integers;  // 5 / 6 is none
   const char* prompt = integers ? "\"( 3 + 4 ) * 2 - 6 / 3 =\""
@@ -386,13 +385,16 @@ int train_program(int argc, char** argv, const std::string& arch,
     options.program = argv[0];
     options.given_sizes = given_flags(app, "Model");
     options.given_options = given_flags(app, arch);
+    options.open = open_choices(app, options, options.resume && !read_run_settings(options.out).is_null());
     if (!is_training(options) && !place_from_environment().leads()) return Exit::done;  // one process is enough
     if (place_from_environment().leads()) std::fputs(notes_on_train_flags(app, options.config).c_str(), stderr);
     try {
       if (is_training(options)) become_rank(options);
-      if (const std::string warning = warmup_warning(options); !warning.empty()) std::printf("%s\n", warning.c_str());
       if (!options.plans_only()) check_run_dir(options);
       const Dataset data = open_inputs(options);
+      if (options.job->place.leads())
+        for (const std::string& line : {options.chosen, warmup_warning(options), epochs_warning(options, data)})
+          if (!line.empty()) std::printf("%s\n", line.c_str());
       note_single_process(app, options);
       if (app.count("--router-lr") > 0) refuse_idle_router_lr({options}, arch);
       if (options.plans_only()) print_plan(options, data);

@@ -391,7 +391,7 @@ void add_recipe_flags(CLI::App& app, Recipe& r) {
 
 // The trainers' flags that have no meaning here: hidden, and refused when given.
 std::vector<std::string> hide_flags(CLI::App& app) {
-  std::vector<std::string> hidden = {"--dump-tape", "--dump-tensors", "--world", "--node-gpus",
+  std::vector<std::string> hidden = {"--dump-tape", "--dump-tensors", "--world", "--node-gpus", "--time",
                                      "--gpu",       "--nvlink",       "--net",   "--rank-rate"};
   hidden.insert(hidden.end(), std::begin(flags_of_ranks), std::end(flags_of_ranks));
   for (const CLI::Option* option : app.get_options())
