@@ -1,5 +1,5 @@
-// Flags that have an effect only beside others. --help-all states what each one needs; every row of that table is tried in
-// every program, and a flag without a row must be known here to need nothing.
+// Flags that have an effect only beside others. --help-all says what each one needs; every row of that table is tried
+// in every program, and a flag without a row must be known here to need nothing.
 #include <filesystem>
 #include <map>
 #include <set>

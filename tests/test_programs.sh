@@ -81,10 +81,10 @@ for data in text:numbers.txt arith:3; do
 done
 # On files, what no flag says is chosen by their size, once for all architectures; the numbers are in flags.json.
 seq 99999 >chosen.txt
-expect 0 '^chosen for [0-9,]+ tokens and [0-9,]+ parameters: --seq 128 --steps 517 --lr 0.003 --warmup 25$' \
+expect 0 '^chosen for [0-9,]+ tokens and [0-9,]+ parameters: --seq 128 --steps 513 --lr 0.003 --warmup 25$' \
   "$build/train_llama" --data text:chosen.txt --dry-run
-expect 0 '^chosen for .* parameters: --seq 64 --lr 0.003 --warmup 2$' "$build/train_llama" --data text:chosen.txt --steps 40 --dry-run
-expect 0 "^chosen for .*: --seq 64 --steps " "$build/compare" --data text:chosen.txt --dry-run
+expect 0 '^chosen for .* parameters: --seq 128 --lr 0.003 --warmup 2$' "$build/train_llama" --data text:chosen.txt --steps 40 --dry-run
+expect 0 "^chosen for .*: --seq 128 --steps " "$build/compare" --data text:chosen.txt --dry-run
 [ "$(grep -c '^chosen' output)" = 1 ] || fail "compare does not choose once"
 expect 0 '^parameters' "$build/train_llama" --data text:chosen.txt --preset arith-quick --dry-run
 grep -q '^chosen' output && fail "a preset leaves nothing to choose"

@@ -285,7 +285,7 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
   };
   app.add_option_function<std::string>(
          "--seeds", set_seeds,
-         "several seeds between commas: 1,2,3 (default: --seed). The table then has means and standard deviations, and "
+         "several seeds between commas: 1,2,3 (default: --seed)\nThe table then has means and standard deviations, and "
          "says which differences from the yardstick are larger than the spread of seeds. The first one chooses among "
          "several --lr, also with --resume")
       ->type_name("LIST");
@@ -298,7 +298,7 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
   app.remove_option(app.get_option("--lr"));
   app.add_option_function<std::string>(
          "--lr", set_rates,
-         "base learning rate; of several between commas each architecture is trained at all with the first seed, then "
+         "base learning rate, or several between commas\nEach architecture is trained at all with the first seed, then "
          "with the other seeds at the best, by the test loss")
       ->type_name("FLOAT,...")
       ->default_str(CLI::detail::to_string(o.train.lr))

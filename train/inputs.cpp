@@ -110,12 +110,20 @@ Dataset open_named_data(TrainOptions& o) {
   }
 }
 
+// T where no flag says it, of files: by their size; of a GPT-2 that is trained on, at most as many as it has positions.
+void choose_seq(TrainOptions& o) {
+  if (o.data.seq_len > 0 || !parse_data_spec(o.data.spec).files()) return;
+  if (o.open.seq) o.data.seq_len = usual_seq_of(tokens_about(o.data));
+  const int64_t positions = o.config.max_position_embeddings, usual = 256;
+  if (!o.init.empty() && o.config.gpt2() && positions > 0 && positions < usual) o.data.seq_len = positions;
+}
+
 // Fills in what only the data can say, and checks the model against it.
 Dataset open_data(TrainOptions& o) {
   if (o.data.spec.empty()) fail(Exit::usage, "--data is needed: ", data_specs);
   o.data.seed = o.seed;
   o.data.of_model = o.initial.tokenizer;
-  if (o.open.seq && o.data.seq_len == 0) o.data.seq_len = usual_seq_of(tokens_about(o.data));
+  choose_seq(o);
   Dataset dataset = open_named_data(o);
   take_tokenizer(o, dataset);
   take_token_ids(dataset.tokenizer, o.config);

@@ -61,7 +61,7 @@ void add_data_flags(CLI::App& app, TrainOptions& o) {
   add_integer(app, "--test-samples", o.data.test_samples, 0, max_count,
               "size of a generated test set (0: the task's own)");
   add_integer(app, "--seq", o.data.seq_len, 0, max_size,
-              "T, tokens per sequence (0: the task's own; 256 of text, 1024 of shards)");
+              "T, tokens per sequence (0: the data's own; of files without this flag, by their size)");
   add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of initialisation, data and its order");
 }
 
@@ -107,7 +107,10 @@ void add_teacher_flags(CLI::App& app, TrainOptions& o) {
 
 void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Optimiser");
-  add_integer(app, "--steps", o.steps, 0, max_count, "optimizer steps; 0 writes an initialised model directory");
+  add_integer(
+      app, "--steps", o.steps, 0, max_count,
+      "optimizer steps; 0 writes an initialised model directory\nOn files the default depends on their size; so do "
+      "those of --lr and --warmup.");
   add_integer(app, "--batch", o.batch, 1, max_size, "sequences per micro-step");
   add_integer(app, "--accumulate", o.accumulate, 1, max_size, "micro-steps per optimizer step");
   add_number(app, "--lr", o.lr, 0, most_number, "base learning rate");

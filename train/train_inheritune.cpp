@@ -431,6 +431,8 @@ int main(int argc, char** argv) {
         fail(Exit::usage, name,
              " is for the trainers; here models are made of the --reference's blocks, in one process");
     std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
+    o.train.open.seq =
+        open_choices(app, o.train, !o.train.preset.empty()).seq;  // as the reference's, of the same files
     if (!place_from_environment().alone())
       fail(Exit::usage, "train_inheritune trains in one process; start it without mpirun, torchrun or srun");
     return run(o, app, argv[0]);
