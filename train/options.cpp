@@ -228,7 +228,7 @@ ShortHelp training_help(const std::string& program) {
   return {{"--data", "--out"},
           {"--preset", "--init", "--steps", "--batch", "--seq", "--lr", "--layers", "--width", "--resume", "--dry-run"},
           {program + " --data text:my.txt --out runs/mine",
-           program + " --resume --out runs/mine --steps 2000    # continue, and longer"}};
+           program + " --resume --out runs/mine --steps 20000    # continue, and longer"}};
 }
 
 void add_train_flags(CLI::App& app, TrainOptions& o) {
