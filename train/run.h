@@ -82,7 +82,7 @@ class Run {
 
 // A whole run in this process, by the loop of the trainers, for a program of several runs. The options are those of a
 // trainer, its flags read; throws as a trainer ends. evaluated: called after each evaluation.
-TrainResult train_run(TrainOptions options, const std::function<void(const RunCurves&)>& evaluated);
+TrainResult train_run(TrainOptions options, const std::function<void(const RunCurves&)>& evaluated = {});
 // The command that continues a prompt with a model, beside `program`. data: what it was trained on, as in --data; text:
 // whether the model reads any text.
 std::string generate_command(const std::string& program, const std::string& model, const std::string& data, bool text);
