@@ -6,6 +6,7 @@
 #include "tests/data_check.h"
 #include "tests/program.h"
 #include "tests/tiny.h"
+#include "train/options.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -70,8 +71,9 @@ TEST_CASE("evaluation: a part of the test sequences is spread over all of them: 
       REQUIRE(spread.size() == std::min(n, N));
       for (int64_t i = 0; i < spread.size(); ++i) CHECK(spread.place(i) == (2 * i + 1) * N / (2 * spread.size()));
     }
-  const Counting many(max_count);  // (2 i + 1) N would not fit
-  CHECK(SpreadSamples(many, 1 << 30).place((1 << 30) - 1) == max_count - 512);
+  const int64_t N = int64_t{1} << 40;
+  const Counting many(N);  // (2 i + 1) N would not fit
+  CHECK(SpreadSamples(many, 1 << 30).place((1 << 30) - 1) == N - 512);
 
   TrainOptions o;
   CHECK(sequences_tested(o, 600, false) == 512);

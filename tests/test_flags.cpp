@@ -125,7 +125,7 @@ TEST_CASE("flags: a misspelt flag is answered with the nearest one") {
   TrainOptions o;
   CHECK(parse(o, {"--stpes", "3"}) == "unknown flag --stpes; did you mean --steps?");
   CHECK(parse(o, {"--warm=3"}) == "unknown flag --warm; did you mean --warmup?");
-  CHECK(parse(o, {"--learning_rate", "1"}) == "unknown flag --learning_rate");
+  CHECK(parse(o, {"--stepwidth", "1"}) == "unknown flag --stepwidth");
   CHECK(parse(o, {"--learning-rate", "1"}) == "unknown flag --learning-rate; here it is --lr");
   CHECK(parse(o, {"--batch_size=5"}) == "unknown flag --batch_size; here it is --batch");
   CHECK(parse(o, {"--hidden-size", "5"}) == "unknown flag --hidden-size; here it is --width");
