@@ -27,11 +27,12 @@ all: build
 build: configure
 	@$(COMPILE)
 
-# Trains as soon as it can; what the last line of the output recommends is built afterwards.
+# generate: what the output recommends next. The numbers at the end are those of README's table.
 run: setup configure
-	@$(COMPILE) --target compare
-	@echo $(BUILD)/compare --out runs/compare
-	@code=0; $(BUILD)/compare --out runs/compare || code=$$?; $(COMPILE) --target generate && exit $$code
+	@$(COMPILE) --target compare generate
+	$(BUILD)/compare --out runs/compare
+	@echo "One run differs by processor and seed. Accuracy of final answers over five seeds:"
+	@echo "LLaMA 18.8 ± 11.8 %, LIMe 58.9 ± 7.8 % (mean ± standard deviation)."
 
 # Long enough for the curves to part, with 3 operators; a fair trial is `$(BUILD)/compare --arch all --preset arith --out DIR`.
 compare-all: setup configure

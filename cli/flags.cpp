@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cli/format.h"
+#include "cli/other_names.h"
 #include "engine/check.h"
 #include "engine/numbers.h"
 
@@ -96,6 +97,33 @@ std::string describe(const CLI::Option& option) {
   return standard.empty() ? about : about + (about.empty() ? "" : " ") + "[" + standard + "]";
 }
 
+std::string name_of(const CLI::Option& option) {
+  return option.get_name(false, true) + (option.get_type_size() != 0 ? " " + option.get_type_name() : "");
+}
+
+// The flags of a short help, each with the first paragraph of its description.
+std::string short_entries(const CLI::App& app, const std::vector<std::string>& flags) {
+  std::string out;
+  for (const std::string& flag : flags) {
+    const CLI::Option& option = *app.get_option(flag);
+    const std::string about = describe(option);
+    out += entry(name_of(option), about.substr(0, about.find('\n')));
+  }
+  return out;
+}
+
+std::string help_in_short(const CLI::App& app, const ShortHelp& help) {
+  std::string out = "\nNeeded:\n" + short_entries(app, help.needed) + "\nCommon flags:\n" +
+                    short_entries(app, help.common) + "\nExamples:\n";
+  for (const std::string& example : help.examples) out += "  " + example + "\n";
+  const size_t all =
+      app.get_options([](const CLI::Option* option) { return option->get_group() != hidden_group; }).size();
+  const bool has_presets = app.get_option_no_throw("--list-presets") != nullptr;
+  return out + "\n" + app.get_name() + " --help-all lists all " + std::to_string(all) + " flags" +
+         (has_presets ? ", --list-presets the settings of papers.\n" : ".\n") + wrap(app.get_footer(), screen, 0) +
+         "\n";
+}
+
 // How many letters have to be changed, added, left out or swapped with the next one.
 size_t distance(const std::string& a, const std::string& b) {
   std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
@@ -113,17 +141,15 @@ size_t distance(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-std::string Help::make_help(const CLI::App* app, std::string name, CLI::AppFormatMode) const {
+std::string Help::make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const {
   std::string out = wrap(app->get_description(), screen, 0) + "\nUsage: " + (name.empty() ? app->get_name() : name) +
                     " [FLAGS]" + (app->get_subcommands({}).empty() ? "" : " [SUBCOMMAND]") + "\n";
+  if (!short_.common.empty() && mode != CLI::AppFormatMode::All) return out + help_in_short(*app, short_);
   for (const std::string& group : app->get_groups()) {
     const auto options = app->get_options(
         [&](const CLI::Option* option) { return group != hidden_group && option->get_group() == group; });
     if (!options.empty()) out += "\n" + group + ":\n";
-    for (const CLI::Option* option : options) {
-      const std::string type = option->get_type_size() != 0 ? " " + option->get_type_name() : "";
-      out += entry(option->get_name(false, true) + type, describe(*option));
-    }
+    for (const CLI::Option* option : options) out += entry(name_of(*option), describe(*option));
   }
   const auto parts = app->get_subcommands([](const CLI::App* part) { return !part->get_group().empty(); });
   if (!parts.empty()) out += "\nSubcommands:\n";
@@ -131,10 +157,14 @@ std::string Help::make_help(const CLI::App* app, std::string name, CLI::AppForma
   return out + "\n" + wrap(app->get_footer(), screen, 0) + "\n";
 }
 
+void set_short_help(CLI::App& app, ShortHelp help) { app.formatter(std::make_shared<Help>(std::move(help))); }
+
 std::string unknown_flag(const CLI::App& app) {
   for (const std::string& word : app.remaining(true)) {
     if (!word.starts_with("--")) continue;
     const std::string typed = word.substr(0, word.find('='));
+    if (const std::string ours = flag_of_other_name(app, typed); !ours.empty())
+      return str("unknown flag ", typed, "; here it is ", ours);
     std::string best;
     size_t least = std::max<size_t>(2, (typed.size() - 2) / 3) + 1;
     for (const CLI::Option* option : app.get_options()) {

@@ -47,11 +47,23 @@ void add_plan_flag(CLI::App& app, std::string& variable);
 // Throws Exit::usage, with the largest number of sequences, if a batch has more tokens than any machine could take.
 void check_batch(int64_t batch, int64_t accumulate, int64_t seq_len);
 
-// What --help prints: the flags by group, in the order in which the groups were first used, in 80 columns.
+// What most users need of a program with many flags: those that it needs, at most ten others, two examples.
+struct ShortHelp {
+  std::vector<std::string> needed, common, examples;
+};
+
+// What --help prints, in 80 columns: the flags by group, in the order in which the groups were first used. Of a program
+// with a short help only that; --help-all prints the flags then.
 class Help : public CLI::FormatterBase {
  public:
+  explicit Help(ShortHelp shortened = {}) : short_(std::move(shortened)) {}
   std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override;
+
+ private:
+  ShortHelp short_;
 };
+// From now on --help of this program is short.
+void set_short_help(CLI::App& app, ShortHelp help);
 
 // After a failed parse: "unknown flag --stpes; did you mean --steps?", or "" if no flag was unknown.
 std::string unknown_flag(const CLI::App& app);

@@ -24,10 +24,7 @@ namespace crossply {
 const char* exit_code_help() {
   return "Exit codes: 0 done, 64 wrong usage, 65 bad data, 66 missing input, 70 internal error, 71 device failure, "
          "74 input/output failure, 75 stopped on request (start again, with --resume where there is that flag), 76 "
-         "another process of the "
-         "job was lost (start again with --resume), 77 a loss or logits not finite.\n"
-         "A reader of the output that goes away (| head -1) is no error, and a closed standard stream is the null "
-         "device: what has files to write goes on, anything else ends with 0. Output on a full disk is 74.";
+         "another process of the job was lost (start again with --resume), 77 a loss or logits not finite.";
 }
 
 Error error_of(const std::exception& error, const std::string& remedy) {
@@ -66,6 +63,7 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
   app.footer(exit_code_help());
   app.formatter(std::make_shared<Help>());
   if (argc > 0) app.name(before_name(argv[0]) + app.get_name());
+  app.set_help_all_flag("--help-all", "Print every flag and exit");
   app.set_version_flag(
       "--version", [&app] { return str(app.get_name(), " (crossply) ", version()); },
       "Print version and commit and exit");

@@ -82,6 +82,27 @@ class RandomSamples : public Source {
   uint64_t seed_;
 };
 
+// `count` of another source's sequences, evenly spread: sequence i is floor((i + 0.5) N / count) of its N, so that the
+// mean over a few is not that of the file's beginning. The other source must live as long.
+class SpreadSamples : public Source {
+ public:
+  SpreadSamples(const Source& source, int64_t count) : source_(source), count_(std::min(count, source.size())) {}
+  int64_t size() const override { return count_; }
+  int64_t seq_len() const override { return source_.seq_len(); }
+  int64_t vocab_size() const override { return source_.vocab_size(); }
+  void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
+    source_.read(place(index), tokens, targets);
+  }
+  int64_t place(int64_t index) const {  // in two parts, because (2 i + 1) N may not fit
+    const int64_t whole = source_.size() / count_, rest = source_.size() % count_;
+    return index * whole + (whole * count_ + (2 * index + 1) * rest) / (2 * count_);
+  }
+
+ private:
+  const Source& source_;
+  int64_t count_;
+};
+
 // What --data names, in words; and the same for --help.
 inline const char* const data_specs =
     "arith:3|4|5|6 (operators; 4-6 mixes them; with an i behind it, arith:6i, integers and not residues modulo 11), "

@@ -1,4 +1,4 @@
-# The last step of an installation: man pages from --help, then the list of files for dev/uninstall.cmake.
+# The last step of an installation: man pages from --help-all, then the list of files for dev/uninstall.cmake.
 set(root "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}")
 set(home "${root}/libexec/crossply")
 if(HELP2MAN)
@@ -6,7 +6,12 @@ if(HELP2MAN)
   foreach(name "" ${PROGRAMS})
     string(STRIP "crossply ${name}" command)
     string(REPLACE " " "-" page "share/man/man1/${command}.1")
-    execute_process(COMMAND "${HELP2MAN}" --no-info "--name=transformers whose layers are connected across depth"
+    set(help --help)
+    if(name)
+      set(help --help-all)
+    endif()
+    execute_process(COMMAND "${HELP2MAN}" --no-info "--help-option=${help}"
+                            "--name=transformers whose layers are connected across depth"
                             -o "${root}/${page}" "./${command}" WORKING_DIRECTORY "${home}" RESULT_VARIABLE failed)
     if(failed)
       message(FATAL_ERROR "help2man failed for ${command}; to install without man pages: "

@@ -63,22 +63,24 @@ TEST_CASE("comparison: the notes say of how many samples, what guessing gets, an
   Comparison comparison = example();
   comparison.test_size = 1000;
   comparison.runs[1].result.answers = 0.5;  // 2 sqrt(0.5 * 0.5 / 256) = 0.0625
-  for (const std::string& text : {results_table(comparison), results_markdown(comparison)}) {
-    CHECK(has(text, "\ntest loss: over the first 512 of 1,000 test sequences.\n"));
-    CHECK(has(text,
-              "\nanswers: to the first 256 of 1,000 test prompts; guessing gets 9.1 %;\n"
-              "sampling error (two standard errors) up to 6.2 points.\n"));
-    CHECK(has(text, "one seed"));
-    for (const std::string& line : lines_of(results_table(comparison))) CHECK_MESSAGE(line.size() <= 80, line);
-    CHECK(has(text, "one after the other"));
-  }
-  CHECK(has(results_markdown(comparison), "| ~2.0x |"));
+  const std::string text = results_markdown(comparison);
+  CHECK(has(text, "\ntest loss: over all 1,000 test sequences; before the last step over 512, evenly spread.\n"));
+  CHECK(has(text,
+            "\nanswers: to the first 256 of 1,000 test prompts; guessing gets 9.1 %;\n"
+            "sampling error (two standard errors) up to 6.2 points.\n"));
+  CHECK(has(text, "one seed"));
+  CHECK(has(text, "one after the other"));
+  CHECK(has(text, "| ~2.0x |"));
+  comparison.runs[0].options.eval_rule = "spread";
+  CHECK(has(results_markdown(comparison), "over 512 of 1,000 test sequences, evenly spread.\n"));
+  comparison.runs[0].options.eval_rule = "first";
+  CHECK(has(results_markdown(comparison), "over the first 512 of 1,000 test sequences.\n"));
   comparison.test_size = 50;
-  CHECK(has(results_table(comparison), "over all 50 test sequences"));
+  CHECK(has(results_markdown(comparison), "over all 50 test sequences"));
   comparison.data = "prosqa";
-  CHECK(has(results_table(comparison), "guessing gets 50.0 %"));
+  CHECK(has(results_markdown(comparison), "guessing gets 50.0 %"));
   comparison.data = "text:x";
-  CHECK(!has(results_table(comparison), "guessing"));
+  CHECK(!has(results_markdown(comparison), "guessing"));
 }
 
 TEST_CASE("comparison: what does not fit a terminal is left out, least important first; the file has everything") {
@@ -226,6 +228,20 @@ TEST_CASE("comparison: resuming refuses other test samples beside runs that are 
     for (ComparedRun& run : changed.runs) run.options.*samples = 7;
     CHECK(has(error_of([&] { take_up(changed); }).what(), flag));
   }
+  Comparison changed = before;  // by one rule, or by the other
+  for (ComparedRun& run : changed.runs) run.options.eval_rule = "first";
+  CHECK(has(error_of([&] { take_up(changed); }).what(), "was tested by the rule \"spread_then_all\""));
+}
+
+TEST_CASE("comparison: the table of nineteen architectures and its footnotes leave a screen of 80 x 24 whole") {
+  Comparison comparison = example();
+  while (comparison.runs.size() < 19) {
+    comparison.runs.push_back(comparison.runs[0]);
+    comparison.runs.back().choice.text = str("arch_", comparison.runs.size());
+  }
+  const std::vector<std::string> lines = lines_of(results_table(comparison));
+  CHECK(lines.size() < 24);
+  for (const std::string& line : lines) CHECK_MESSAGE(line.size() <= 80, line);
 }
 
 TEST_CASE("comparison: resuming takes up every number that was there before") {

@@ -6,6 +6,7 @@
 #include "tests/data_check.h"
 #include "tests/program.h"
 #include "tests/tiny.h"
+#include "train/options.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -60,6 +61,26 @@ TEST_CASE("evaluation: --eval-samples 0 is all of the test set, as evaluate has 
   const BatchModel::Mean all = batches.mean_loss(Counting(5), 0, *one_rank_job());
   CHECK(all.sequences == 5);
   CHECK(all.loss == batches.mean_loss(Counting(5), 5, *one_rank_job()).loss);
+}
+
+TEST_CASE("evaluation: a part of the test sequences is spread over all of them: floor((i + 0.5) N / n)") {
+  for (const int64_t N : {1, 5, 7, 100})
+    for (const int64_t n : {1, 2, 3, 5, 100}) {
+      const Counting all(N);
+      const SpreadSamples spread(all, n);
+      REQUIRE(spread.size() == std::min(n, N));
+      for (int64_t i = 0; i < spread.size(); ++i) CHECK(spread.place(i) == (2 * i + 1) * N / (2 * spread.size()));
+    }
+  const int64_t N = int64_t{1} << 40;
+  const Counting many(N);  // (2 i + 1) N would not fit
+  CHECK(SpreadSamples(many, 1 << 30).place((1 << 30) - 1) == N - 512);
+
+  TrainOptions o;
+  CHECK(sequences_tested(o, 600, false) == 512);
+  CHECK(sequences_tested(o, 600, true) == 600);
+  CHECK(sequences_tested(o, 50, false) == 50);
+  o.eval_rule = "spread";
+  CHECK(sequences_tested(o, 600, true) == 512);
 }
 
 TEST_CASE("evaluation: --estimate is the mean of random batches with its spread, the same for the same seed") {

@@ -113,7 +113,7 @@ TEST_CASE("comparison: an architecture without a rate that works has failed; so 
   REQUIRE(failures_of(comparison).size() == 1);
   CHECK(failures_of(comparison)[0]->choice.text == "lime");
   CHECK(failures_of(comparison)[0]->result.code == Exit::not_finite);
-  CHECK(has(results_table(comparison), "no seed has ended for both: cannot be told"));
+  CHECK(has(results_verdicts(comparison), "no seed has ended for both: cannot be told"));
   fail_with(run_at(comparison, "llama", 0.01, 1), Exit::io);
   REQUIRE(failures_of(comparison).size() == 2);
   CHECK(failures_of(comparison)[0]->result.code == Exit::io);
@@ -136,9 +136,8 @@ TEST_CASE("comparison: a rate is settled when its runs are done or diverged; wha
   CHECK(lime["lr_settled"] == false);
   CHECK(lime["lr_at_edge"] == false);
   CHECK(lime["difference_mean"].is_null());
-  std::string table = results_table(comparison);
-  CHECK(has(table, "  lime: a best rate is not known yet: cannot be told\n"));
-  CHECK(has(table, "\n2 runs are still to be done\n"));
+  CHECK(has(results_verdicts(comparison), "  lime: a best rate is not known yet: cannot be told\n"));
+  CHECK(has(results_table(comparison), "\n2 runs are still to be done\n"));
   killed.tried = false;  // resumed
   CHECK(run_name(comparison, comparison.runs[*next_run(comparison)]) == "lime lr 0.003 seed 1");
   finish(killed, 0.5);
@@ -154,8 +153,8 @@ TEST_CASE("comparison: after a stop it says what is left to do, and settles no r
   finish(run_at(comparison, "llama", 0.001, 1), 1);
   ComparedRun& stopped = run_at(comparison, "llama", 0.003, 1);
   stopped.state = RunState::stopped, stopped.tried = true;
-  const std::string text = results_table(comparison);
-  CHECK(has(text, "\n5 runs are still to be done\n"));
+  CHECK(has(results_table(comparison), "\n5 runs are still to be done\n"));
+  const std::string text = results_markdown(comparison);
   CHECK(!has(text, "At the edge"));
   CHECK(!has(text, "too good"));
   CHECK(json::parse(results_json(comparison))["architectures"][0]["lr_settled"] == false);
@@ -190,7 +189,7 @@ TEST_CASE("comparison: differences are taken in pairs of seeds, and their verdic
   CHECK(d.mean == doctest::Approx(-0.0620 / 3));
   CHECK(d.n == 3);
   std::string table = results_table(comparison);
-  CHECK(has(table, "  lime: lower by 0.0207 +- 0.0007: larger than the spread of seeds\n"));
+  CHECK(has(results_verdicts(comparison), "  lime: lower by 0.0207 +- 0.0007: larger than the spread of seeds\n"));
   CHECK(has(table, "3.0000 +- 1.0000"));
   CHECK(has(results_markdown(comparison), "* lime: lower by 0.0207 +- 0.0007: larger than the spread of seeds\n"));
   const json arm = json::parse(results_json(comparison))["architectures"][1];
@@ -198,16 +197,17 @@ TEST_CASE("comparison: differences are taken in pairs of seeds, and their verdic
   CHECK(arm["difference_interval"].get<double>() == doctest::Approx(4.3027 * 0.002 / 3).epsilon(1e-3));
 
   finish(run_at(comparison, "lime", 0.001, 3), 4.5);
-  CHECK(has(results_table(comparison), "  lime: higher by 0.1527 +- 0.1737: within the spread of seeds\n"));
+  CHECK(has(results_verdicts(comparison), "  lime: higher by 0.1527 +- 0.1737: within the spread of seeds\n"));
   run_at(comparison, "lime", 0.001, 3).state = RunState::stopped;
-  CHECK(has(results_table(comparison), "lower by 0.0210 +- 0.0010 (2 seeds): larger than the spread"));
+  CHECK(has(results_verdicts(comparison), "lower by 0.0210 +- 0.0010 (2 seeds): larger than the spread"));
   CHECK(has(results_table(comparison), "  2 of 3  "));
   run_at(comparison, "lime", 0.001, 2).state = RunState::waiting;
   CHECK(has(results_markdown(comparison), "with one seed: whether seeds differ by as much cannot be told"));
   CHECK(json::parse(results_json(comparison))["architectures"][1]["larger_than_spread"].is_null());
   run_at(comparison, "llama", 0.001, 1).result.answers = 0.5;  // of a task there is more to say
   CHECK(has(results_markdown(comparison), "which also draw the task's data"));
-  for (const std::string& line : lines_of(results_table(comparison))) CHECK_MESSAGE(line.size() <= 80, line);
+  for (const std::string& line : lines_of(results_table(comparison) + results_verdicts(comparison)))
+    CHECK_MESSAGE(line.size() <= 80, line);
 }
 
 TEST_CASE("comparison: of several rates and seeds as many runs at a time as --jobs says, but for large ones") {

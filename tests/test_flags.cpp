@@ -12,6 +12,7 @@
 #include "tests/temp_dir.h"
 #include "train/inputs.h"
 #include "train/options.h"
+#include "train/text_defaults.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -124,7 +125,12 @@ TEST_CASE("flags: a misspelt flag is answered with the nearest one") {
   TrainOptions o;
   CHECK(parse(o, {"--stpes", "3"}) == "unknown flag --stpes; did you mean --steps?");
   CHECK(parse(o, {"--warm=3"}) == "unknown flag --warm; did you mean --warmup?");
-  CHECK(parse(o, {"--learning_rate", "1"}) == "unknown flag --learning_rate");
+  CHECK(parse(o, {"--stepwidth", "1"}) == "unknown flag --stepwidth");
+  CHECK(parse(o, {"--learning-rate", "1"}) == "unknown flag --learning-rate; here it is --lr");
+  CHECK(parse(o, {"--batch_size=5"}) == "unknown flag --batch_size; here it is --batch");
+  CHECK(parse(o, {"--hidden-size", "5"}) == "unknown flag --hidden-size; here it is --width");
+  CHECK(parse(o, {"--block-size", "5"}) == "unknown flag --block-size; here it is --seq");
+  CHECK(has(parse(o, {"--epochs", "5"}), "here it is --steps (one epoch is as many steps"));
   CHECK(parse(o, {"--train_samples", "5"}) == "unknown flag --train_samples; did you mean --train-samples?");
 }
 
@@ -148,6 +154,29 @@ TEST_CASE("flags: --help has groups, types and at most 80 columns") {
   for (const char* part : {"TEXT", "--plan"}) CHECK(!has(help, part));
   std::istringstream lines(help);
   for (std::string line; std::getline(lines, line);) CHECK(line.size() <= 80);
+
+  set_short_help(app, {{"--data"}, {"--steps", "--lr"}, {"train_mudd --data text:my.txt"}});
+  app.set_help_all_flag("--help-all", "");
+  const std::string brief = app.help();
+  for (const char* part :
+       {"\nNeeded:\n  --data", "--lr FLOAT", "\nExamples:\n  train_mudd --data", "--help-all lists all"})
+    CHECK_MESSAGE(has(brief, part), brief);
+  CHECK(!has(brief, "--beta1"));
+  CHECK(has(app.help("", CLI::AppFormatMode::All), "--beta1"));
+}
+
+TEST_CASE("defaults on files: two epochs, at most 20 tokens a parameter; the rates of our trials and of the papers") {
+  CHECK(usual_seq_of(100'000) == 64);
+  CHECK(usual_seq_of(1'000'000) == 128);
+  CHECK(usual_seq_of(100'000'000) == 256);
+  CHECK(usual_seq_of(1'000'000'000) == 512);
+  CHECK(usual_steps_of(1000, 64, 16, 1'000'000) == 125);
+  CHECK(usual_steps_of(100'000'000, 64, 16, 1024) == 20);
+  CHECK(usual_steps_of(3, 64, 16, 1'000'000) == 1);
+  CHECK(usual_lr_of(66'000) == 0.003);
+  CHECK(usual_lr_of(10'000'000) == 0.003);
+  CHECK(usual_lr_of(130'000'000) == 0.001);
+  CHECK(usual_lr_of(1'300'000'000) == 0.0004);
 }
 
 TEST_CASE("report: the data line counts tokens, sequences and epochs") {

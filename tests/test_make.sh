@@ -27,4 +27,10 @@ for action in "compare-all compare --arch all" "bench bench" "figures figures"; 
   output=$(planned "$target")
   grep -q "^build-none/$command" <<<"$output" || fail "make $target does not start $command: $output"
 done
+# `make run` ends with the spread of five seeds, in the numbers of README's table.
+numbers=$(planned run | grep -oE '[0-9.]+ ± [0-9.]+ %')
+[ "$(wc -l <<<"$numbers")" = 2 ] || fail "make run does not say how far seeds differ: $numbers"
+while read -r number; do
+  grep -qF "$number" README.md || fail "make run says $number, README.md does not"
+done <<<"$numbers"
 [ $failures = 0 ] || exit 1

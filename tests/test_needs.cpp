@@ -1,5 +1,5 @@
-// Flags that have an effect only beside others. --help states what each flag needs; every row of that table is tried in
-// every program, and a flag without a row must be known here to need nothing.
+// Flags that have an effect only beside others. --help-all says what each one needs; every row of that table is tried
+// in every program, and a flag without a row must be known here to need nothing.
 #include <filesystem>
 #include <map>
 #include <set>
@@ -15,7 +15,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// A flag as --help shows it.
+// A flag as --help-all shows it.
 struct Shown {
   std::string name, type, about;
   // "--temperature", "--schedule other than constant", "--world|--x": each of them is needed.
@@ -30,7 +30,7 @@ struct Shown {
 
 std::vector<Shown> flags_of(const TempDir& scratch, const std::string& program) {
   std::vector<Shown> all;
-  std::istringstream lines(run_program_inside(scratch, {program, "--help"}).output);
+  std::istringstream lines(run_program_inside(scratch, {program, "--help-all"}).output);
   for (std::string line; std::getline(lines, line);) {
     const size_t text = line.find_first_not_of(' ');
     if (line.starts_with("  --")) {
@@ -132,6 +132,7 @@ Words usual_words(const std::string& program, const std::string& need) {
                                                          {"prepare", "none --out none"},
                                                          {"transplant", "--model none --out none"},
                                                          {"tokenize", "--tokenizer none"}};
+  if (program == "compare" && need.starts_with("--dry-run")) return split_words("--data arith:3 --out none");
   if (all.contains(program)) return split_words(all.at(program));
   Words words = joined(small, Words{"--out", "none"});
   if (!need.starts_with("--dry-run")) words.push_back("--dry-run");
@@ -219,7 +220,7 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       {"tokenize", "--tokenizer --decode"}};
   const TempDir scratch;
   for (const auto& [program, main] : programs_inside()) {
-    std::set<std::string> known = {"--help", "--version"};
+    std::set<std::string> known = {"--help", "--help-all", "--version", "--list-presets"};
     if (program.starts_with("train_") || program == "compare") known.insert(of_training.begin(), of_training.end());
     if (const auto found = own.find(program); found != own.end())
       for (const std::string& flag : split_words(found->second)) known.insert(flag);

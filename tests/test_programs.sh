@@ -20,6 +20,37 @@ grep -qE '^lime answers: guessing gets 9[.]1%$' output || fail "nobody says what
 for file in metrics.jsonl curve.svg flags.json; do [ -s run/$file ] || fail "run/$file is missing"; done
 [ "$(wc -l <run/metrics.jsonl)" = 20 ] || fail "metrics.jsonl has $(wc -l <run/metrics.jsonl) lines, want 20"
 expect 0 'perplexity' "$build/evaluate" --model run --data arith:3 --train-samples 400 --answers 4
+# What a run ends with: where everything is, losses of which sequences, and two commands that work.
+whole=(--data arith:3 --train-samples 400 --test-samples 600 --width 16 --ffn 24 --layers 2 --heads 2 --batch 8
+  --answer-samples 4)
+expect 0 'step 10: test loss [0-9.]+ [(]512 of 600 sequences[)], answers' "$build/train_lime" "${whole[@]}" --steps 20 \
+  --eval-every 10 --out ends
+for line in 'lime step 20: test loss [0-9.]+ [(]all 600 sequences[)], answers' 'model:    ends/step_00000020$' \
+  'figure:   ends/curve[.]svg$' 'losses:   training [0-9.]+, test [0-9.]+ [(]all 600 test sequences[)]$' \
+  'time:     [0-9].* of training, [0-9,]+ tokens/s$'; do
+  grep -qE "^$line" output || fail "the end of a run lacks: $line"
+done
+sed -n '/^next:/,$ s/^\(next:\)* *//p' output >next
+[ "$(wc -l <next)" = 2 ] || fail "the run does not name two commands"
+expect 0 '=' bash -c "$(sed -n 1p next)"
+expect 0 '^loss ' bash -c "$(sed -n 2p next)"
+grep -q "^loss $(tail -1 ends/metrics.jsonl | sed 's/.*"test_loss":\([0-9.]*\).*/\1/' | xargs printf '%.6f')$" output ||
+  fail "evaluate and the run's last test loss differ"
+grep -q '"test_sequences":600' <(tail -1 ends/metrics.jsonl) || fail "metrics.jsonl does not say how many sequences"
+expect 0 'step 21: test loss [0-9.]+ [(]16 of 600 sequences[)]' "$build/train_lime" --resume --steps 21 --eval-samples 16 \
+  --out ends
+# Runs from before there was a rule keep theirs.
+sed -i '/"eval_rule"/d; s/"eval_samples": 16/"eval_samples": 512/' ends/flags.json
+expect 0 'step 22: test loss [0-9.]+ [(]512 of 600 sequences[)]' "$build/train_lime" --resume --steps 22 --out ends
+grep -q '"eval_rule": "first"' ends/flags.json || fail "an old run does not keep its rule"
+# A comparison draws from the first evaluation on.
+env --default-signal=INT "$build/compare" --arch llama,lime "${tiny[@]}" --steps 100000 --eval-every 5 --out drawn \
+  >output 2>&1 &
+pid=$!
+while [ ! -s drawn/compare.svg ] && kill -0 $pid 2>/dev/null; do sleep 0.02; done
+kill -INT $pid
+wait $pid
+[ $? = 75 ] && grep -q '^llama: stopped after' output || fail "compare drew nothing before a run had ended"
 expect 0 '= .+' "$build/generate" --model run --prompt '3 + 4 * 2 - 1 =' --max-new 8
 expect 0 '=' "$build/generate" --model run --prompt '3 + 4 * 2 - 1 =' --max-new 8 --temperature 1 --top-k 3 --seed 5
 expect 0 'parameters: 1,?076,?081,?088' "$build/train_lime" --preset 1b --dry-run
@@ -31,6 +62,8 @@ expect 0 'route' "$build/train_lime" --preset arith --dump-tape
 expect 0 '^a step: B = 16 sequences of T = 2,048 tokens, 16 times$' "$build/train_lime" --preset 1b --batch 16 --accumulate 16 \
   --dry-run
 expect 0 '^lime +[0-9,]+ ' "$build/compare" --out cmp "${tiny[@]}" --steps 6 --warmup 1
+tail -1 output | grep -qE '^lime +[0-9,]+ ' || fail "compare's table is not its last word"
+grep -q '"test_loss_sequences": 16,' cmp/results.json || fail "results.json does not say how many sequences"
 [ -s cmp/compare.svg ] || fail "cmp/compare.svg is missing"
 expect 0 '^hyper:rate=2 +[0-9,]+ ' compare llama,hyper:rate=2,vertical:map=unet --steps 2 --warmup 1 --out three
 grep -qE '^vertical:map=unet +[0-9,]+ ' output || fail "no row for vertical:map=unet"
@@ -46,6 +79,25 @@ for data in text:numbers.txt arith:3; do
   [ "$(awk '/^llama/ {print $2}' output | tr -d ,)" = "$parameters" ] ||
     fail "compare --data $data has other sizes than the trainer"
 done
+# On files, what no flag says is chosen by their size, once for all architectures; the numbers are in flags.json.
+seq 99999 >chosen.txt
+expect 0 '^chosen for [0-9,]+ tokens and [0-9,]+ parameters: --seq 128 --steps 513 --lr 0.003 --warmup 25$' \
+  "$build/train_llama" --data text:chosen.txt --dry-run
+expect 0 '^chosen for .* parameters: --seq 128 --lr 0.003 --warmup 2$' "$build/train_llama" --data text:chosen.txt --steps 40 --dry-run
+expect 0 "^chosen for .*: --seq 128 --steps " "$build/compare" --data text:chosen.txt --dry-run
+[ "$(grep -c '^chosen' output)" = 1 ] || fail "compare does not choose once"
+expect 0 '^parameters' "$build/train_llama" --data text:chosen.txt --preset arith-quick --dry-run
+grep -q '^chosen' output && fail "a preset leaves nothing to choose"
+expect 0 '^parameters' "$build/train_llama" --data arith:3 --dry-run
+grep -q '^chosen' output && fail "a task leaves nothing to choose"
+expect 0 '^chosen for .*: --lr 0.003 --warmup 0$' "$build/train_llama" --data text:chosen.txt --seq 32 --steps 2 --width 16 \
+  --ffn 24 --heads 2 --eval-samples 4 --out by_size
+grep -q '"lr": 0.003,' by_size/flags.json || fail "flags.json lacks the learning rate that was chosen"
+expect 0 'step 3: test loss' "$build/train_llama" --resume --steps 3 --out by_size
+grep -q '^chosen' output && fail "a run that is resumed leaves nothing to choose"
+expect 0 '^warning: [0-9.]+ epochs: ' "$build/train_llama" --data text:numbers.txt --steps 1000 --dry-run
+expect 0 '^time: .* for the steps' "$build/train_llama" --data text:chosen.txt --width 16 --ffn 24 --heads 2 --dry-run --time
+expect 0 '^time: .* for the steps of all runs' compare llama,lime --dry-run --time
 expect 0 '^llama +66,496 ' "$build/compare" --dry-run
 expect 0 '^llama +66,496 ' "$build/compare" --preset arith-quick --data arith:3 --dry-run
 grep -q '"preset": ""' cmp/lime/flags.json || fail "flags.json names a preset that nobody gave"
@@ -58,7 +110,9 @@ expect 0 '^mudd +[0-9,]+ +[0-9.e+]+ +[0-9.]+ [KM]iB$' compare all,hyper:rate=2 -
 version=$(sed -nE 's/^project\(crossply VERSION ([0-9.]+) .*/\1/p' "$dev/../CMakeLists.txt")
 for program in "${trainers[@]}" compare curves transplant generate evaluate gradients analyze score; do
   expect 0 'Exit codes' "$build/$program" --help
-  [ "$(awk 'length > 80 || /TEXT[^"]*\[/' output)" = '' ] || fail "$program --help is too wide or names no types"
+  [ "$(wc -l <output)" -le 48 ] || fail "$program --help takes more than two screens"
+  expect 0 'Exit codes' "$build/$program" --help-all
+  [ "$(awk 'length > 80 || /TEXT[^"]*\[/' output)" = '' ] || fail "$program --help-all is too wide or names no types"
   expect 0 "^$program \(crossply\) $version, commit [0-9a-z.-]+$" "$build/$program" --version
   expect 64 'not-a-flag|required' "$build/$program" --not-a-flag
 done
@@ -277,7 +331,9 @@ expect 0 '^relay +[0-9,]+ ' compare llama,relay --steps 60 --out compared_twice 
 grep -q 'step ' output && fail "a run that is done was begun again"
 [ ! -e compared_twice/.tmp-results.json-999999999 ] || fail "what a kill left of results.json is still there"
 expect 64 'no comparison in nothing yet' "$build/compare" --resume --out nothing
-"$build/compare" --help | grep -qE -- '--(init|dump-tape)' && fail "compare --help lists flags that compare refuses"
+expect 0 '^130m +the SATFormer' "$build/train_lime" --list-presets
+expect 0 '^With --data the values|--width 128' "$build/compare" --help
+"$build/compare" --help-all | grep -qE -- '--(init|dump-tape)' && fail "compare --help lists flags that compare refuses"
 for arch in llama relay; do
   cmp -s compared{,_twice}/$arch/step_00000060/model.safetensors || fail "compare --resume: other weights of $arch"
 done

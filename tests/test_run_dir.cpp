@@ -133,7 +133,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   o.adamw.weight_decay = 0.3, o.adamw.beta1 = 0.8, o.adamw.beta2 = 0.99, o.adamw.clip = 2;
   o.decay_all = true, o.seed = 18446744073709551615u;
   o.device = "reference", o.dtype = "bf16", o.matmul = "bf16x3", o.plan = "distinct", o.sum = "tree";
-  o.eval_every = 3, o.eval_samples = 4, o.answer_samples = 5, o.save_every = 6, o.keep = 7;
+  o.eval_every = 3, o.eval_samples = 4, o.eval_rule = "spread", o.answer_samples = 5, o.save_every = 6, o.keep = 7;
   o.tensorboard = o.csv = true;
   const json saved = all_settings(o);
   auto write = [&](const json& settings) { write_text(scratch.file("flags.json"), settings.dump()); };
@@ -159,11 +159,15 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   CHECK(older.erase("tokenizer") == 1);
   write(older);
   CHECK(read()["tokenizer"] == "");
+  CHECK(older.erase("eval_rule") == 1);
+  write(older);
+  CHECK(read()["eval_rule"] == "first");
   write(saved);
   CHECK(error_of([&] { read("llama"); }).code == Exit::usage);
   const json spoilt_values = R"({"steps": [-5, 0, "many", 1e30, 18446744073709551615], "batch": [0, 2.5, 2199023255552],
       "keep": [-1], "seq": [[]], "lr": ["fast", -1], "lr_floor": [2], "beta2": [1], "seed": [-1], "data": [7],
       "decay_all": [1], "schedule": ["flat"], "dtype": ["fp17"], "matmul": ["fp9"], "sum": ["all", 1],
+      "eval_rule": ["last"],
       "teacher": [5], "kd_alpha": [1.5, "x"], "kd_tau": [0, -1, 1e-30, 1e30], "kd_reduction": ["sum"],
       "config": [3, {}]})"_json;
   for (const auto& [key, values] : spoilt_values.items())

@@ -7,7 +7,6 @@
 
 #include "cli/format.h"
 #include "cli/program.h"
-#include "data/arith.h"
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "engine/shell.h"
@@ -26,6 +25,21 @@ using namespace crossply;
 namespace {
 
 namespace fs = std::filesystem;
+
+// --dry-run --time: of all runs, one after the other.
+void print_time(const Comparison& comparison, const std::vector<Arm>& arms, size_t each) {
+  double seconds = 0;
+  for (const Arm& arm : arms) {
+    TrainOptions o = comparison.runs[arm.seeds[0]].options;
+    const Dataset data = open_inputs(o);
+    seconds += seconds_of_run(o, data) * static_cast<double>(each);
+  }
+  std::printf("time: %s\n", std::isnan(seconds)
+                                ? "not measured, a run needs more memory than is free"
+                                : (format_seconds(seconds) + " for the steps of all runs, by three of "
+                                                             "each architecture; evaluations come on top")
+                                      .c_str());
+}
 
 // --dry-run: what the table can say without training.
 void print_plans(const Comparison& comparison, int64_t jobs) {
@@ -51,6 +65,7 @@ void print_plans(const Comparison& comparison, int64_t jobs) {
   line += str("; ", format_number("%.3g", flops), " FLOPs of training in all");
   if (comparison.runs[0].options.resume) line += str("; ", runs_unfinished(comparison), " of the runs are left to do");
   std::printf("%s\n", wrap(line, 80, 0).c_str());
+  if (comparison.runs[0].options.time) print_time(comparison, arms, each);
   if (jobs > 1)
     std::printf("memory of %lld runs at a time: at most about %s\n", static_cast<long long>(jobs),
                 format_bytes(static_cast<double>(jobs) * memory).c_str());
@@ -84,12 +99,14 @@ void add_runs(Comparison& comparison, const ComparedRun& plan, const Experiment&
 Comparison prepare(Experiment& experiment, ComparisonDir& dir) {
   refuse_flags_of_trainers(experiment.train);
   TrainOptions plain = experiment.train;
-  if (experiment.rates.empty()) experiment.rates = {plain.lr};
   if (experiment.seeds.empty()) experiment.seeds = {plain.seed};
-  plain.lr = experiment.rates[0], plain.seed = experiment.seeds[0];
+  if (!experiment.rates.empty()) plain.lr = experiment.rates[0];
+  plain.seed = experiment.seeds[0];
   const std::vector<ArchChoice> choices = parse_arch_list(experiment.archs, plain.config.backbone);
   plain.config.arch = plain.config.backbone;
   const Dataset data = open_inputs(plain);
+  if (experiment.rates.empty()) experiment.rates = {plain.lr};
+  experiment.notes = {plain.chosen, epochs_warning(plain, data)};
   // A GPT-2 among LLaMAs learns as many as it is given.
   const int64_t positions = plain.config.gpt2() ? plain.config.max_position_embeddings : plain.data.seq_len;
   if (!plain.dry_run && !dir.is_held())
@@ -119,7 +136,7 @@ Comparison prepare(Experiment& experiment, ComparisonDir& dir) {
 // What to look at and what to do next.
 void print_next(const Comparison& comparison, const std::string& program) {
   const std::string out = printable(comparison.out);
-  std::printf("\nresults:  %s/results.md, results.json\npicture:  %s/compare.svg\n", out.c_str(), out.c_str());
+  std::printf("\nresults:  %s/results.md, results.json\nfigure:   %s/compare.svg\n", out.c_str(), out.c_str());
   std::string best;
   double least = INFINITY;
   for (const Arm& arm : arms_of(comparison)) {
@@ -127,12 +144,8 @@ void print_next(const Comparison& comparison, const std::string& program) {
     if (run.state == RunState::done && run.result.test_loss < least)
       least = run.result.test_loss, best = run.result.run_dir;
   }
-  const auto arith = parse_arith(comparison.data);
-  const bool integers = arith && arith->numbers == arith::Numbers::integers;  // 5 / 6 is none
-  const char* prompt = !arith ? "..." : integers ? "\"( 3 + 4 ) * 2 - 6 / 3 =\"" : "\"( 3 + 4 ) * 2 - 5 / 6 =\"";
-  if (!best.empty())
-    std::printf("next:     %s --model %s --prompt %s\n", shell_command(program, "generate").c_str(),
-                shell_word(best).c_str(), prompt);
+  const bool text = parse_data_spec(comparison.data).kind == DataSpec::Kind::text;
+  if (!best.empty()) std::printf("next:     %s\n", generate_command(program, best, comparison.data, text).c_str());
 }
 
 // The exit code is that of the first architecture that failed. unwritten: the error of the last attempt to write a file
@@ -189,6 +202,8 @@ std::string train_all(Comparison& comparison, int64_t asked) {
 
 Exit run(Experiment& o, ComparisonDir& dir) {
   Comparison comparison = prepare(o, dir);
+  for (const std::string& note : o.notes)
+    if (!note.empty()) std::printf("%s\n", note.c_str());
   if (o.train.dry_run) {
     if (o.train.resume && !comparison.out.empty()) take_up(comparison);
     print_plans(comparison, o.jobs);
@@ -207,14 +222,16 @@ Exit run(Experiment& o, ComparisonDir& dir) {
   write_file_atomically(comparison.out + "/results.json", results_json(comparison));
   draw_missing_figures(comparison);
   const std::string unwritten = train_all(comparison, o.jobs);
-  std::printf("\n%s", printable(results_table(comparison)).c_str());
+  if (const std::string verdicts = results_verdicts(comparison); !verdicts.empty())
+    std::printf("\n%s", printable(verdicts).c_str());
   print_next(comparison, o.program);
+  std::printf("\n%s", printable(results_table(comparison)).c_str());
   return conclude(comparison, o.program, unwritten);
 }
 
 // A comparison that is resumed has its flags. Otherwise, with --data, the sizes and steps that the trainers have, too;
-// without, the demonstration. The flags that are given come on top.
-void set_defaults(int argc, char** argv, Experiment& o, ComparisonDir& dir) {
+// without, the demonstration. The flags that are given come on top. Returns whether more than these decides.
+bool set_defaults(int argc, char** argv, Experiment& o, ComparisonDir& dir) {
   const std::string out = find_flag(argc, argv, "--out"), given = find_flag(argc, argv, "--preset");
   const bool resume = has_flag(argc, argv, "--resume") && !out.empty();
   // Claimed before its results.json is read: another comparison may be writing it.
@@ -225,9 +242,10 @@ void set_defaults(int argc, char** argv, Experiment& o, ComparisonDir& dir) {
   if (demonstration && resume && !path_exists(out))
     fail(Exit::usage, "--resume: there is no comparison in ", out, " yet; to start one, give its flags");
   const std::string preset = demonstration ? "arith-quick" : given;
-  if (preset.empty() || preset == o.train.preset) return;
+  if (preset.empty() || preset == o.train.preset) return found || !preset.empty();
   apply_preset(preset, o.train);
   o.rates.clear();
+  return true;
 }
 
 // The items of a list, each once.
@@ -244,6 +262,16 @@ std::vector<T> read_list(const std::string& flag, const std::string& text, Read&
   return values;
 }
 
+// What the defaults in brackets are of, and what they are with --data.
+std::string about_defaults() {
+  const TrainOptions plain;
+  const Config& c = plain.config;
+  return str("Without --data and --preset it trains the demonstration, --preset arith-quick, and [ ] are its values. ",
+             "With --data the values are those of the trainers: --width ", c.hidden_size, " --layers ",
+             c.num_hidden_layers, " --heads ", c.num_attention_heads, " --ffn ", c.intermediate_size, " --batch ",
+             plain.batch, ". On files the size of data and model chooses --seq, --steps, --lr and --warmup.");
+}
+
 void add_experiment_flags(CLI::App& app, Experiment& o) {
   add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
   const auto set_seeds = [&](const std::string& text) {
@@ -257,7 +285,7 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
   };
   app.add_option_function<std::string>(
          "--seeds", set_seeds,
-         "several seeds between commas: 1,2,3 (default: --seed). The table then has means and standard deviations, and "
+         "several seeds between commas: 1,2,3 (default: --seed)\nThe table then has means and standard deviations, and "
          "says which differences from the yardstick are larger than the spread of seeds. The first one chooses among "
          "several --lr, also with --resume")
       ->type_name("LIST");
@@ -270,7 +298,7 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
   app.remove_option(app.get_option("--lr"));
   app.add_option_function<std::string>(
          "--lr", set_rates,
-         "base learning rate; of several between commas each architecture is trained at all with the first seed, then "
+         "base learning rate, or several between commas\nEach architecture is trained at all with the first seed, then "
          "with the other seeds at the best, by the test loss")
       ->type_name("FLOAT,...")
       ->default_str(CLI::detail::to_string(o.train.lr))
@@ -281,15 +309,16 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "Trains several architectures on the same batches, from the same seeds; ends with a table and a picture.\n"
-      "Without --data and --preset: --preset arith-quick.",
+      "Trains several architectures on the same batches, from the same seeds; ends with a table and a figure.\n" +
+          about_defaults(),
       "compare");
   Experiment o;
   o.program = argv[0];
   ComparisonDir dir;
+  bool found = false;   // a comparison, or a preset
   std::string request;  // of the comparison whose child this process is
   auto flags = [&] {
-    set_defaults(argc, argv, o, dir);
+    found = set_defaults(argc, argv, o, dir);
     add_text(app, "--one-run", request, "JSON", "for compare itself")->group(hidden_group);
     add_experiment_flags(app, o);
     for (const char* refused :
@@ -297,6 +326,11 @@ int main(int argc, char** argv) {
           "--node-gpus", "--gpu", "--nvlink", "--net", "--rank-rate"})
       app.get_option(refused)->group(hidden_group);  // prepare() says why
     for (const char* refused : flags_of_ranks) app.get_option(refused)->group(hidden_group);
+    set_short_help(app, {{"--out"},
+                         {"--arch", "--data", "--preset", "--seeds", "--lr", "--steps", "--batch", "--seq", "--resume",
+                          "--dry-run"},
+                         {"compare --out runs/compare    # the demonstration",
+                          "compare --arch llama,lime --seeds 1,2,3 --data text:my.txt --out runs/mine"}});
     app.get_option("--steps")->description("optimizer steps of each run");
     app.get_option("--out")->description("directory of the comparison: results.md, compare.svg, a directory per run");
     app.get_option("--resume")
@@ -310,6 +344,7 @@ int main(int argc, char** argv) {
       if (app.count(refused) > 0) fail(Exit::usage, refused, " is for the trainers; compare trains in one process");
     std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
     if (app.count("--seed") > 0) o.seeds = {o.train.seed};
+    o.train.open = open_choices(app, o.train, found);
     o.router_lr_given = app.count("--router-lr") > 0;
     if (!place_from_environment().alone())
       fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");

@@ -44,11 +44,12 @@ struct Comparison {
 // What is compared, by its flags.
 struct Experiment {
   std::string archs = "llama,lime";
-  std::vector<double> rates;     // none: that of `train`
-  std::vector<uint64_t> seeds;   // the same
-  int64_t jobs = 0;              // runs side by side; 0: chosen
-  bool router_lr_given = false;  // on the command line, and not by a preset
-  std::string program;           // compare as it was called, for commands to paste
+  std::vector<double> rates;       // none: that of `train`
+  std::vector<uint64_t> seeds;     // the same
+  int64_t jobs = 0;                // runs side by side; 0: chosen
+  bool router_lr_given = false;    // on the command line, and not by a preset
+  std::vector<std::string> notes;  // on its data, to be printed
+  std::string program;             // compare as it was called, for commands to paste
   TrainOptions train;
 };
 
@@ -114,9 +115,11 @@ Spread paired_difference(const Comparison& comparison, const Arm& arm, const Arm
 double relative_time(const Comparison& comparison, const std::vector<size_t>& of);
 double relative_memory(const Comparison& comparison, const ComparedRun& run);
 
-// For a terminal of `width` columns: as many of the table's columns as fit, a line for each run that is not done, and
-// what the numbers are of.
+// For a terminal of `width` columns: as many of the table's columns as fit, and a line for each run that is not done.
+// What the numbers are of stands in results_markdown().
 std::string results_table(const Comparison& comparison, size_t width = 80);
+// Of several seeds: which differences from the yardstick are larger than the spread of seeds. "" of one seed.
+std::string results_verdicts(const Comparison& comparison, size_t width = 80);
 // Everything, in Markdown.
 std::string results_markdown(const Comparison& comparison);
 // Everything, with all settings, for programs; the curves by the paths of the runs' metrics.jsonl.
@@ -124,6 +127,8 @@ std::string results_json(const Comparison& comparison);
 // Writes results.json, results.md and compare.svg in the directory of the comparison. Returns the text of the first
 // Exit::io error, such as that of a full disk; "" if all three are written.
 std::string write_results(const Comparison& comparison);
+// compare.svg alone, while runs are going on.
+std::string draw_comparison(const Comparison& comparison);
 
 // A run as results.json has it, and back: what only the run could say. path: where it stood, for errors.
 nlohmann::json to_json(const Comparison& comparison, const ComparedRun& run);

@@ -69,8 +69,11 @@ void take_evaluations(RunCurves& curves, const json& saved) {
 constexpr const char* about =
     "paths are relative to this file; flops_per_token: forward and backward; memory_bytes: of the model and its "
     "activations, without the program's own; relative: to the yardstick, which ran at another time; answers and "
-    "steps_valid: shares of 1; ..._step: when the number was measured; null: unknown; architectures: at their best "
-    "rates, chosen by the test loss of the first seed once lr_settled; difference: of test losses from the yardstick's "
+    "steps_valid: shares of 1; test_loss_sequences: how many test sequences test_loss is of, and flags/eval_rule "
+    "which (spread: sequence floor((i + 0.5) N / n) of N; spread_then_all: all after the last step; first, and where "
+    "there is none: the first ones); ..._step: when the number was measured; null: unknown; "
+    "architectures: at their best rates, chosen by the test loss of the first seed once lr_settled; difference: of "
+    "test losses from the yardstick's "
     "with the same "
     "seed, its standard error, and half of Student's 95 % interval; others: runs that the last call did not compare; "
     "training_seconds: without pauses and tests, of a machine that other runs may have shared; environment: of the "
@@ -152,6 +155,9 @@ void refuse_other_run(const json& saved, const ComparedRun& run, const std::stri
 
 // Test losses of runs that stand beside each other are of the same sequences.
 void refuse_other_tests(const json& flags, const ComparedRun& run, const std::string& where) {
+  if (const json was = flags.value("eval_rule", json("first")); was != json(run.options.eval_rule))
+    fail(Exit::usage, "--resume: the run in ", where, " is done and was tested by the rule ", was.dump(),
+         ", the others would be by \"", run.options.eval_rule, "\"; start a new comparison with another --out");
   for (const auto& [key, now] :
        {std::pair{"eval_samples", run.options.eval_samples}, std::pair{"answer_samples", run.options.answer_samples}})
     if (const json was = flags.value(key, json(now)); was != json(now))
@@ -202,27 +208,30 @@ json to_json(const Comparison& comparison, const ComparedRun& run) {
   const TrainResult& r = run.result;
   const std::string dir = run_directory(run);
   const size_t place = static_cast<size_t>(&run - comparison.runs.data());
-  json out = {{"name", run.choice.text},
-              {"arch", run.choice.arch},
-              {"options", run.choice.options},
-              {"directory", dir},
-              {"metrics", run.state == RunState::waiting ? json() : json(dir + "/metrics.jsonl")},
-              {"state", name_of(run.state)},
-              {"exit_code", run.state == RunState::waiting ? json() : json(static_cast<int>(r.code))},
-              {"error", run.error},
-              {"lr", run.options.lr},
-              {"seed", run.options.seed},
-              {"flags", all_settings(run.options)},
-              {"steps_done", is_done(run) ? run.options.steps : steps_of(run)},
-              {"parameters", r.parameters},
-              {"flops_per_token", r.flops_per_token},
-              {"memory_bytes", r.memory},
-              {"relative_memory", relative_memory(comparison, run)},
-              {"tokens_per_second", r.tokens_per_second > 0 ? json(r.tokens_per_second) : json()},
-              {"tokens_per_step", run.options.batch * run.options.accumulate * run.options.data.seq_len},
-              {"training_seconds", r.curves.seconds.empty() ? json() : number_or_null(r.curves.seconds.back())},
-              {"runs_side_by_side", run.side_by_side},
-              {"relative_time", number_or_null(relative_time(comparison, {place}))}};
+  json out = {
+      {"name", run.choice.text},
+      {"arch", run.choice.arch},
+      {"options", run.choice.options},
+      {"directory", dir},
+      {"metrics", run.state == RunState::waiting ? json() : json(dir + "/metrics.jsonl")},
+      {"state", name_of(run.state)},
+      {"exit_code", run.state == RunState::waiting ? json() : json(static_cast<int>(r.code))},
+      {"error", run.error},
+      {"lr", run.options.lr},
+      {"seed", run.options.seed},
+      {"flags", all_settings(run.options)},
+      {"steps_done", is_done(run) ? run.options.steps : steps_of(run)},
+      {"parameters", r.parameters},
+      {"flops_per_token", r.flops_per_token},
+      {"memory_bytes", r.memory},
+      {"relative_memory", relative_memory(comparison, run)},
+      {"tokens_per_second", r.tokens_per_second > 0 ? json(r.tokens_per_second) : json()},
+      {"tokens_per_step", run.options.batch * run.options.accumulate * run.options.data.seq_len},
+      {"training_seconds", r.curves.seconds.empty() ? json() : number_or_null(r.curves.seconds.back())},
+      {"runs_side_by_side", run.side_by_side},
+      {"test_loss_sequences",
+       comparison.test_size > 0 ? json(sequences_tested(run.options, comparison.test_size, is_done(run))) : json()},
+      {"relative_time", number_or_null(relative_time(comparison, {place}))}};
   const auto put = [&](const std::string& key, const Measured& number, const std::string& step_key) {
     const bool known = std::isfinite(number.value);
     out[key] = known ? json(number.value) : json();

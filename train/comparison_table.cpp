@@ -225,6 +225,19 @@ std::string notes_on_rates(const View& view) {
   return out;
 }
 
+// "all 1,000 test sequences; before the last step over 512, evenly spread".
+std::string test_part(const TrainOptions& o, int64_t size) {
+  if (size == 0)
+    return o.eval_samples > 0 ? str("at most ", format_count(o.eval_samples), " test sequences") : "all test sequences";
+  const int64_t tested = sequences_tested(o, size, true), before = sequences_tested(o, size, false);
+  const bool first = o.eval_rule == "first";
+  std::string text = tested == size ? str("all ", format_count(size), " test sequences")
+                     : first ? str("the first ", format_count(tested), " of ", format_count(size), " test sequences")
+                             : str(format_count(tested), " of ", format_count(size), " test sequences, evenly spread");
+  if (before < tested) text += str("; before the last step over ", format_count(before), ", evenly spread");
+  return text;
+}
+
 // What the test numbers are of, and how much of a difference between them may be chance.
 std::string notes_on_tests(const View& view) {
   const Comparison& comparison = view.comparison;
@@ -234,9 +247,7 @@ std::string notes_on_tests(const View& view) {
     if (samples >= comparison.test_size) return str("all ", format_count(comparison.test_size), " ", what);
     return str("the first ", format_count(samples), " of ", format_count(comparison.test_size), " ", what);
   };
-  const int64_t sequences = o.eval_samples > 0 ? o.eval_samples : comparison.test_size;
-  std::string out =
-      "test loss: over " + (sequences > 0 ? part(sequences, "test sequences") : "all test sequences") + ".\n";
+  std::string out = "test loss: over " + test_part(o, comparison.test_size) + ".\n";
   if (!comparison.data_note.empty()) out += comparison.data_note + ".\n";
   if (view.is_task()) {
     const int64_t prompts =
@@ -325,14 +336,17 @@ std::string curve_name(const View& view, const Arm& arm) {
   return arm.name + (is_done(run) ? "" : str(" (", name_of(run.state), ")"));
 }
 
-// The mean over the arm's runs that are done, with a band; an only run is its curve.
+// The mean over the arm's runs that are done, with a band; over those that run while none is. An only run is its curve.
 Curve mean_curve(const View& view, const Arm& arm, std::vector<double> RunCurves::*x,
                  std::vector<double> RunCurves::*y) {
   std::vector<SteppedCurve> lines;
+  const bool any_done =
+      std::any_of(arm.seeds.begin(), arm.seeds.end(), [&](size_t i) { return is_done(view.comparison.runs[i]); });
   for (const size_t i : arm.seeds) {
     const ComparedRun& run = view.comparison.runs[i];
     const RunCurves& curves = run.result.curves;
-    if (arm.seeds.size() == 1 || is_done(run)) lines.push_back({curves.*x, curves.*x, curves.*y});
+    const bool begun = !any_done && run.state == RunState::running && !curves.step.empty();
+    if (arm.seeds.size() == 1 || is_done(run) || begun) lines.push_back({curves.*x, curves.*x, curves.*y});
   }
   Curve mean = mean_of(lines).curve;
   mean.name = curve_name(view, arm);
@@ -375,24 +389,12 @@ std::string results_table(const Comparison& comparison, size_t width) {
     columns.erase(std::max_element(columns.begin(), columns.end(),
                                    [](const Column& a, const Column& b) { return a.rank < b.rank; }));
   }
-  const auto shown = [&](const std::string& name) {
-    return std::any_of(columns.begin(), columns.end(), [&](const Column& column) { return column.name == name; });
-  };
-  std::string out = table_of(columns, view.arms.size()) + remarks(view);
-  if (view.seeds.size() > 1 && view.arms.size() > 1)
-    out += "\n" + table_of_verdicts(view, width) + wrap(notes_on_verdicts(view), width, 0) + "\n\n";
-  if (view.seeds.size() > 1) out += wrap("in the table: " + notes_on_spread(view), width, 0) + "\n";
-  if (view.rates.size() > 1) out += wrap(notes_on_rates(view), width, 0) + "\n";
-  out += "memory: relative to " + comparison.runs[0].choice.text + ". All columns: results.md.\n";
-  if (!view.side_by_side())
-    out +=
-        "tokens/s: of runs one after the other, so only roughly comparable;\n`make bench-architectures` measures in "
-        "turn.\n";
-  for (const auto& [name, meaning] :
-       {std::pair{"train loss", "mean of the last fiftieth of the steps"},
-        std::pair{"answers", "the final answer is correct"}, std::pair{"valid", "so is every generated step"}})
-    if (shown(name)) out += std::string(name) + ": " + meaning + ".\n";
-  return out + notes_on_tests(view);
+  return table_of(columns, view.arms.size()) + remarks(view);
+}
+
+std::string results_verdicts(const Comparison& comparison, size_t width) {
+  const View view(comparison);
+  return view.seeds.size() > 1 && view.arms.size() > 1 ? table_of_verdicts(view, width) : "";
 }
 
 std::string results_markdown(const Comparison& comparison) {
@@ -429,6 +431,10 @@ std::string results_markdown(const Comparison& comparison) {
          "train loss: mean of the last fiftieth of the steps. answers: the final answer is correct; steps valid: so is "
          "every generated step.\n\n" +
          notes_on_tests(view);
+}
+
+std::string draw_comparison(const Comparison& comparison) {
+  return io_error_of([&] { draw(View(comparison)); });
 }
 
 std::string write_results(const Comparison& comparison) {

@@ -204,8 +204,9 @@ Groups read_groups(const Options& o) {
 
 // Whether runs of one name may have this each its own: it does not touch the numbers, or is made by the seed, too.
 bool may_differ(const std::string& key, const json& a, const json& b) {
-  static const std::set<std::string> free = {"/seed",           "/preset",     "/plan", "/eval_every",  "/eval_samples",
-                                             "/answer_samples", "/save_every", "/keep", "/tensorboard", "/csv"};
+  static const std::set<std::string> free = {"/seed",         "/preset",    "/plan",        "/eval_every",
+                                             "/eval_samples", "/eval_rule", "/tensorboard", "/answer_samples",
+                                             "/save_every",   "/keep",      "/csv"};
   return free.contains(key) || ((key == "/init" || key == "/teacher") && a != "" && b != "");
 }
 bool is_depth(const std::string& key) { return key == "/config/n_layer" || key == "/config/num_hidden_layers"; }
@@ -235,12 +236,12 @@ std::string check_flags(const Group& group) {
 // A line for each flag that says what test losses are of, where the runs have it otherwise.
 std::string test_notes(const std::vector<Group>& groups) {
   std::string notes;
-  for (const char* key : {"data", "val_data", "seq", "test_samples", "eval_samples"}) {
+  for (const char* key : {"data", "val_data", "seq", "test_samples", "eval_samples", "eval_rule"}) {
     std::set<std::string> values, rows;
     for (const Group& group : groups)
       for (const Run& run : group.runs) {
         if (run.settings.is_null()) continue;
-        const json value = run.settings.value(key, json());
+        const json value = run.settings.value(key, key == std::string("eval_rule") ? json("first") : json());
         values.insert(value.dump());
         rows.insert(group.name + ": " + (value == 0 && key == std::string("eval_samples") ? "0 (all)" : value.dump()));
       }

@@ -129,10 +129,9 @@ Curve curve_of(const Inheritance& all, size_t i) {
 }
 
 void draw_rounds(const Inheritance& all) {
-  const std::string part =
-      all.options.eval_samples > 0 && all.options.eval_samples < all.sequences
-          ? str(" (between the ends: of the first ", format_count(all.options.eval_samples), " sequences)")
-          : "";
+  const std::string part = all.options.eval_samples > 0 && all.options.eval_samples < all.sequences
+                               ? str(" (between the ends: of ", format_count(all.options.eval_samples), " sequences)")
+                               : "";
   Panel panel{"validation loss" + part, "", {}};
   panel.curves.push_back({str("reference, ", all.depth(), " blocks"),
                           {0, static_cast<double>(all.options.steps)},

@@ -13,6 +13,7 @@
 #include "models/model_dir.h"
 #include "models/registry.h"
 #include "train/idle_flags.h"
+#include "train/text_defaults.h"
 
 namespace crossply {
 namespace {
@@ -112,11 +113,20 @@ Dataset open_named_data(TrainOptions& o) {
   }
 }
 
+// T where no flag says it, of files: by their size; of a GPT-2 that is trained on, at most as many as it has positions.
+void choose_seq(TrainOptions& o) {
+  if (o.data.seq_len > 0 || !parse_data_spec(o.data.spec).files()) return;
+  if (o.open.seq) o.data.seq_len = usual_seq_of(tokens_about(o.data));
+  const int64_t positions = o.config.max_position_embeddings, usual = 256;
+  if (!o.init.empty() && o.config.gpt2() && positions > 0 && positions < usual) o.data.seq_len = positions;
+}
+
 // Fills in what only the data can say, and checks the model against it.
 Dataset open_data(TrainOptions& o) {
   if (o.data.spec.empty()) fail(Exit::usage, "--data is needed: ", data_specs);
   o.data.seed = o.seed;
   o.data.of_model = o.initial.tokenizer;
+  choose_seq(o);
   Dataset dataset = open_named_data(o);
   take_tokenizer(o, dataset);
   take_token_ids(dataset, o.config);
@@ -213,6 +223,7 @@ Dataset open_inputs(TrainOptions& o) {
   choose_positions(o);
   o.config.check(Exit::usage, "flags");
   check_options(o);
+  if (dataset.train != nullptr) choose_text_defaults(o, *dataset.train);
   take_teacher(o, dataset);
   check_together(o);
   return dataset;
@@ -225,9 +236,20 @@ std::string digest_of_files(const TrainOptions& o, const Dataset& data) {
   return o.data.val_spec.empty() ? train : train + str("-", std::hex, data.test->digest());
 }
 
+static double epochs_of(const TrainOptions& o, const Dataset& data) {
+  return static_cast<double>(o.steps) * static_cast<double>(o.batch * o.accumulate) /
+         static_cast<double>(data.train->size());
+}
+
+std::string epochs_warning(const TrainOptions& o, const Dataset& data) {
+  if (data.train == nullptr || !parse_data_spec(o.data.spec).files() || epochs_of(o, data) <= 4) return "";
+  return str("warning: ", format_number("%.1f", epochs_of(o, data)), " epochs: beyond four a model gains little from ",
+             "the same text, and may learn it by heart; fewer --steps, or more data");
+}
+
 std::string describe_data(const TrainOptions& o, const Dataset& data) {
   const int64_t size = data.train->size(), T = data.train->seq_len(), each = o.batch * o.accumulate;
-  const double epochs = static_cast<double>(o.steps) * static_cast<double>(each) / static_cast<double>(size);
+  const double epochs = epochs_of(o, data);
   return str("data: ", format_count(size * T), " training tokens in ", format_count(size), " sequences of ",
              format_count(T), "; ", format_count(o.steps), " steps x ", format_count(each), " sequences = ",
              epochs < 100 ? format_number(epochs < 0.1 ? "%.2g" : "%.1f", epochs) : format_count(std::llround(epochs)),

@@ -19,6 +19,8 @@ std::string describe_data(const TrainOptions& o, const Dataset& data);
 // A note where validation files are among the training files; "" otherwise. A copy under another name is known after
 // Source::digest().
 std::string validation_note(const Dataset& data);
+// One line where files are read more often than four times; "" otherwise.
+std::string epochs_warning(const TrainOptions& o, const Dataset& data);
 // Tells the files of --data and --val-data from others; "" of data that is generated.
 std::string digest_of_files(const TrainOptions& o, const Dataset& data);
 // The files of a model directory that are not ours to understand: they belong to the model wherever it goes.

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cli/flags.h"
+#include "cli/format.h"
 #include "cli/needs.h"
 #include "engine/numbers.h"
 #include "kernels/devices.h"
@@ -29,11 +30,21 @@ struct Group {
   CLI::App& app;
 };
 
+std::string list_of_presets() {
+  std::string list;
+  for (const Preset& preset : presets()) {
+    std::string name = preset.name;
+    name.resize(std::max<size_t>(22, name.size() + 2), ' ');
+    list += (list.empty() ? "" : "\n") + name + wrap(preset.about, 56, 22);
+  }
+  return list;
+}
+
 void add_data_flags(CLI::App& app, TrainOptions& o) {
-  std::string names;
-  for (const Preset& preset : presets()) names += "\n" + preset.name + ": " + preset.about;
   const Group group(app, "Data");
-  add_text(app, "--preset", o.preset, "NAME", "a paper's setting; other flags change it" + names);
+  add_text(app, "--preset", o.preset, "NAME", "a paper's setting (--list-presets); other flags change it");
+  app.add_flag_callback(
+      "--list-presets", [] { throw CLI::CallForVersion(list_of_presets(), 0); }, "Print the presets and exit");
   const auto set_data = [&o](const std::string& spec) {
     o.data.spec = spec;
     // It has its own validation shards; those of the run that is resumed may be gone. --val-data is read after it.
@@ -50,7 +61,7 @@ void add_data_flags(CLI::App& app, TrainOptions& o) {
   add_integer(app, "--test-samples", o.data.test_samples, 0, max_count,
               "size of a generated test set (0: the task's own)");
   add_integer(app, "--seq", o.data.seq_len, 0, max_size,
-              "T, tokens per sequence (0: a task's longest; 256 of text, 1024 of shards)");
+              "T, tokens per sequence (0: a task's longest; of files without this flag, by their size)");
   add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of initialisation, data and its order");
 }
 
@@ -99,7 +110,10 @@ void add_teacher_flags(CLI::App& app, TrainOptions& o) {
 
 void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Optimiser");
-  add_integer(app, "--steps", o.steps, 0, max_count, "optimizer steps; 0 writes an initialised model directory");
+  add_integer(
+      app, "--steps", o.steps, 0, max_count,
+      "optimizer steps; 0 writes an initialised model directory\nOn files the default depends on their size; so do "
+      "those of --lr and --warmup.");
   add_integer(app, "--batch", o.batch, 1, max_size, "sequences per micro-step");
   add_integer(app, "--accumulate", o.accumulate, 1, max_size, "micro-steps per optimizer step");
   add_number(app, "--lr", o.lr, 0, most_number, "base learning rate");
@@ -126,7 +140,15 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
   add_text(app, "--out", o.out, "DIR", "run directory: metrics.jsonl, curve.svg, checkpoints");
   app.add_flag("--resume", o.resume, "continue the run in --out, bit for bit; needs no other flags");
   add_integer(app, "--eval-every", o.eval_every, 0, max_count, "steps between evaluations (0: a tenth of the run)");
-  add_integer(app, "--eval-samples", o.eval_samples, 0, max_count, "first test sequences for the loss (0: all)");
+  const auto set_samples = [&o](const std::string& text) {
+    o.eval_samples = read_integer("--eval-samples", text, 0, max_count);
+    if (o.eval_rule == "spread_then_all") o.eval_rule = "spread";
+  };
+  app.add_option_function<std::string>("--eval-samples", set_samples,
+                                       "test sequences for the loss, evenly spread (0: all). Without this flag the "
+                                       "last evaluation is over all")
+      ->type_name("INT")
+      ->default_str(std::to_string(o.eval_samples));
   needs(app,
         add_integer(app, "--answer-samples", o.answer_samples, 0, max_count,
                     "test prompts to answer by generation (0: none)"),
@@ -136,6 +158,7 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
   app.add_flag("--tensorboard", o.tensorboard, "also write the metrics as event files, to tensorboard/ in --out");
   app.add_flag("--csv", o.csv, "also write them as metrics.csv");
   CLI::Option* plan = app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and parameters, and stop");
+  needs(app, app.add_flag("--time", o.time, "also run three steps, and say how long the run takes"), {{"--dry-run"}});
   CLI::Option* tape =
       app.add_flag("--dump-tape", o.dump_tape, "print the step, forward and backward, as a table, and stop")
           ->excludes(plan);
@@ -204,6 +227,13 @@ void add_world_flags(CLI::App& app, PlannedWorld& world) {
 
 }  // namespace
 
+ShortHelp training_help(const std::string& program) {
+  return {{"--data", "--out"},
+          {"--preset", "--init", "--steps", "--batch", "--seq", "--lr", "--layers", "--width", "--resume", "--dry-run"},
+          {program + " --data text:my.txt --out runs/mine",
+           program + " --resume --out runs/mine --steps 20000    # continue, and longer"}};
+}
+
 void add_train_flags(CLI::App& app, TrainOptions& o) {
   add_data_flags(app, o);
   add_size_flags(app, o);
@@ -246,12 +276,23 @@ void add_architecture_flags(CLI::App& app, TrainOptions& o) {
   }
 }
 
+OpenChoices open_choices(const CLI::App& app, const TrainOptions& o, bool known) {
+  if (known || !o.preset.empty() || !o.init.empty() || !parse_data_spec(o.data.spec).files()) return {};
+  const auto open = [&](const char* flag) { return app.count(flag) == 0; };
+  return {open("--seq"), open("--steps"), open("--lr"), open("--warmup")};
+}
+
 std::vector<std::string> given_flags(const CLI::App& app, const std::string& group) {
   std::vector<std::string> given;
   for (const CLI::Option* option : app.get_options())
     if (option->count() > 0 && option->get_group() == group && option->get_name() != "--init")
       given.push_back(option->get_name());
   return given;
+}
+
+int64_t sequences_tested(const TrainOptions& o, int64_t size, bool last) {
+  const bool all = o.eval_samples == 0 || (last && o.eval_rule == "spread_then_all");
+  return all ? size : std::min(o.eval_samples, size);
 }
 
 Dtype storage_type(const TrainOptions& o) { return o.dtype == "bf16" ? Dtype::bf16 : Dtype::f32; }

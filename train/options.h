@@ -24,6 +24,8 @@ class App;
 
 namespace crossply {
 
+struct ShortHelp;  // cli/flags.h
+
 // What --init's directory gives a run, read once at its start.
 struct InitialModel {
   Config config;
@@ -39,6 +41,11 @@ struct PlannedWorld {
   double nvlink = 0, net = 0;  // GB/s that a rank sends, inside its node and to other nodes
   double rate = 0;             // tokens/s that one rank alone attains
   bool operator==(const PlannedWorld&) const = default;
+};
+
+// Settings that the size of data in files decides: those whose flags were not given, in a new run without a preset.
+struct OpenChoices {
+  bool seq = false, steps = false, lr = false, warmup = false;
 };
 
 struct TrainOptions {
@@ -80,10 +87,11 @@ struct TrainOptions {
   int64_t check_replicas = 1000;        // steps between comparisons of the ranks' weights; 0: never
   bool log_ranks = false;               // print what other ranks than the first say
   std::shared_ptr<Job> job = one_rank_job();
-  int64_t eval_every = 0;        // 0: a tenth of the run
-  int64_t eval_samples = 512;    // for the loss; 0: all
-  int64_t answer_samples = 256;  // for a task's accuracy
-  int64_t save_every = 0;        // 0: a tenth of the run
+  int64_t eval_every = 0;                     // 0: a tenth of the run
+  int64_t eval_samples = 512;                 // for the loss; 0: all
+  std::string eval_rule = "spread_then_all";  // which sequences these are: sequences_tested()
+  int64_t answer_samples = 256;               // for a task's accuracy
+  int64_t save_every = 0;                     // 0: a tenth of the run
   int64_t keep = 2;
   bool tensorboard = false, csv = false;  // write event files, metrics.csv
   PlannedWorld world;
@@ -91,6 +99,10 @@ struct TrainOptions {
   bool resume = false, other_gpu = false, dry_run = false, dump_tape = false, profile = false;
   std::vector<std::string> dump_tensors;                    // names; not empty: one step, and no training
   bool plans_only() const { return dry_run || dump_tape; }  // prints, allocates nothing
+
+  OpenChoices open;    // until open_inputs() has chosen
+  std::string chosen;  // which it chose, in words; "": none
+  bool time = false;   // --dry-run: also a few steps
 
   std::string label;       // in front of the lines that the run prints
   int64_t runs_after = 0;  // like this one, for the time left
@@ -102,16 +114,26 @@ inline const std::vector<std::string> reductions = {"token", "element"};
 // --kd-tau: beyond, the KL divergence is lost in rounding, or TAU^2 KL beside the cross entropy.
 constexpr double min_tau = 0.01, max_tau = 100;
 inline const std::vector<std::string> sums = {"running", "tree", "library"};
+// Which test sequences a loss is of. spread: --eval-samples of them, evenly spread over the test set. spread_then_all:
+// the same, and all of them after the last step, unless the flag is given. first: the first so many of the test set,
+// also after the last step; runs that were begun before this setting existed keep this rule.
+inline const std::vector<std::string> eval_rules = {"spread_then_all", "spread", "first"};
+// How many sequences of a test set of `size` an evaluation is over; last: it is that of the last step.
+int64_t sequences_tested(const TrainOptions& options, int64_t size, bool last);
 // What --dtype names.
 Dtype storage_type(const TrainOptions& options);
 // How many prompts an evaluation answers at a time, at most.
 inline int64_t answer_rows(const TrainOptions& options) { return std::max<int64_t>(options.batch, 16); }
 
+// What --help of a trainer shows first. program: for the examples.
+ShortHelp training_help(const std::string& program);
 // Flags of the run and of the model's sizes; of config.arch's connection, one per option. `options` holds the defaults.
 void add_train_flags(CLI::App& app, TrainOptions& options);
 void add_architecture_flags(CLI::App& app, TrainOptions& options);
 // The defaults of the backbone gpt2, before its flags are added.
 void use_gpt2(Config& config);
+// Which settings the data is to decide, by the flags that were given. known: the run or a preset has decided them.
+OpenChoices open_choices(const CLI::App& app, const TrainOptions& options, bool known);
 // Which flags of a group of --help were given, without --init.
 std::vector<std::string> given_flags(const CLI::App& app, const std::string& group);
 

@@ -5,11 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <numeric>
 
 #include "cli/format.h"
+#include "engine/memory.h"
 #include "engine/printable.h"
 #include "eval/answers.h"
 #include "kernels/block/cross_entropy.h"
@@ -217,6 +219,21 @@ void refuse_too_large(const TrainOptions& options, const Device& device) {
        "). Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
 }
 
+double seconds_of_run(const TrainOptions& options, const Dataset& data) {
+  if (data.train == nullptr) fail(Exit::usage, "--time needs --data: ", data_specs);
+  const bool cpu = backend_of(options.device) != Backend::cuda;
+  if (cpu && plan_training(options).planned_memory > static_cast<double>(available_memory())) return NAN;
+  data.train->check_when_read(options.config.vocab_size);
+  Trainer trainer(options, *data.train);
+  constexpr int64_t steps = 3;
+  trainer.step();  // takes memory for the first time, and does not count
+  const double first = trainer.seconds;
+  while (trainer.steps_done() < std::min(steps, options.steps)) trainer.step();
+  const int64_t counted = trainer.steps_done() - 1;
+  return (counted > 0 ? (trainer.seconds - first) / static_cast<double>(counted) : first) *
+         static_cast<double>(options.steps);
+}
+
 void print_plan(const TrainOptions& options, const Dataset& data) {
   const bool world = options.world.ranks > 0;
   if (world) check_ranks(options, options.world.ranks);
@@ -240,6 +257,12 @@ void print_plan(const TrainOptions& options, const Dataset& data) {
                 plan.training_flops_per_token - 3 * plan.forward_flops_per_token);
   if (world) std::printf("%s", describe_world(options, plan).c_str());
   else print_memory(options, plan);
+  if (!options.time) return;
+  const double seconds = seconds_of_run(options, data);
+  std::printf("time: %s\n", std::isnan(seconds) ? "not measured, the run needs more memory than is free"
+                                                : (format_seconds(seconds) + " for the steps, by three of them; "
+                                                                             "evaluations and checkpoints come on top")
+                                                      .c_str());
 }
 
 }  // namespace crossply

@@ -35,6 +35,8 @@ TrainResult plan_training(const TrainOptions& options);
 void refuse_idle_router_lr(const std::vector<TrainOptions>& runs, const std::string& what);
 // Throws Exit::device, with the sizes, where a GPU has less memory in all than the run takes without cuda_itself.
 void refuse_too_large(const TrainOptions& options, const Device& device);
+// How long the steps of a run take, by three of them; NaN where it needs more memory than there is.
+double seconds_of_run(const TrainOptions& options, const Dataset& data);
 // --dry-run: the same in words, by part. --dump-tape: the tape. data: none where the sizes alone were enough.
 void print_plan(const TrainOptions& options, const Dataset& data);
 

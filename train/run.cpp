@@ -9,6 +9,7 @@
 #include "cli/format.h"
 #include "cli/program.h"
 #include "cli/stop.h"
+#include "data/arith.h"
 #include "engine/file.h"
 #include "engine/leftovers.h"
 #include "engine/printable.h"
@@ -216,13 +217,16 @@ void Run::note_straggler() {
 
 void Run::evaluate() {
   o_.job->enter(Stage::evaluate, trainer_.steps_done());
-  const double loss = trainer_.evaluate(*data_.test, o_.eval_samples);
+  const int64_t size = data_.test->size(), tested = sequences_tested(o_, size, trainer_.steps_done() == o_.steps);
+  if (o_.eval_samples > 0 && tested / 8 > o_.eval_samples)
+    progress_.say(str("the last evaluation is over all ", format_count(size), " test sequences (--eval-samples)"));
+  const SpreadSamples spread(*data_.test, tested);
+  const Source& set = o_.eval_rule == "first" ? *data_.test : static_cast<const Source&>(spread);
+  const double loss = trainer_.evaluate(set, tested);
   scores_ = {{"test_loss", loss}};
-  const int64_t size = data_.test->size();
   std::string text = str("step ", trainer_.steps_done(), ": test loss ", format_number("%.4f", loss));
-  if (o_.eval_samples == 0) text += " (all " + format_count(size) + " sequences)";
-  else if (o_.eval_samples < size)
-    text += " (" + format_count(o_.eval_samples) + " of " + format_count(size) + " sequences)";
+  if (tested < size) text += " (" + format_count(tested) + " of " + format_count(size) + " sequences)";
+  else if (o_.eval_samples < size) text += " (all " + format_count(size) + " sequences)";
   if (data_.test->task() != nullptr && o_.answer_samples > 0) {
     trainer_.gather_values();
     const Answers answers = answer_task(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test,
@@ -253,6 +257,8 @@ void Run::write_metrics() {
   if (trainer_.teacher() != nullptr) line["ce"] = step.ce;  // what the test loss is of the test set; loss has KL in it
   if (const double rate = tokens_per_second(tokens, step.seconds); rate > 0) line["tokens_per_s"] = rate;
   for (const auto& [name, score] : scores_) line[name] = score;
+  if (!scores_.empty())
+    line["test_sequences"] = sequences_tested(o_, data_.test->size(), trainer_.steps_done() == o_.steps);
   scores_.clear();
   if (const Tally& t = trainer_.tally; times_waiting()) {
     line["waiting_s"] = trainer_.waited;
@@ -292,10 +298,41 @@ Exit Run::finish() {
   }
   std::printf("%s", trainer_.profile().c_str());
   if (o_.profile) std::printf("peak of resident memory: %s\n", format_bytes(peak_memory()).c_str());
+  if (done == o_.steps && metrics_ && !o_.program.empty()) conclude();
   return done < o_.steps ? Exit::stopped : lacks_figure_ ? Exit::io : Exit::done;
 }
 
-TrainResult train_run(TrainOptions options) {
+void Run::conclude() const {
+  const RunCurves& c = curves();
+  const std::string out = printable(o_.out);
+  const int64_t done = trainer_.steps_done(), size = data_.test->size(), tested = sequences_tested(o_, size, true);
+  std::string losses = format_number("training %.4f", final_loss(c));
+  if (!c.test_loss.empty()) losses += format_number(", test %.4f", c.test_loss.back());
+  losses += tested == size ? " (all " + format_count(size) + " test sequences)"
+                           : " (" + format_count(tested) + " of " + format_count(size) + " test sequences)";
+  const auto rate = static_cast<int64_t>(tokens_per_second(done * trainer_.tokens_per_step(), trainer_.seconds));
+  const bool text = data_.test->task() == nullptr && (data_.tokenizer.is_bytes() || data_.tokenizer.is_bpe());
+  std::printf("\nmodel:    %s\nfigure:   %s/curve.svg\nlosses:   %s\n", printable(step_dir(o_.out, done)).c_str(),
+              out.c_str(), losses.c_str());
+  std::printf("time:     %s of training, %s tokens/s\n", format_seconds(trainer_.seconds).c_str(),
+              format_count(rate).c_str());
+  std::printf("next:     %s\n          %s --model %s --data %s\n",
+              generate_command(o_.program, o_.out, o_.data.spec, text).c_str(),
+              shell_command(o_.program, "evaluate").c_str(), shell_word(o_.out).c_str(),
+              shell_word(o_.data.spec).c_str());
+}
+
+std::string generate_command(const std::string& program, const std::string& model, const std::string& data, bool text) {
+  const auto arith = parse_arith(data);
+  const bool integers = arith && arith->numbers == arith::Numbers::integers;  // 5 / 6 is none
+  const char* prompt = integers ? "\"( 3 + 4 ) * 2 - 6 / 3 =\""
+                       : arith  ? "\"( 3 + 4 ) * 2 - 5 / 6 =\""
+                       : text   ? "\"Once upon a time\""
+                                : "...";
+  return shell_command(program, "generate") + " --model " + shell_word(model) + " --prompt " + prompt;
+}
+
+TrainResult train_run(TrainOptions options, const std::function<void(const RunCurves&)>& evaluated) {
   check_run_dir(options);
   const Dataset data = open_inputs(options);
   if (!options.data_digest.empty() && digest_of_files(options, data) != options.data_digest)
@@ -308,6 +345,7 @@ TrainResult train_run(TrainOptions options) {
     run.show_progress();
     if (run.time_to_evaluate()) run.evaluate();
     run.write_metrics();
+    if (evaluated && run.time_to_evaluate()) evaluated(run.curves());
     if (run.time_to_save()) run.save();
   }
   const Exit code = run.finish();
@@ -339,18 +377,22 @@ int train_program(int argc, char** argv, const std::string& arch,
     if (!preset.empty() && preset != options.preset) apply_preset(preset, options);
     add_train_flags(app, options);
     add_architecture_flags(app, options);
+    set_short_help(app, training_help("train_" + arch));
   };
   return run_program(app, argc, argv, flags, [&] {
     options.program = argv[0];
     options.given_sizes = given_flags(app, "Model");
     options.given_options = given_flags(app, arch);
+    options.open = open_choices(app, options, options.resume && !read_run_settings(options.out).is_null());
     if (!is_training(options) && !place_from_environment().leads()) return Exit::done;  // one process is enough
     if (place_from_environment().leads()) std::fputs(notes_on_train_flags(app, options.config).c_str(), stderr);
     try {
       if (is_training(options)) become_rank(options);
-      if (const std::string warning = warmup_warning(options); !warning.empty()) std::printf("%s\n", warning.c_str());
       if (!options.plans_only()) check_run_dir(options);
       const Dataset data = open_inputs(options);
+      if (options.job->place.leads())
+        for (const std::string& line : {options.chosen, warmup_warning(options), epochs_warning(options, data)})
+          if (!line.empty()) std::printf("%s\n", line.c_str());
       note_single_process(app, options);
       if (app.count("--router-lr") > 0) refuse_idle_router_lr({options}, arch);
       if (options.plans_only()) print_plan(options, data);

@@ -44,16 +44,20 @@ class Run {
   void evaluate();
   // The step's line of metrics.jsonl, and of what else is asked for.
   void write_metrics();
+  // So far; of the rank that writes metrics.
+  const RunCurves& curves() const { return metrics_->curves(); }
   bool time_to_save() const { return is_due(save_every_); }
   // A checkpoint, of which the newest --keep stay, and the curves so far as a picture.
   void save();
-  // Saves where a signal ended the run between two checkpoints, and says what is left to say. Returns Exit::done,
+  // Saves where a signal ended the run between two checkpoints, and says what is left to say: of a run that is done
+  // where everything is, the last losses, and what to do next. Returns Exit::done,
   // Exit::stopped, or Exit::io for a run that is done and saved but could not write its figure.
   Exit finish();
 
  private:
   void begin();
   void draw();
+  void conclude() const;
   void note_straggler();
   // On a GPU the host waits once a step, for loss and norm.
   bool times_waiting() const { return !o_.job->place.alone() && backend_of(o_.device) != Backend::cuda; }
@@ -77,8 +81,11 @@ class Run {
 };
 
 // A whole run in this process, by the loop of the trainers, for a program of several runs. The options are those of a
-// trainer, its flags read; throws as a trainer ends.
-TrainResult train_run(TrainOptions options);
+// trainer, its flags read; throws as a trainer ends. evaluated: called after each evaluation.
+TrainResult train_run(TrainOptions options, const std::function<void(const RunCurves&)>& evaluated = {});
+// The command that continues a prompt with a model, beside `program`. data: what it was trained on, as in --data; text:
+// whether the model reads any text.
+std::string generate_command(const std::string& program, const std::string& model, const std::string& data, bool text);
 
 // Draws curve.svg of a run that is done, where --out has no such file but metrics. Returns the text of an Exit::io
 // error, "" if there is none.

@@ -58,6 +58,7 @@ void each_free(Options& o, Visit&& visit) {
   visit("plan", o.plan);
   visit("eval_every", o.eval_every);
   visit("eval_samples", o.eval_samples);
+  visit("eval_rule", o.eval_rule, eval_rules);
   visit("answer_samples", o.answer_samples);
   visit("save_every", o.save_every);
   visit("keep", o.keep, 1);
@@ -120,6 +121,7 @@ void take_settings(const json& settings, const std::string& path, TrainOptions& 
   if (!settings.is_object() || !settings.contains("config")) fail(Exit::bad_data, path, ": \"config\" is missing");
   json now = settings;
   for (const auto& [key, value] : now.items()) value = renewed(key, value);
+  if (!now.contains("eval_rule")) now["eval_rule"] = "first";  // older runs had no other
   each_kept(o, TakeSetting{now, path});
   each_free(o, TakeSetting{now, path});
   o.config = parse_config(settings["config"], path + ": config");

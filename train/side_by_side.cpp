@@ -55,13 +55,14 @@ void record_end(ComparedRun& run, RunState state, Exit code, const std::string& 
 }
 
 // A run that fails ends itself, not the comparison; but flags that are wrong for one are wrong for all.
-void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_after) {
+void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_after,
+                     const std::function<void(const RunCurves&)>& evaluated = {}) {
   run.error.clear();
   TrainOptions options = run.options;
   options.label = label;
   options.runs_after = runs_after;
   try {
-    run.result = train_run(std::move(options));
+    run.result = train_run(std::move(options), evaluated);
     run.state = run.result.code == Exit::stopped ? RunState::stopped : RunState::done;
   } catch (const std::exception& error) {
     const Error known = error_of(error, training_memory_remedy);
@@ -106,6 +107,8 @@ class RunProcess {
   void take_result(ComparedRun& run, const std::string& out);
   // Steps that its metrics have so far.
   int64_t steps();
+  // Whether it has been evaluated since the last such call, as often as these options say.
+  bool evaluated(const TrainOptions& options);
 
  private:
   size_t place_;
@@ -113,7 +116,7 @@ class RunProcess {
   Pipe lines_, reply_;
   pid_t pid_ = -1;
   std::streamoff counted_ = 0;
-  int64_t steps_ = 0;
+  int64_t steps_ = 0, evaluations_ = 0;
 };
 
 std::string request_for(const ComparedRun& run, const std::string& label) {
@@ -188,6 +191,12 @@ int64_t RunProcess::steps() {
   in.seekg(counted_);
   for (std::string text; std::getline(in, text) && !in.eof();) ++steps_, counted_ = in.tellg();
   return steps_;
+}
+
+bool RunProcess::evaluated(const TrainOptions& o) {
+  const int64_t before = evaluations_;
+  evaluations_ = steps() / (o.eval_every > 0 ? o.eval_every : std::max<int64_t>(1, o.steps / 10));
+  return evaluations_ > before;
 }
 
 // --- several at a time -------------------------------------------------------------------------------------------
@@ -284,6 +293,18 @@ double seconds_of_step(const TrainOptions& options, const Source& data, int thre
   return since(start) / static_cast<double>(steps);
 }
 
+// compare.svg, with the curves so far of those that were evaluated since the last call.
+void draw_evaluated(Comparison& comparison, std::vector<RunProcess>& processes) {
+  bool any = false;
+  for (RunProcess& process : processes) {
+    ComparedRun& run = comparison.runs[process.place()];
+    if (!process.evaluated(run.options)) continue;
+    any = true;
+    io_error_of([&] { run.result.curves = read_curves(run.options.out + "/metrics.jsonl"); });
+  }
+  if (any) draw_comparison(comparison);
+}
+
 // How many of the largest runs have room in the available memory at a time, one at least.
 int64_t runs_that_fit(const Comparison& comparison) {
   double memory = 1;
@@ -329,7 +350,11 @@ void train_one_by_one(Comparison& comparison, const std::function<void()>& after
     const std::string label = label_of(comparison, run, ++number);
     const int64_t runs_after = runs_left(comparison) - 1;
     run.tried = true;
-    train_or_record(run, label, runs_after);
+    run.state = RunState::running;
+    train_or_record(run, label, runs_after, [&](const RunCurves& curves) {
+      run.result.curves = curves;
+      draw_comparison(comparison);  // what it cannot write, after_each says
+    });
     after_each();
     if (run.state == RunState::stopped || stop_requested()) return;
   }
@@ -367,6 +392,7 @@ void train_side_by_side(Comparison& comparison, int64_t jobs, const std::functio
       overview.clear();
       after_each();
     }
+    draw_evaluated(comparison, processes);
     overview.show(processes);
   }
   overview.clear();

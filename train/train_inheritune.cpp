@@ -391,7 +391,7 @@ void add_recipe_flags(CLI::App& app, Recipe& r) {
 
 // The trainers' flags that have no meaning here: hidden, and refused when given.
 std::vector<std::string> hide_flags(CLI::App& app) {
-  std::vector<std::string> hidden = {"--dump-tape", "--dump-tensors", "--world", "--node-gpus",
+  std::vector<std::string> hidden = {"--dump-tape", "--dump-tensors", "--world", "--node-gpus", "--time",
                                      "--gpu",       "--nvlink",       "--net",   "--rank-rate"};
   hidden.insert(hidden.end(), std::begin(flags_of_ranks), std::end(flags_of_ranks));
   for (const CLI::Option* option : app.get_options())
@@ -415,9 +415,14 @@ int main(int argc, char** argv) {
     refused = hide_flags(app);
     app.get_option("--steps")->description("optimizer steps of each round");
     app.get_option("--eval-samples")
-        ->description("first test sequences for the curves (default: all, as for what decides)");
+        ->description("test sequences for the curves, evenly spread (default: all, as for what decides)");
     app.get_option("--eval-samples")->default_str("");
     app.get_option("--out")->description("directory: inheritune.md, .json, .svg, a run directory per round");
+    set_short_help(app, {{"--reference", "--data", "--out"},
+                         {"--start", "--grow", "--rounds", "--tolerance", "--preset", "--steps", "--batch", "--lr",
+                          "--resume", "--dry-run"},
+                         {"train_inheritune --reference runs/large --data text:my.txt --out runs/small",
+                          "train_inheritune --resume --out runs/small"}});
     app.get_option("--resume")->description("continue the rounds in --out, bit for bit; needs no other flags");
   };
   return run_program(app, argc, argv, flags, [&] {
@@ -426,6 +431,8 @@ int main(int argc, char** argv) {
         fail(Exit::usage, name,
              " is for the trainers; here models are made of the --reference's blocks, in one process");
     std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
+    o.train.open.seq =
+        open_choices(app, o.train, !o.train.preset.empty()).seq;  // as the reference's, of the same files
     if (!place_from_environment().alone())
       fail(Exit::usage, "train_inheritune trains in one process; start it without mpirun, torchrun or srun");
     return run(o, app, argv[0]);

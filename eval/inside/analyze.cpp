@@ -200,7 +200,9 @@ int main(int argc, char** argv) {
   auto flags = [&] {
     app.add_option("--model", o.models, "model or run directories, to be compared")->type_name("DIR...")->required();
     add_text(app, "--data", o.data.spec, "SOURCE", data_specs)->required();
-    app.add_option("--what", asked.what, what_help(analyses))->type_name("NAME...");
+    app.add_option("--what", asked.what,
+                   "analyses, or all, which also writes report.html (--help-all lists them)\n" + what_help(analyses))
+        ->type_name("NAME...");
     app.add_option("--dump", asked.dump,
                    "write these values to DIR/values.safetensors; * is any part: hidden.* attention.3")
         ->type_name("VALUE...");
@@ -216,6 +218,10 @@ int main(int argc, char** argv) {
              "validation shards, which are then the test set (default: those of the training run)");
     add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");
     for (const auto& analysis : analyses) analysis->add_flags(app);
+    set_short_help(app, {{"--model", "--data"},
+                         {"--what", "--out", "--sequences", "--length", "--split", "--seed", "--device"},
+                         {"analyze --model runs/mine --data text:my.txt",
+                          "analyze --model runs/a runs/b --data text:my.txt --what all --out report"}});
   };
   return run_program(app, argc, argv, flags, [&] { return run(analyses, asked); });
 }
