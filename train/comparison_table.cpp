@@ -6,6 +6,7 @@
 
 #include "cli/curve.h"
 #include "cli/format.h"
+#include "cli/svg.h"
 #include "data/source.h"
 #include "engine/device.h"
 #include "engine/file.h"
@@ -340,6 +341,15 @@ Curve mean_curve(const View& view, const Arm& arm, std::vector<double> RunCurves
   return mean;
 }
 
+// "arith:4: llama, lime; seed 42": the task and the models, or how many, where their names are too long.
+std::string figure_title(const View& view) {
+  std::string names;
+  for (const Arm& arm : view.arms) names += (names.empty() ? "" : ", ") + arm.name;
+  if (names.size() > 40) names = str(view.arms.size(), " architectures");
+  return str(short_name(view.comparison.data), ": ", names, view.seeds.size() > 1 ? "; seeds " : "; seed ",
+             list_of_seeds(view));
+}
+
 // Of one seed the training loss with the test loss as marks. Of several, the test loss, which is judged, has a plot of
 // its own for its bands; those of the training loss would be of the batches' noise.
 void draw(const View& view) {
@@ -363,7 +373,9 @@ void draw(const View& view) {
   const auto has_points = [](const Curve& curve) { return !curve.x.empty(); };
   if (std::any_of(right.curves.begin(), right.curves.end(), has_points)) panels.push_back(right);
   const Comparison& comparison = view.comparison;
-  write_curve_svg(comparison.out + "/compare.svg", "loss on " + short_name(comparison.data), "step", panels);
+  const std::string picture = curve_svg(figure_title(view), "step", panels);
+  write_file_atomically(comparison.out + "/compare.svg", picture);
+  write_file_atomically(comparison.out + "/compare-dark.svg", svg::dark(picture));
 }
 
 }  // namespace
