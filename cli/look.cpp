@@ -10,7 +10,7 @@ namespace {
 constexpr const char* colours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"};
 // Neighbours also differ in dash and mark, for print.
 constexpr const char* dashes[] = {"", "7 3", "2 2", "9 3 2 3"};
-static_assert(std::size(colours) * std::size(dashes) == looks);
+static_assert(std::size(colours) * std::size(dashes) == number_of_looks);
 
 // A place is a look. Those that are often in one figure stand near each other. A new architecture goes to the end.
 constexpr const char* known[] = {"llama",     "lime",      "hyper",         "resformer",   "denseformer",
@@ -30,7 +30,7 @@ const char* dash_of_look(size_t look) { return dashes[look % std::size(dashes)];
 size_t mark_of_look(size_t look) { return look % std::size(dashes); }
 
 int same_colour(int look, int n) {
-  return static_cast<int>((static_cast<size_t>(look) + static_cast<size_t>(n) * std::size(colours)) % looks);
+  return static_cast<int>((static_cast<size_t>(look) + static_cast<size_t>(n) * std::size(colours)) % number_of_looks);
 }
 
 int look_of_architecture(const std::string& arch) {
@@ -40,7 +40,7 @@ int look_of_architecture(const std::string& arch) {
 
 std::vector<int> looks_of(const std::vector<std::string>& names) {
   std::vector<int> out(names.size(), -1);
-  std::vector<bool> taken(looks, false);
+  std::vector<bool> taken(number_of_looks, false);
   const auto take = [&](size_t i, size_t look) {
     if (out[i] < 0 && !taken[look]) out[i] = static_cast<int>(look), taken[look] = true;
   };
@@ -51,8 +51,8 @@ std::vector<int> looks_of(const std::vector<std::string>& names) {
       for (size_t dash = 0; dash < std::size(dashes); ++dash)
         take(i, static_cast<size_t>(same_colour(look, static_cast<int>(dash))));
   for (size_t i = 0; i < names.size(); ++i) {
-    for (size_t look = 0; look < looks; ++look) take(i, look);
-    if (out[i] < 0) out[i] = static_cast<int>(i % looks);
+    for (size_t look = 0; look < number_of_looks; ++look) take(i, look);
+    if (out[i] < 0) out[i] = static_cast<int>(i % number_of_looks);
   }
   return out;
 }

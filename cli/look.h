@@ -8,7 +8,7 @@
 namespace crossply {
 
 // Seven colours and four dashes have no common factor, so 28 looks differ.
-constexpr size_t looks = 28;
+constexpr size_t number_of_looks = 28;
 
 const char* colour_of_look(size_t look);
 const char* dash_of_look(size_t look);  // of stroke-dasharray; "" is a solid line

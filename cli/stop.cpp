@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <initializer_list>
 
@@ -51,8 +52,7 @@ bool stop_requested() { return requested != 0; }
 
 void exit_on_stop(const std::string& line) {
   const int other = 1 - which_words;
-  std::strncpy(last_words[other], (line.substr(0, sizeof last_words[other] - 2) + "\n").c_str(),
-               sizeof last_words[other] - 1);
+  std::snprintf(last_words[other], sizeof last_words[other], "%s\n", line.c_str());
   which_words = other;
   on_stop(exit_or_wait);
 }

@@ -341,11 +341,11 @@ Curve mean_curve(const View& view, const Arm& arm, std::vector<double> RunCurves
   return mean;
 }
 
-// "arith:4: llama, lime; seed 42": the task and the models, or how many, where their names are too long.
-std::string figure_title(const View& view) {
+// "arith:4: llama, lime; seed 42": the task and the models that are drawn, or how many, where the names are too long.
+std::string figure_title(const View& view, const std::vector<std::string>& drawn) {
   std::string names;
-  for (const Arm& arm : view.arms) names += (names.empty() ? "" : ", ") + arm.name;
-  if (names.size() > 40) names = str(view.arms.size(), " architectures");
+  for (const std::string& name : drawn) names += (names.empty() ? "" : ", ") + name;
+  if (names.size() > 40) names = str(drawn.size(), " architectures");
   return str(short_name(view.comparison.data), ": ", names, view.seeds.size() > 1 ? "; seeds " : "; seed ",
              list_of_seeds(view));
 }
@@ -357,10 +357,12 @@ void draw(const View& view) {
   const std::string bands = several ? std::string(", ") + about_bands : "";
   Panel test{"test loss" + bands, "", {}}, right{"correct answers to test prompts" + bands, "", {}, true};
   Panel train{several ? "training loss, mean over the seeds" : "training loss", "test loss", {}};
+  std::vector<std::string> drawn;
   for (const Arm& arm : view.arms) {
     const bool begun = std::any_of(arm.seeds.begin(), arm.seeds.end(),
                                    [&](size_t i) { return view.comparison.runs[i].state != RunState::waiting; });
     if (!begun) continue;
+    drawn.push_back(arm.name);
     Curve loss = mean_curve(view, arm, &RunCurves::step, &RunCurves::loss);
     test.curves.push_back(mean_curve(view, arm, &RunCurves::test_step, &RunCurves::test_loss));
     right.curves.push_back(mean_curve(view, arm, &RunCurves::answer_step, &RunCurves::answers));
@@ -373,7 +375,7 @@ void draw(const View& view) {
   const auto has_points = [](const Curve& curve) { return !curve.x.empty(); };
   if (std::any_of(right.curves.begin(), right.curves.end(), has_points)) panels.push_back(right);
   const Comparison& comparison = view.comparison;
-  const std::string picture = curve_svg(figure_title(view), "step", panels);
+  const std::string picture = curve_svg(figure_title(view, drawn), "step", panels);
   write_file_atomically(comparison.out + "/compare.svg", picture);
   write_file_atomically(comparison.out + "/compare-dark.svg", svg::dark(picture));
 }

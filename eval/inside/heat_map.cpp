@@ -236,9 +236,12 @@ struct Axes {
 std::string cell_title(const HeatMap& map, const Axes& axes, size_t r, size_t c) {
   char number[32];
   std::snprintf(number, sizeof number, "%.4g", map.rows[r][c]);
-  const std::string row = axes.row + " " + name_of(map.row_names, map.first_row, r);
-  const std::string column = axes.column + " " + name_of(map.column_names, map.first_column, c);
-  return "<title>" + escaped(row, 60) + "; " + escaped(column, 60) + ": " + with_true_minus(number) + "</title>";
+  const auto place = [](const std::string& axis, const std::string& name) {
+    return escaped(axis, 40) + " " + escaped(name, longest_name);
+  };
+  return "<title>" + place(axes.row, name_of(map.row_names, map.first_row, r)) + "; " +
+         place(axes.column, name_of(map.column_names, map.first_column, c)) + ": " + with_true_minus(number) +
+         "</title>";
 }
 
 // Cells without numbers and with a title each, as long as a page stays of a size that browsers like.
