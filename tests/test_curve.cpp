@@ -416,7 +416,8 @@ TEST_CASE("curve: a reference is thin and grey without marks, and a panel may be
 TEST_CASE("curve: of one layer there is one tick, and what is 0 is not below it") {
   const std::string svg = svg_of({{"a", {0}, {0}}, {"b", {0}, {0}}});
   CHECK(count(svg, "text-anchor=\"middle\">") == 1);
-  for (const char* label : {">\u22121<", ">\u22121.0<", ">\u22120.5<"}) CHECK_MESSAGE(svg.find(label) == std::string::npos, label);
+  for (const char* label : {">\u22121<", ">\u22121.0<", ">\u22120.5<"})
+    CHECK_MESSAGE(svg.find(label) == std::string::npos, label);
 }
 
 TEST_CASE("curve: a look of its own stays, whoever stands beside the curve") {

@@ -416,7 +416,8 @@ std::string results_markdown(const Comparison& comparison) {
   std::string out = "# " + format_markdown(short_name(comparison.data)) + "\n\n" +
                     str(o.steps, " steps of ", o.batch * o.accumulate, " sequences of ", o.data.seq_len, " tokens, ",
                         seeds, view.rates.size() > 1 ? ", learning rates " + list_of_rates(view) : "",
-                        "; all settings: results.json.\n\n![loss](compare.svg)\n\n");
+                        "; all settings: results.json.\n\n![loss](compare.svg)\n\nAs PNG or PDF: `curves --out "
+                        "figure.pdf DIR`, of this directory.\n\n");
   std::vector<std::string> head = {"architecture",    "parameters", "FLOP/token", "tokens/s", "time",       "memory",
                                    "relative memory", "train loss", "test loss",  "answers",  "steps valid"};
   if (view.several) head.insert(head.end(), {"lr", "seeds"});
