@@ -70,7 +70,7 @@ std::string row_svg(const DotChart& chart, const Scale& scale, const DotRow& row
   const Spread spread = spread_of(row.values);
   const bool known = std::isfinite(row.half), tells = known && std::abs(spread.mean) > row.half;
   const std::string colour = !chart.difference ? blue : !tells ? grey : spread.mean < 0 ? blue : red;
-  std::string out = text(left - 10, y + 4, "text-anchor=\"end\" fill=\"#1f2933\"", row.label, 40);
+  std::string out = text(left - 10, y + 4, "text-anchor=\"end\" fill=\"#1f2933\"", row.label, 36);
   if (known)
     out += line(scale.at(spread.mean - row.half), y, scale.at(spread.mean + row.half), y,
                 "stroke=\"" + colour + "\" stroke-width=\"1.4\"");
