@@ -15,7 +15,7 @@ using namespace svg;
 
 namespace {
 
-constexpr double width = 920, left = 80, edge_margin = 24, title_height = 82, foot = 58;
+constexpr double width = 920, left = 80, indent = 24, title_height = 82, foot = 58;
 constexpr double only_panel = 340, panel_of_many = 300, between_panels = 76;
 constexpr double line_of_text = 19;
 constexpr size_t smooth_above = 200;                     // points; fewer are drawn as they are
@@ -416,8 +416,8 @@ std::string crosses(const std::vector<Curve>& curves, const Drawing& drawing, co
 std::string y_title(const std::string& caption) { return caption.substr(0, caption.find_first_of(",;:")); }
 
 std::string y_axis_title(const std::string& title, double middle, double height) {
-  const std::string turned = "text-anchor=\"middle\" transform=\"rotate(-90 " + px(edge_margin) + " " + px(middle) + ")\"";
-  return text(edge_margin, middle, turned + " font-size=\"13\"", title, static_cast<size_t>(height / 6.6));
+  const std::string turned = "text-anchor=\"middle\" transform=\"rotate(-90 " + px(indent) + " " + px(middle) + ")\"";
+  return text(indent, middle, turned + " font-size=\"13\"", title, static_cast<size_t>(height / 6.6));
 }
 
 std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, double bottom) {
@@ -439,7 +439,7 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
                               (has_marks ? "; marks: " + panel.marks : "") + (log_y ? "; logarithmic" : "");
   const std::string title = y_title(panel.caption);
   std::string out = axes(x, y, panel.shares) + y_axis_title(title, (top + bottom) / 2, bottom - top);
-  if (caption != title) out += text(edge_margin, top - 20, "font-size=\"13\"", caption);
+  if (caption != title) out += text(indent, top - 20, "font-size=\"13\"", caption);
   const std::string id = "plot" + std::to_string(number), corner = "x=\"" + px(x.from) + "\" y=\"" + px(top) + "\" ";
   const std::string size = "width=\"" + px(x.to - x.from + 3) + "\" height=\"" + px(bottom - top) + "\"";
   const bool cut = any_outside(drawing.means, y) || any_outside(drawing.pale, y) || any_outside(drawing.marked, y) ||
@@ -483,7 +483,7 @@ std::string curve_svg(const std::string& title, const std::string& x_label, cons
   const std::string middle = "text-anchor=\"middle\" font-size=\"13\"";
   const std::string heading = "font-size=\"18\" font-weight=\"600\" fill=\"#1f2933\"";
   const std::string elements =
-      text(edge_margin, 36, heading, title, longest_title) + plots + text((left + right) / 2, height - 16, middle, x_label);
+      text(indent, 36, heading, title, longest_title) + plots + text((left + right) / 2, height - 16, middle, x_label);
   return document(width, height, title, elements);
 }
 
