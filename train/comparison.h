@@ -121,8 +121,8 @@ std::string results_table(const Comparison& comparison, size_t width = 80);
 std::string results_markdown(const Comparison& comparison);
 // Everything, with all settings, for programs; the curves by the paths of the runs' metrics.jsonl.
 std::string results_json(const Comparison& comparison);
-// Writes results.json, results.md, compare.svg and, for dark pages, compare-dark.svg in the comparison's directory. Returns the text of the first
-// Exit::io error, such as that of a full disk; "" if all are written.
+// Writes results.json, results.md, compare.svg and compare-dark.svg (for dark pages) in the comparison's directory.
+// Returns the text of the first Exit::io error, such as that of a full disk; "" if all are written.
 std::string write_results(const Comparison& comparison);
 
 // A run as results.json has it, and back: what only the run could say. path: where it stood, for errors.
