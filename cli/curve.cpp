@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "cli/look.h"
 #include "cli/svg.h"
 #include "engine/file.h"
 
@@ -14,7 +15,7 @@ using namespace svg;
 
 namespace {
 
-constexpr double width = 920, left = 64, title_height = 82, foot = 58;
+constexpr double width = 920, left = 80, indent = 24, title_height = 82, foot = 58;
 constexpr double only_panel = 340, panel_of_many = 300, between_panels = 76;
 constexpr double line_of_text = 19;
 constexpr size_t smooth_above = 200;                     // points; fewer are drawn as they are
@@ -23,19 +24,12 @@ constexpr size_t pale_below = 5;                         // curves; of more, onl
 constexpr double max_points = 3500;                      // of a panel, at about 12 bytes each
 constexpr size_t longest_name = 32, longest_title = 84;  // characters, by the room there is
 
-// The colours of Okabe and Ito, which remain distinct for colour-blind readers, but for the yellow, too pale on white.
-// Neighbours also differ in dash and mark, for print; 7 and 4 have no common factor, so that 28 looks differ.
-constexpr const char* colours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"};
-constexpr const char* dashes[] = {"", "7 3", "2 2", "9 3 2 3"};
-
-const char* colour_of(size_t i) { return colours[i % std::size(colours)]; }
-
 constexpr const char* grey = "#616e7c";  // of references
 
 // The look of curve i.
 std::string stroke(size_t i, const std::string& stroke_width) {
-  const std::string dash = dashes[i % std::size(dashes)];
-  return "stroke=\"" + std::string(colour_of(i)) + "\" stroke-width=\"" + stroke_width + "\"" +
+  const std::string dash = dash_of_look(i);
+  return "stroke=\"" + std::string(colour_of_look(i)) + "\" stroke-width=\"" + stroke_width + "\"" +
          (dash.empty() ? "" : " stroke-dasharray=\"" + dash + "\"");
 }
 
@@ -63,11 +57,11 @@ std::string label_of(double v, double size, double step) {
     std::string label = text;
     if (const size_t plus = label.find("e+"); plus != std::string::npos)
       label.erase(plus + 1, label[plus + 2] == '0' ? 2 : 1);
-    return label;
+    return with_true_minus(label);
   }
   const double unit = size >= 1e6 ? 1e6 : size >= 1e4 ? 1e3 : 1;
   const int decimals = std::max(0, static_cast<int>(-std::floor(std::log10(step / unit) + 1e-9)));
-  return v == 0 ? "0" : fixed(v / unit, decimals) + (unit == 1e6 ? "M" : unit == 1e3 ? "k" : "");
+  return v == 0 ? "0" : shown(v / unit, decimals) + (unit == 1e6 ? "M" : unit == 1e3 ? "k" : "");
 }
 
 // About `count` ticks at 1, 2 or 5 times a power of ten.
@@ -193,9 +187,9 @@ std::string reference_stroke(const std::string& stroke_width) {
 
 // The mark of curve i: disc, square, triangle or diamond, as its dash.
 std::string mark(size_t i, double x, double y, bool hollow) {
-  const std::string colour = colour_of(i), at = px(x) + " " + px(y);
+  const std::string colour = colour_of_look(i), at = px(x) + " " + px(y);
   const std::string paint = hollow ? "fill=\"#ffffff\" stroke=\"" + colour + "\" " : "fill=\"" + colour + "\" ";
-  switch (i % std::size(dashes)) {
+  switch (mark_of_look(i)) {
     case 0: return "<circle r=\"3\" " + paint + "cx=\"" + px(x) + "\" cy=\"" + px(y) + "\"/>\n";
     case 1: return "<path " + paint + "d=\"M" + at + "m-2.7-2.7h5.4v5.4h-5.4z\"/>\n";
     case 2: return "<path " + paint + "d=\"M" + at + "m0-3.6l3.4 6h-6.8z\"/>\n";
@@ -227,8 +221,13 @@ std::string axes(const Axis& x, const Axis& y, bool shares) {
   return out + "<path stroke=\"#9aa3ad\" d=\"M" + px(x.from) + " " + px(y.from) + "H" + px(x.to) + "\"/>\n";
 }
 
-size_t look_of(const std::vector<Curve>& curves, size_t i) {
-  return curves[i].look < 0 ? i : static_cast<size_t>(curves[i].look);
+std::vector<int> looks_of_curves(const std::vector<Curve>& curves) {
+  std::vector<std::string> names;
+  for (const Curve& curve : curves) names.push_back(curve.reference ? "" : curve.name);
+  std::vector<int> out = looks_of(names);
+  for (size_t i = 0; i < curves.size(); ++i)
+    if (curves[i].look >= 0) out[i] = curves[i].look;
+  return out;
 }
 
 // The curves as they are drawn: pale in the background as they are, on top their means, and the marked points.
@@ -246,6 +245,7 @@ Drawing thin_out(const Panel& panel, const std::vector<Line>& raw, const std::ve
   Drawing out;
   out.crowded = raw.size() >= pale_below;
   const double lines = static_cast<double>(raw.size()) * (out.crowded ? 1 : 2);
+  const std::vector<int> own_looks = looks_of_curves(curves);
   const double column = std::max(1.0, lines * (x.to - x.from) / max_points);
   const auto window = [&](const Line& line) {
     return panel.smooth > 0 ? panel.smooth : line.size() > smooth_above ? line.size() / 50 : 1;
@@ -256,7 +256,7 @@ Drawing thin_out(const Panel& panel, const std::vector<Line>& raw, const std::ve
     const bool smooth = window(line) > 1, band = !curves[i].low.empty();
     out.smooth |= smooth;
     out.reference.push_back(curves[i].reference);
-    out.look.push_back(look_of(curves, i));
+    out.look.push_back(static_cast<size_t>(own_looks[i]));
     out.means.push_back(thinned(line));
     out.pale.push_back(smooth && !out.crowded && !band ? decimated(line, x, column) : Line());
     out.low.push_back(band ? thinned(drawable(curves[i], curves[i].x, curves[i].low, logs)) : Line());
@@ -317,7 +317,7 @@ std::string legend(const std::vector<Curve>& curves, const Drawing& drawing, con
   std::string out;
   for (size_t k = 0; k < order.size(); ++k) {
     const size_t i = order[k];
-    const std::string colour = curves[i].reference ? grey : colour_of(drawing.look[i]);
+    const std::string colour = curves[i].reference ? grey : colour_of_look(drawing.look[i]);
     const std::string thin = "<path fill=\"none\" stroke=\"" + colour + "\" stroke-opacity=\"0.6\" ";
     const std::string height = px(ends[i].y), name = px(x.to + 23) + " " + px(at[k]);
     if (ends[i].x < x.to - 4)  // it ends earlier than others
@@ -373,7 +373,7 @@ std::string draw_bands(const Drawing& drawing, const Axis& x, const Axis& y) {
     if (drawing.low[i].empty()) continue;
     Line outline = drawing.high[i];
     outline.insert(outline.end(), drawing.low[i].rbegin(), drawing.low[i].rend());
-    out += "<polygon fill=\"" + std::string(colour_of(drawing.look[i])) + "\" fill-opacity=\"0.18\" points=\"";
+    out += "<polygon fill=\"" + std::string(colour_of_look(drawing.look[i])) + "\" fill-opacity=\"0.18\" points=\"";
     for (const Point& p : outline) out += px(x.pixel(p.x)) + "," + px(y.pixel(p.y)) + " ";
     out += "\"/>\n";
   }
@@ -387,7 +387,7 @@ std::string draw_lines(const Drawing& drawing, const Axis& x, const Axis& y) {
   for (size_t i = 0; i < drawing.pale.size(); ++i)
     if (!drawing.pale[i].empty())
       out += polyline(drawing.pale[i], x, y,
-                      "stroke=\"" + std::string(colour_of(drawing.look[i])) + "\" stroke-opacity=\"0.3\"");
+                      "stroke=\"" + std::string(colour_of_look(drawing.look[i])) + "\" stroke-opacity=\"0.3\"");
   for (size_t i = 0; i < drawing.marked.size(); ++i)
     if (drawing.marked[i].size() > 1) out += polyline(drawing.marked[i], x, y, stroke(drawing.look[i], "1"));
   for (size_t i = 0; i < drawing.means.size(); ++i) {
@@ -406,10 +406,18 @@ std::string crosses(const std::vector<Curve>& curves, const Drawing& drawing, co
   for (size_t i = 0; i < curves.size(); ++i) {
     const Point end = end_of(drawing, i, x, y);
     if (!curves[i].broken_off || std::isnan(end.x)) continue;
-    out += "<path fill=\"none\" stroke=\"" + std::string(colour_of(drawing.look[i])) + "\" stroke-width=\"2\" d=\"M" +
-           px(end.x) + " " + px(end.y) + "m-4-4l8 8m0-8l-8 8\"/>\n";
+    out += "<path fill=\"none\" stroke=\"" + std::string(colour_of_look(drawing.look[i])) +
+           "\" stroke-width=\"2\" d=\"M" + px(end.x) + " " + px(end.y) + "m-4-4l8 8m0-8l-8 8\"/>\n";
   }
   return out;
+}
+
+// Of "test loss, mean over the seeds" the first part: what is drawn.
+std::string y_title(const std::string& caption) { return caption.substr(0, caption.find_first_of(",;:")); }
+
+std::string y_axis_title(const std::string& title, double middle, double height) {
+  const std::string turned = "text-anchor=\"middle\" transform=\"rotate(-90 " + px(indent) + " " + px(middle) + ")\"";
+  return text(indent, middle, turned + " font-size=\"13\"", title, static_cast<size_t>(height / 6.6));
 }
 
 std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, double bottom) {
@@ -429,7 +437,9 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
   const std::string window = panel.smooth > 0 ? str(panel.smooth, " points") : "a fiftieth of the run";
   const std::string caption = panel.caption + (drawing.smooth ? ", running mean over " + window : "") +
                               (has_marks ? "; marks: " + panel.marks : "") + (log_y ? "; logarithmic" : "");
-  std::string out = text(left - 40, top - 20, "font-size=\"13\"", caption) + axes(x, y, panel.shares);
+  const std::string title = y_title(panel.caption);
+  std::string out = axes(x, y, panel.shares) + y_axis_title(title, (top + bottom) / 2, bottom - top);
+  if (caption != title) out += text(indent, top - 20, "font-size=\"13\"", caption);
   const std::string id = "plot" + std::to_string(number), corner = "x=\"" + px(x.from) + "\" y=\"" + px(top) + "\" ";
   const std::string size = "width=\"" + px(x.to - x.from + 3) + "\" height=\"" + px(bottom - top) + "\"";
   const bool cut = any_outside(drawing.means, y) || any_outside(drawing.pale, y) || any_outside(drawing.marked, y) ||
@@ -472,8 +482,8 @@ std::string curve_svg(const std::string& title, const std::string& x_label, cons
   const double height = top - between_panels + foot;
   const std::string middle = "text-anchor=\"middle\" font-size=\"13\"";
   const std::string heading = "font-size=\"18\" font-weight=\"600\" fill=\"#1f2933\"";
-  const std::string elements = text(left - 40, 36, heading, title, longest_title) + plots +
-                               text((left + right) / 2, height - 16, middle, x_label);
+  const std::string elements =
+      text(indent, 36, heading, title, longest_title) + plots + text((left + right) / 2, height - 16, middle, x_label);
   return document(width, height, title, elements);
 }
 

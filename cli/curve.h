@@ -13,12 +13,12 @@ struct Curve {
   bool broken_off = false;                         // a cross stands where it ends
   std::vector<double> low = {}, high = {};         // around y, as many or none: a translucent band
   bool reference = false;  // a bound, say: thin, dashed and grey, behind the others; best the last of them
-  int look = -1;           // which colour, dash and mark, from 0; -1: as its place among the panel's curves says
+  int look = -1;           // which colour, dash and mark, from 0; -1: as its name says (cli/look.h)
 };
 
 // One plot; several stand below each other on the same x axis.
 struct Panel {
-  std::string caption, marks;  // what the lines and the marks are
+  std::string caption, marks;  // what the lines and the marks are; up to a comma or colon the title of the y axis
   std::vector<Curve> curves;
   bool shares = false;  // y goes from 0 to 1, and is shown in percent
   bool log_y = false;   // a logarithmic axis in any case, for what is above 0

@@ -11,11 +11,32 @@
 
 namespace crossply::svg {
 
+namespace {
+
+struct Shade {
+  const char *light, *dark;
+};
+// Paper, text from strong to weak, lines, the colours of curves, and the ink of maps of tokens.
+constexpr Shade shades[] = {{"#ffffff", "#0d1117"}, {"#1f2933", "#e6edf3"}, {"#52606d", "#a9b6c2"},
+                            {"#616e7c", "#93a1ae"}, {"#e4e7eb", "#2a323c"}, {"#9aa3ad", "#6b7785"},
+                            {"#cbd2d9", "#3d4753"}, {"#0072B2", "#4ba3e3"}, {"#D55E00", "#ff8a3d"},
+                            {"#009E73", "#2dc79a"}, {"#CC79A7", "#e6a3cb"}, {"#E69F00", "#f2b632"},
+                            {"#56B4E9", "#9bd8ff"}, {"#000000", "#f0f0f0"}, {"#08306c", "#9ecbff"}};
+
+}  // namespace
+
 std::string fixed(double v, int decimals) {
   char text[64];
   std::snprintf(text, sizeof text, "%.*f", decimals, v);
   return text;
 }
+
+std::string with_true_minus(std::string number) {
+  for (size_t at = 0; (at = number.find('-', at)) != std::string::npos; ++at) number.replace(at, 1, "\u2212");
+  return number;
+}
+
+std::string shown(double v, int decimals) { return with_true_minus(fixed(v, decimals)); }
 
 std::string px(double v) { return fixed(v, 1); }
 
@@ -55,6 +76,24 @@ std::string document(double width, double height, const std::string& title, cons
          "</title>\n"
          "<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#ffffff\"/>\n" +
          elements + "</svg>\n";
+}
+
+std::string dark(const std::string& picture) {
+  std::string out = picture;
+  for (const Shade& shade : shades) {
+    const std::string from = "=\"" + std::string(shade.light) + "\"", to = "=\"" + std::string(shade.dark) + "\"";
+    for (size_t at = 0; (at = out.find(from, at)) != std::string::npos; at += to.size())
+      out.replace(at, from.size(), to);
+  }
+  return out;
+}
+
+std::string dark_rules(const std::string& selector) {
+  std::string out;
+  for (const Shade& shade : shades)
+    for (const std::string what : {"fill", "stroke"})
+      out += selector + " [" + what + "=\"" + shade.light + "\"] { " + what + ": " + shade.dark + "; }\n";
+  return out;
 }
 
 std::string with_ids(const std::string& picture, const std::string& prefix) {

@@ -7,6 +7,9 @@
 namespace crossply::svg {
 
 std::string fixed(double v, int decimals);
+// The same for readers: with a true minus sign.
+std::string shown(double v, int decimals);
+std::string with_true_minus(std::string number);
 // A length or a place in pixels.
 std::string px(double v);
 // Text for the inside of an element. Of more than `most` characters, the middle ones are left out. What XML cannot hold
@@ -16,6 +19,12 @@ std::string escaped(const std::string& text, size_t most = std::string::npos);
 std::string text(double x, double y, const std::string& style, const std::string& words, size_t most = 200);
 // The whole file: elements on white, dark text, for programs that read aloud a title.
 std::string document(double width, double height, const std::string& title, const std::string& elements);
+// A whole file of ours for dark pages: paper, text, lines and curves in their dark colours.
+std::string dark(const std::string& picture);
+// The same as rules of a style sheet, for pictures inside of what `selector` names.
+std::string dark_rules(const std::string& selector);
+// Text in coloured cells, which keep their colours on a dark page, and so does the text.
+constexpr const char *on_pale = "#102a43", *on_deep = "#fefefe";
 // A whole file with this in front of the names that its elements have for each other, such as of what cuts a line off:
 // where several stand on one page, each name may be there once. What is no tag stays.
 std::string with_ids(const std::string& picture, const std::string& prefix);

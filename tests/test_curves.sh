@@ -177,5 +177,18 @@ cp a1/metrics.jsonl before
 expect 64 'is no picture' a=a1 --out a1/metrics.jsonl
 cmp -s a1/metrics.jsonl before || fail "the metrics were overwritten"
 
+# PNG and PDF where a program draws them; else one line says what to install, and nothing is left.
+mkdir none
+PATH=$PWD/none PYTHON=$PWD/none/python "$curves" a1 --out fig.pdf >output 2>&1
+[ $? = 66 ] && grep -q '^error: fig.pdf: a pdf needs rsvg-convert .*pip install cairosvg' output ||
+  fail "no line says what a PDF needs"
+[ -z "$(ls fig.pdf* 2>/dev/null)" ] || fail "a picture that failed leaves files"
+mkdir tools
+printf '#!/bin/bash\nwhile [ "$1" != --output ]; do shift; done\ngrep -q "<svg" "$3" && printf "%%PDF-" >"$2"\n' >tools/rsvg-convert
+chmod +x tools/rsvg-convert
+PATH=$PWD/tools:$PATH expect 0 'picture: fig.pdf' a1 --out fig.pdf
+grep -q '%PDF' fig.pdf && [ "$(echo fig.pdf*)" = fig.pdf ] || fail "no PDF, or more than that"
+PATH=$PWD/tools:$PATH expect 0 'picture: fig.pdf' a1 --out fig.pdf
+
 [ $failures = 0 ] && echo "curves: all as documented" || echo "curves: $failures failures"
 [ $failures = 0 ]

@@ -126,16 +126,30 @@ TEST_CASE("heat map: numbers are short, and equal in unit and decimals") {
     for (const std::string& part : parts) CHECK_MESSAGE(has(svg, ">" + part + "<"), part << " is not in " << svg);
   };
   check(texts(HeatScale::shares, {0.5, 0.123, 0}), {"0.50", "0.12", "0.00"});
-  check(texts(HeatScale::shares, {0.0123, 0.00091}), {"12.3", "0.9", "\xC3\x97 1e-3"});
+  check(texts(HeatScale::shares, {0.0123, 0.00091}), {"12.3", "0.9", "\xC3\x97 1e\u22123"});
   check(texts(HeatScale::shares, {12345, 99}), {"12.3", "0.1", "\xC3\x97 1e3"});
   check(texts(HeatScale::shares, {150, 1.6}), {"150", "2"});
-  check(texts(HeatScale::signs, {-1.5, 0.25, -0.001}), {"-1.50", "0.25", "0.00", "1.50", "blue", "red"});
+  check(texts(HeatScale::signs, {-1.5, 0.25, -0.001}), {"\u22121.50", "0.25", "0.00", "1.50", "blue", "red"});
   check(texts(HeatScale::counts, {1, 12.4, 1234, 56789, 2.5e6}), {"1.0", "12", "1234", "57k", "2.5M"});
   for (const double v : {0.0, 1e-300, 1e300, 5e-324, -7.0})
     for (const HeatScale scale : {HeatScale::counts, HeatScale::shares, HeatScale::signs}) {
       const std::string svg = texts(scale, {v, v, NAN, INFINITY});
-      for (const char* part : {"nan", "inf", "-0.00"}) CHECK_MESSAGE(!has(svg, part), svg);
+      for (const char* part : {"nan", "inf", "-0.00", "\u22120.00"}) CHECK_MESSAGE(!has(svg, part), svg);
     }
+}
+
+TEST_CASE("heat map: every cell has a title, and a mean can stand beside the heads") {
+  HeatMap map = map_of("map", 2, 3, [](size_t r, size_t c) { return static_cast<double>(r) - static_cast<double>(c); });
+  map.rows[1][2] = NAN;
+  add_mean_column(map);
+  CHECK(map.rows[0] == std::vector<double>{0, -1, -2, -1});
+  CHECK(map.rows[1][3] == 0.5);
+  CHECK(map.column_names == std::vector<std::string>{"0", "1", "2", "mean"});
+  const std::string svg = picture({"band", {map}, HeatScale::signs});
+  for (const char* title : {"<title>row 0; column 2: \u22122<", "<title>row 1; column mean: 0.5<"})
+    CHECK_MESSAGE(has(svg, title), title);
+  const std::regex titles("<title>row ");
+  CHECK(std::distance(std::sregex_iterator(svg.begin(), svg.end(), titles), {}) == 7);
 }
 
 TEST_CASE("heat map: the sign can be seen without colours, and what is no number stays white") {
@@ -144,7 +158,7 @@ TEST_CASE("heat map: the sign can be seen without colours, and what is no number
   const std::regex cells("zM|z\"|z'"), dashes("M[0-9. ]+h[0-9.]+(?=M|\")");
   CHECK(std::distance(std::sregex_iterator(svg.begin(), svg.end(), cells), {}) == 40 * 41 / 2);
   CHECK(std::distance(std::sregex_iterator(svg.begin(), svg.end(), dashes), {}) == 20 * 42 / 2);
-  CHECK(svg.size() < 60000);
+  CHECK(svg.size() < 160000);  // with a title for each cell
   const std::string shares = picture({"band", {map_of("map", 40, 40, triangle)}, HeatScale::shares});
   CHECK(std::distance(std::sregex_iterator(shares.begin(), shares.end(), dashes), {}) == 0);
 }

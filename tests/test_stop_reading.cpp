@@ -25,6 +25,24 @@ int code_after_stop(F&& read) {
 
 }  // namespace
 
+TEST_CASE("stop: a program whose files are complete exits at once, but not in the middle of writing them") {
+  const auto code_of = [](auto&& act) { return in_child(act); };
+  CHECK(code_of([] {
+          exit_on_stop("stopped: here");
+          ::raise(SIGTERM);
+          return 1;
+        }) == static_cast<int>(Exit::stopped));
+  const TempDir dir;
+  CHECK(code_of([&] {
+          exit_on_stop("stopped: here");
+          const HeldStop writing;
+          ::raise(SIGTERM);
+          write_text(dir.file("whole"), "whole");
+          return 1;
+        }) == static_cast<int>(Exit::stopped));
+  CHECK(read_text(dir.file("whole")) == "whole");
+}
+
 TEST_CASE("stop: the digests of tokens and of a long file end early") {
   const TempDir dir;
   ShardWriter writer({dir.path, "train", ShardFormat::uint16, 1000}, 0);

@@ -124,8 +124,8 @@ std::string results_verdicts(const Comparison& comparison, size_t width = 80);
 std::string results_markdown(const Comparison& comparison);
 // Everything, with all settings, for programs; the curves by the paths of the runs' metrics.jsonl.
 std::string results_json(const Comparison& comparison);
-// Writes results.json, results.md and compare.svg in the directory of the comparison. Returns the text of the first
-// Exit::io error, such as that of a full disk; "" if all three are written.
+// Writes results.json, results.md, compare.svg and compare-dark.svg (for dark pages) in the comparison's directory.
+// Returns the text of the first Exit::io error, such as that of a full disk; "" if all are written.
 std::string write_results(const Comparison& comparison);
 // compare.svg alone, while runs are going on.
 std::string draw_comparison(const Comparison& comparison);

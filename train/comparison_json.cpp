@@ -367,7 +367,8 @@ bool take_comparison_settings(const std::string& out, Experiment& experiment) {
 
 void take_up(Comparison& comparison) {
   const std::string &out = comparison.out, path = out + "/results.json";
-  for (const char* file : {"/compare.svg", "/results.md", "/results.json"}) remove_leftovers_of(out + file);
+  for (const char* file : {"/compare.svg", "/compare-dark.svg", "/results.md", "/results.json"})
+    remove_leftovers_of(out + file);
   with_advice(path, [&] { take_results(comparison, read_results(path), path); });
 }
 

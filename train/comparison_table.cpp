@@ -6,6 +6,7 @@
 
 #include "cli/curve.h"
 #include "cli/format.h"
+#include "cli/svg.h"
 #include "data/source.h"
 #include "engine/device.h"
 #include "engine/file.h"
@@ -354,6 +355,15 @@ Curve mean_curve(const View& view, const Arm& arm, std::vector<double> RunCurves
   return mean;
 }
 
+// "arith:4: llama, lime; seed 42": the task and the models that are drawn, or how many, where the names are too long.
+std::string figure_title(const View& view, const std::vector<std::string>& drawn) {
+  std::string names;
+  for (const std::string& name : drawn) names += (names.empty() ? "" : ", ") + name;
+  if (names.size() > 40) names = str(drawn.size(), " architectures");
+  return str(short_name(view.comparison.data), ": ", names, view.seeds.size() > 1 ? "; seeds " : "; seed ",
+             list_of_seeds(view));
+}
+
 // Of one seed the training loss with the test loss as marks. Of several, the test loss, which is judged, has a plot of
 // its own for its bands; those of the training loss would be of the batches' noise.
 void draw(const View& view) {
@@ -361,10 +371,12 @@ void draw(const View& view) {
   const std::string bands = several ? std::string(", ") + about_bands : "";
   Panel test{"test loss" + bands, "", {}}, right{"correct answers to test prompts" + bands, "", {}, true};
   Panel train{several ? "training loss, mean over the seeds" : "training loss", "test loss", {}};
+  std::vector<std::string> drawn;
   for (const Arm& arm : view.arms) {
     const bool begun = std::any_of(arm.seeds.begin(), arm.seeds.end(),
                                    [&](size_t i) { return view.comparison.runs[i].state != RunState::waiting; });
     if (!begun) continue;
+    drawn.push_back(arm.name);
     Curve loss = mean_curve(view, arm, &RunCurves::step, &RunCurves::loss);
     test.curves.push_back(mean_curve(view, arm, &RunCurves::test_step, &RunCurves::test_loss));
     right.curves.push_back(mean_curve(view, arm, &RunCurves::answer_step, &RunCurves::answers));
@@ -377,7 +389,9 @@ void draw(const View& view) {
   const auto has_points = [](const Curve& curve) { return !curve.x.empty(); };
   if (std::any_of(right.curves.begin(), right.curves.end(), has_points)) panels.push_back(right);
   const Comparison& comparison = view.comparison;
-  write_curve_svg(comparison.out + "/compare.svg", "loss on " + short_name(comparison.data), "step", panels);
+  const std::string picture = curve_svg(figure_title(view, drawn), "step", panels);
+  write_file_atomically(comparison.out + "/compare.svg", picture);
+  write_file_atomically(comparison.out + "/compare-dark.svg", svg::dark(picture));
 }
 
 }  // namespace
@@ -404,7 +418,8 @@ std::string results_markdown(const Comparison& comparison) {
   std::string out = "# " + format_markdown(short_name(comparison.data)) + "\n\n" +
                     str(o.steps, " steps of ", o.batch * o.accumulate, " sequences of ", o.data.seq_len, " tokens, ",
                         seeds, view.rates.size() > 1 ? ", learning rates " + list_of_rates(view) : "",
-                        "; all settings: results.json.\n\n![loss](compare.svg)\n\n");
+                        "; all settings: results.json.\n\n![loss](compare.svg)\n\nAs PNG or PDF: `curves --out "
+                        "figure.pdf DIR`, of this directory.\n\n");
   std::vector<std::string> head = {"architecture",    "parameters", "FLOP/token", "tokens/s", "time",       "memory",
                                    "relative memory", "train loss", "test loss",  "answers",  "steps valid"};
   if (view.several) head.insert(head.end(), {"lr", "seeds"});

@@ -11,14 +11,15 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "cli/curve.h"
 #include "cli/format.h"
+#include "cli/look.h"
 #include "cli/needs.h"
+#include "cli/picture.h"
 #include "cli/program.h"
 #include "engine/file.h"
 #include "engine/json.h"
@@ -313,13 +314,42 @@ size_t points_to_smooth(const Options& o, const std::vector<Group>& groups, std:
   return static_cast<size_t>(points);
 }
 
+std::string architecture_of(const Group& group) {
+  const json& settings = group.runs[0].settings;
+  for (const char* place : {"/config/crossply/arch", "/config/model_type"})
+    if (const json::json_pointer at(place); settings.contains(at) && holds<std::string>(settings.at(at)))
+      return settings.at(at).get<std::string>();
+  return "";
+}
+
+// Curves of architectures that are all different have these' looks, whatever they are called.
+void choose_looks(std::vector<Curve>& curves, const std::vector<Group>& groups) {
+  std::vector<std::string> names;
+  std::set<std::string> different;
+  for (const Group& group : groups) names.push_back(architecture_of(group)), different.insert(names.back());
+  if (different.size() != groups.size()) return;  // then by their names
+  const std::vector<int> looks = looks_of(names);
+  for (size_t i = 0; i < curves.size(); ++i) curves[i].look = looks[i];
+}
+
+// "arith:4: llama, lime", where --title says nothing else.
+std::string title_of(const Options& o, const std::vector<Group>& groups) {
+  if (!o.title.empty()) return o.title;
+  std::string names, data;
+  for (const Group& group : groups) {
+    names += (names.empty() ? "" : ", ") + group.name;
+    const json of = group.runs[0].settings.is_object() ? group.runs[0].settings.value("data", json()) : json();
+    const std::string own = holds<std::string>(of) ? of.get<std::string>() : "";
+    data = data.empty() || data == own ? own : "several data sets";
+  }
+  return data + (data.empty() ? "" : ": ") + names;
+}
+
 // An older picture may go, any other file stays.
 void check_replaceable(const std::string& path) {
   const std::filesystem::file_type type = type_of(path);
   if (path.empty() || type == std::filesystem::file_type::not_found) return;
-  std::string start(4, ' ');
-  if (type == std::filesystem::file_type::regular) std::ifstream(path).read(start.data(), std::ssize(start));
-  if (start != "<svg")
+  if (type != std::filesystem::file_type::regular || !begins_as_picture(path))
     fail(Exit::usage, "--out ", path, " exists and is no picture; move it away or choose another name");
 }
 
@@ -332,6 +362,7 @@ Exit run(const Options& o) {
     notes += check_flags(group);
     curves.push_back(curve_of(group, notes));
   }
+  choose_looks(curves, groups);
   const size_t smooth = points_to_smooth(o, groups, notes);
   if (o.loss == "test") notes += test_notes(groups) + validation_notes(groups);
   std::printf("%s%s loss: of each run the last; mean and standard deviation over the seeds\n%s",
@@ -340,7 +371,8 @@ Exit run(const Options& o) {
   const bool bands = std::any_of(curves.begin(), curves.end(), [](const Curve& curve) { return !curve.low.empty(); });
   Panel panel{o.loss + " loss" + (bands ? std::string(", ") + about_bands : ""), "", curves};
   panel.log_y = o.log_y, panel.smooth = smooth;
-  write_curve_svg(o.out, o.title, x_labels.at(o.x) + (o.log_x ? "; logarithmic" : ""), {panel}, o.log_x);
+  write_picture(o.out,
+                curve_svg(title_of(o, groups), x_labels.at(o.x) + (o.log_x ? "; logarithmic" : ""), {panel}, o.log_x));
   std::printf("picture: %s\n", printable(o.out).c_str());
   return Exit::done;
 }
@@ -355,9 +387,9 @@ int main(int argc, char** argv) {
     app.add_option("runs", o.runs, "directories of runs or of comparisons; NAME=DIR names the curve")
         ->type_name("[NAME=]DIR...")
         ->required();
-    add_text(app, "--out", o.out, "FILE", "the picture, an SVG file");
+    add_text(app, "--out", o.out, "FILE", "the picture: a name in .svg, .png or .pdf");
     const std::vector<Need> picture = {{"--out"}};
-    needs(app, add_text(app, "--title", o.title, "TEXT", "its title"), picture);
+    needs(app, add_text(app, "--title", o.title, "TEXT", "its title (default: the data and the runs' names)"), picture);
     add_choice(app, "--loss", o.loss, {"test", "train"}, "test or train");
     needs(app,
           add_choice(

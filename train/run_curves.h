@@ -56,6 +56,7 @@ struct MeanCurve {
 // The mean at the steps at which all have finite numbers; of several, in a band of a sample standard deviation to both
 // sides.
 MeanCurve mean_of(const std::vector<SteppedCurve>& curves);
+// Of curves with bands only.
 constexpr const char* about_bands = "mean \u00B1 one standard deviation over the seeds";
 
 // curve.svg: the loss and, of a task, the answers.

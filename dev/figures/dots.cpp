@@ -12,7 +12,7 @@ using namespace svg;
 
 namespace {
 
-constexpr double width = 820, left = 250, right = 160, row_height = 20, top = 44, caption_height = 26;
+constexpr double width = 860, left = 290, right = 160, row_height = 20, top = 44, caption_height = 26;
 constexpr const char *blue = "#0072B2", *red = "#D55E00", *grey = "#52606d";
 
 struct Scale {
@@ -56,10 +56,10 @@ std::string axis(const DotChart& chart, const Scale& scale, double bottom) {
   const double step = tick_step(scale.high - scale.low);
   const int decimals = static_cast<int>(std::max(0.0, std::ceil(-std::log10(chart.shares ? 100 * step : step) - 1e-9)));
   for (double v = std::ceil(scale.low / step) * step; v <= scale.high + 1e-9 * step; v += step) {
-    const double shown = chart.shares ? 100 * v : v;
+    const double at = chart.shares ? 100 * v : v;
     out += line(scale.at(v), top, scale.at(v), bottom, "stroke=\"#e4e7eb\"");
     out += text(scale.at(v), bottom + 16, "text-anchor=\"middle\" font-size=\"11\"",
-                fixed(std::abs(shown) < 1e-9 ? 0 : shown, decimals) + (chart.shares ? " %" : ""));
+                shown(std::abs(at) < 1e-9 ? 0 : at, decimals) + (chart.shares ? " %" : ""));
   }
   if (chart.difference)
     out += line(scale.at(0), top, scale.at(0), bottom, "stroke=\"#1f2933\" stroke-dasharray=\"3 3\"");
@@ -70,7 +70,7 @@ std::string row_svg(const DotChart& chart, const Scale& scale, const DotRow& row
   const Spread spread = spread_of(row.values);
   const bool known = std::isfinite(row.half), tells = known && std::abs(spread.mean) > row.half;
   const std::string colour = !chart.difference ? blue : !tells ? grey : spread.mean < 0 ? blue : red;
-  std::string out = text(left - 10, y + 4, "text-anchor=\"end\" fill=\"#1f2933\"", row.label, 40);
+  std::string out = text(left - 10, y + 4, "text-anchor=\"end\" fill=\"#1f2933\"", row.label, 36);
   if (known)
     out += line(scale.at(spread.mean - row.half), y, scale.at(spread.mean + row.half), y,
                 "stroke=\"" + colour + "\" stroke-width=\"1.4\"");

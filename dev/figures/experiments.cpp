@@ -11,6 +11,7 @@
 #include "dev/figures/page.h"
 #include "engine/file.h"
 #include "train/comparison.h"
+#include "train/run_curves.h"
 
 namespace crossply {
 namespace {
@@ -145,23 +146,23 @@ void longer(Page& page) {
       all[0].arm = of_same_seeds(all[0].arm, *record);
     }
   if (all.size() < 2) return;
-  page.curves("longer.svg", "Four times the tokens", all);
-  page.differences("longer-differences.svg", "Four times the tokens, against LLaMA", {{"", all[0].arm, all}});
+  page.curves("longer.svg", "Code, four times the tokens", all);
+  page.differences("longer-differences.svg", "Code, four times the tokens, against LLaMA", {{"", all[0].arm, all}});
 }
 
 void twelve(Page& page) {
   const auto record = page.record("equal-tokens");
   if (!record) return;
   std::vector<LabelledArm> all = arms_but(*record, "");
-  page.curves("curves.svg", "Twelve architectures, equal tokens", all);
-  page.differences("differences.svg", "Twelve architectures against LLaMA", {{"", record->arm("llama"), all}});
+  page.curves("curves.svg", "Code, equal tokens", all);
+  page.differences("differences.svg", "Code: twelve architectures, against LLaMA", {{"", record->arm("llama"), all}});
   // What papers say of each other.
   const auto against = [&](const std::string& yardstick, std::initializer_list<const char*> names) {
     ComparedArms group{"against " + yardstick, record->arm(yardstick), {}};
     for (const char* name : names) group.arms.push_back({name, record->arm(name)});
     return group;
   };
-  page.differences("pairs.svg", "Architectures against each other",
+  page.differences("pairs.svg", "Code: architectures against each other",
                    {against("hyper", {"lime", "lime_static", "lime_dynamic"}), against("lime_static", {"lime_dynamic"}),
                     against("resformer", {"satformer", "mudd"}), against("denseformer", {"mudd"}),
                     against("sla", {"vertical"}), against("ala", {"vertical"})},
@@ -183,13 +184,15 @@ void newer(Page& page) {
   // Their forerunners, over the same seeds.
   for (const char* name : {"vertical", "hyper", "resformer"})
     all.push_back({name, of_same_seeds(base->arm(name), *record)});
-  page.curves("curves.svg", "What the largest open models connect by, equal tokens", all);
-  page.differences("differences.svg", "Newer connections and their forerunners, against LLaMA", {{"", llama, all}});
+  page.curves("curves.svg", "Code, equal tokens, newer connections", all);
+  page.differences("differences.svg", "Code: newer connections and their forerunners, against LLaMA",
+                   {{"", llama, all}});
   std::vector<LabelledArm> mhcs;
   for (const char* name : {"mhc", "mhc-variants"})
     if (const auto other = page.record(name))
       for (const LabelledArm& arm : arms_but(*other, "")) mhcs.push_back(arm);
-  if (!mhcs.empty()) page.differences("mhc.svg", "mHC from another start", {{"", record->arm("mhc"), mhcs}});
+  if (!mhcs.empty())
+    page.differences("mhc.svg", "Code: mHC from another start, against mHC", {{"", record->arm("mhc"), mhcs}});
   all.insert(all.end(), mhcs.begin(), mhcs.end());
   std::vector<RecordedArm> arms;
   for (const LabelledArm& arm : all) arms.push_back(arm.arm);
@@ -204,13 +207,13 @@ void routers(Page& page) {
   std::vector<LabelledArm> arms = {full};
   for (const LabelledArm& arm : arms_but(*record, "")) arms.push_back(arm);
   arms.push_back({"llama", llama});
-  page.differences("differences.svg", "LIMe's routers, against LLaMA", {{"", llama, arms}});
+  page.differences("differences.svg", "Code: LIMe's routers, against LLaMA", {{"", llama, arms}});
   std::vector<ComparedArms> pairs;
   for (const int j : {2, 4, 6}) {
     const std::string last = str("lime:routing=last:window=", j), first = str("lime:routing=first:window=", j);
     pairs.push_back({"against " + last, record->arm(last), {{first, record->arm(first)}, full}});
   }
-  page.differences("pairs.svg", "The first layers, all, and the last", pairs, record->arms);
+  page.differences("pairs.svg", "Code: LIMe reading the first layers, all, or the last", pairs, record->arms);
 }
 
 void variants(Page& page) {
@@ -225,7 +228,7 @@ void variants(Page& page) {
       for (const LabelledArm& arm : arms_but(*record, name)) group.arms.push_back(arm);
       groups.push_back(group);
     }
-  page.differences("differences.svg", "Variants, against LLaMA", groups);
+  page.differences("differences.svg", "Code: variants, against LLaMA", groups);
 }
 
 // A default and what a paper or its code has in its place, some of which other experiments have trained.
@@ -250,7 +253,7 @@ void literal(Page& page) {
     if (const auto scaled = page.record("gpt2-index-scaling"))
       groups.push_back(
           {"against gpt2", plain->arm("gpt2"), {{"gpt2: logits divided by the layer", scaled->arm("gpt2")}}});
-  page.differences("differences.svg", "What the literal choices cost", groups);
+  page.differences("differences.svg", "Code: what the literal choices cost", groups);
 }
 
 // --- Depth
@@ -275,12 +278,13 @@ void depth(Page& page) {
     if (curve.low.size() != curve.x.size()) curve.low.clear(), curve.high.clear();
     all.push_back(curve);
   }
-  page.picture(
-      "depth.svg",
-      curve_svg("The gain over LLaMA by depth", "layers",
-                {{"difference of test losses; mean \u00B1 one standard deviation", "", all, false, false, true}}));
+  const bool bands = std::ranges::any_of(all, [](const Curve& curve) { return !curve.low.empty(); });
+  const std::string caption =
+      std::string("difference of test losses") + (bands ? str("; ", about_bands) : "; one seed");
+  page.picture("depth.svg",
+               curve_svg("Code: the gain over LLaMA by depth", "layers", {{caption, "", all, false, false, true}}));
   page.markdown("![The gain over LLaMA by depth](depth.svg)\n\n");
-  page.differences("differences.svg", "Depth, against LLaMA of as many layers", groups);
+  page.differences("differences.svg", "Code: depth, against LLaMA of as many layers", groups);
 }
 
 // --- Generated tasks
@@ -305,7 +309,7 @@ void arith(Page& page) {
     if (!record) continue;
     groups.push_back({caption, {}});
     for (const RecordedArm& arm : record->arms) groups.back().rows.push_back({arm.name, values_of(arm, answers_of)});
-    page.curves(std::string(name) + ".svg", caption, arms_but(*record, ""));
+    page.curves(std::string(name) + ".svg", std::string("Arithmetic, ") + caption, arms_but(*record, ""));
   }
   page.answers("seeds.svg", "The arithmetic task: every seed", groups);
 }
@@ -319,7 +323,7 @@ void prosqa(Page& page) {
     hard.rows.push_back({arm.name, values_of(arm, hard_answers_of)});
   }
   page.curves("curves.svg", "ProsQA from scratch", arms_but(*record, ""));
-  page.differences("losses.svg", "Test losses, of reasoning and answers",
+  page.differences("losses.svg", "ProsQA: test losses, of reasoning and answers, against LLaMA",
                    {{"", record->arm("llama"), arms_but(*record, "")}});
   page.answers("seeds.svg", "ProsQA: every seed", {all, hard});
 }

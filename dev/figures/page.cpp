@@ -109,6 +109,13 @@ std::vector<std::vector<double>> rows_with(const std::vector<RecordedArm>& arms,
   return rows;
 }
 
+// ": llama, lime", or how many there are.
+std::string models_of(const std::vector<LabelledArm>& arms) {
+  std::string names;
+  for (const LabelledArm& one : arms) names += (names.empty() ? "" : ", ") + one.label;
+  return ": " + (names.size() <= 32 ? names : str(arms.size(), " architectures"));
+}
+
 }  // namespace
 
 double test_loss_of(const RecordedRun& run) { return run.test_loss; }
@@ -164,7 +171,7 @@ std::optional<Record> Page::record(const std::string& name) const {
 void Page::differences(const std::string& file, const std::string& title, const std::vector<ComparedArms>& groups,
                        const std::vector<RecordedArm>& pool) {
   DotChart chart{
-      title, "difference of test losses in nats (left: better); mean, 95 % interval, a dot a seed", {}, false, true};
+      title, "difference of test losses, nats (left: better); mean, 95 % interval, one dot per seed", {}, false, true};
   Residual residual;
   residual.add(pool, test_loss_of);
   for (const ComparedArms& group : groups) {
@@ -195,7 +202,7 @@ void Page::differences(const std::string& file, const std::string& title, const 
 
 void Page::answers(const std::string& file, const std::string& title, const std::vector<DotGroup>& groups) {
   if (groups.empty()) return;
-  picture(file, dots_svg({title, "right answers after the last step; mean, a dot a seed", groups, true, false}));
+  picture(file, dots_svg({title, "correct answers after the last step; mean, one dot per seed", groups, true, false}));
   std::string notes;
   markdown_ += "## " + title + "\n\n![" + title + "](" + file + ")\n\n" +
                format_markdown_row({"", "", "seeds", "mean", "standard deviation", "past 50 %", "every seed"}) +
@@ -215,14 +222,17 @@ void Page::answers(const std::string& file, const std::string& title, const std:
   markdown_ += "\n" + notes + (notes.empty() ? "" : "\n");
 }
 
-void Page::curves(const std::string& file, const std::string& title, const std::vector<LabelledArm>& arms) {
+void Page::curves(const std::string& file, const std::string& subject, const std::vector<LabelledArm>& arms) {
+  const std::string title = subject + models_of(arms);
   std::vector<Curve> losses, answers;
   for (const LabelledArm& arm : arms) {
     losses.push_back(mean_curve(arm, false));
     if (Curve curve = mean_curve(arm, true); !curve.x.empty()) answers.push_back(curve);
   }
-  if (answers.empty()) picture(file, curve_svg(title, "tokens", {{str("test loss; ", about_bands), "", losses}}));
-  else picture(file, curve_svg(title, "updates", {{str("right answers; ", about_bands), "", answers, true}}));
+  const bool several = std::ranges::any_of(arms, [](const LabelledArm& one) { return one.arm.runs.size() > 1; });
+  const std::string bands = several ? str("; ", about_bands) : "; one seed";
+  if (answers.empty()) picture(file, curve_svg(title, "tokens", {{"test loss" + bands, "", losses}}));
+  else picture(file, curve_svg(title, "updates", {{"correct answers" + bands, "", answers, true}}));
   markdown_ += "## " + title + "\n\n![" + title + "](" + file + ")\n\n";
 }
 

@@ -146,8 +146,30 @@ int model_place(const AnalysisOptions& o, const std::string& name) {
   return static_cast<int>(std::ranges::find(o.models, name) - o.models.begin());
 }
 
+int model_look(const AnalysisOptions& o, const std::string& name) {
+  const int place = model_place(o, name);
+  return o.looks.empty() ? place : o.looks.at(static_cast<size_t>(place));
+}
+
 std::string model_file(const std::string& stem, const AnalysisOptions& o, const std::string& name) {
   return o.out + "/" + model_files(stem, o).at(static_cast<size_t>(model_place(o, name)));
+}
+
+std::string numbers_of_models(const std::string& what, const std::vector<std::string>& names,
+                              const std::vector<double>& numbers, const char* format) {
+  std::string out = what + ":";
+  for (size_t i = 0; i < names.size(); ++i)
+    out += str(i == 0 ? " " : ", ", std::isfinite(numbers[i]) ? format_number(format, numbers[i]) : "none", " (",
+               names[i], ")");
+  return out + ".";
+}
+
+double mean_of_rows(const std::vector<std::vector<double>>& rows) {
+  double sum = 0, count = 0;
+  for (const auto& row : rows)
+    for (const double x : row)
+      if (std::isfinite(x)) sum += x, count += 1;
+  return count > 0 ? sum / count : NAN;
 }
 
 std::string one_line(const std::string& text) {

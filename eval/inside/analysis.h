@@ -26,6 +26,7 @@ struct AnalysisOptions {
   std::string out;                    // a directory; empty: nothing is written
   int64_t sequences = 0, length = 0;  // of the windows; 0: as many as the analysis is usually made of
   uint64_t seed = 42;
+  std::vector<int> looks = {};  // of the models' curves, as many; empty: by their place
 };
 
 // A model under the glass, and the data to look at it with.
@@ -59,7 +60,8 @@ struct Finding {
   std::string csv;       // the same as rows, or what of it is rows
   std::string svg;       // the picture, one self-contained file
   std::string measured;  // what is measured and how: the definition, units, settings, what "higher" means
-  std::string paper;     // what the paper saw, with its name and arXiv number
+  std::string paper;     // what a paper saw, with its name and arXiv number; "" where none did
+  std::string shown;     // what these models show, in a sentence or two
 
   // One more model: its table comes below those before it, its numbers at the end of json["models"].
   void add(const std::string& table_of_model, nlohmann::json numbers);
@@ -143,11 +145,18 @@ std::vector<std::string> short_names_of(const std::vector<OfModel>& all) {
 // STEM.safetensors of one model; of several STEM.1.safetensors and so on, in their order.
 std::vector<std::string> model_files(const std::string& stem, const AnalysisOptions& o);
 
-// The place of a model among those that the user named. As a Curve::look it keeps the model's colour on a page, whoever
-// is left out there. name: of the Subject.
+// The place of a model among those that the user named. name: of the Subject.
 int model_place(const AnalysisOptions& o, const std::string& name);
+// Its Curve::look: its architecture's, the same in all pictures, whoever is left out there.
+int model_look(const AnalysisOptions& o, const std::string& name);
 // Its file, with the directory.
 std::string model_file(const std::string& stem, const AnalysisOptions& o, const std::string& name);
+
+// "Mean gate: 0.41 (lime), 0.52 (satformer)."; of what is not finite: none.
+std::string numbers_of_models(const std::string& what, const std::vector<std::string>& names,
+                              const std::vector<double>& numbers, const char* format);
+// Of what is finite; NaN of none.
+double mean_of_rows(const std::vector<std::vector<double>>& rows);
 
 // Text from outside, such as a name, in one line that is safe for a terminal.
 std::string one_line(const std::string& text);

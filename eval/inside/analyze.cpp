@@ -4,7 +4,9 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "cli/look.h"
 #include "cli/program.h"
+#include "cli/stop.h"
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "engine/shell.h"
@@ -27,7 +29,10 @@ std::string what_help(const Analyses& analyses) {
   std::string help;
   for (const auto& analysis : analyses)
     help += str(help.empty() ? "" : "\n", analysis->name(), ": ", analysis->about());
-  return help + "\nall: every one that these models allow, and report.html, a page of all pictures";
+  return help +
+         "\nall: every one that these models allow, sae last, and report.html, a page of all pictures, which is "
+         "written "
+         "anew after each: Ctrl-C leaves what is there";
 }
 
 Analysis& find_analysis(const Analyses& analyses, const std::string& name) {
@@ -150,10 +155,18 @@ void note_earlier_files(const Page& page, const AnalysisOptions& o) {
       std::fprintf(stderr, "note: %s, .csv and .svg are of an earlier call\n", one_line(file).c_str());
 }
 
+// What is there so far, complete in itself: whoever stops the program here keeps it.
+void write_part(const AnalysisOptions& o, const Page& page) {
+  const std::string path = write_page(o.out, page);
+  exit_on_stop(str("stopped: ", path, " has ", page.sections.size(), " of ", page.analyses, " analyses"));
+}
+
 void tell_all(const std::vector<Analysis*>& chosen, Subjects& subjects, const Asked& asked) {
   const AnalysisOptions& o = asked.o;
   Page page{asked.command, o.data.spec, o.seed, {}, {}};
-  for (const Subject& subject : subjects) page.models.push_back(page_model(subject));
+  for (const Subject& subject : subjects) page.models.push_back(page_model(subject, model_look(o, subject.name)));
+  page.analyses = chosen.size();
+  exit_on_stop("stopped: no analysis is done yet, so nothing was written");
   std::string first_reason;
   bool first = true;
   for (size_t i = 0; i < chosen.size(); ++i) {
@@ -161,19 +174,21 @@ void tell_all(const std::vector<Analysis*>& chosen, Subjects& subjects, const As
     PageSection section = section_of(*chosen[i], subjects, o, i * subjects.size(), chosen.size() * subjects.size());
     if (first_reason.empty() && !section.left_out.empty())
       first_reason = section.left_out[0].first + ": " + section.left_out[0].second;
+    const HeldStop whole_files;
     if (section.finding) tell(analysis, *section.finding, o, first), first = false;
     for (const std::string& file : analysis.more_files(o))
       if (section.finding && path_exists(o.out + "/" + file)) section.files.push_back(file);
     page.sections.push_back(std::move(section));
+    if (!first) write_part(o, page);
   }
   if (first) fail(Exit::usage, "nothing could be measured, so there is no page; the first reason: ", first_reason);
-  std::printf("\nwrote %s\n", write_page(o.out, page).c_str());
+  std::printf("\nwrote %s/report.html\n", printable(o.out).c_str());
   note_earlier_files(page, o);
 }
 
 // All models stay open until the end, so that an analysis can be told before the next one begins.
-Exit run(const Analyses& analyses, const Asked& asked) {
-  const AnalysisOptions& o = asked.o;
+Exit run(const Analyses& analyses, Asked& asked) {
+  AnalysisOptions& o = asked.o;
   const std::vector<Analysis*> chosen = choose(analyses, asked);
   check_asked(asked, chosen);
   if (!asked.dump.empty() && !chosen.empty() && (o.sequences == 0 || o.length == 0))
@@ -182,6 +197,9 @@ Exit run(const Analyses& analyses, const Asked& asked) {
                  "windows\n");
   Subjects subjects;
   for (const std::string& model : o.models) subjects.emplace_back(model, o);
+  std::vector<std::string> archs;
+  for (const Subject& subject : subjects) archs.push_back(subject.config().arch);
+  o.looks = looks_of(archs);
   for (size_t i = 0; i < subjects.size() && !asked.dump.empty(); ++i)
     std::printf("%s", dump_values(subjects[i], asked.dump, o, model_file("values", o, o.models[i])).c_str());
   if (asked.page()) tell_all(chosen, subjects, asked);

@@ -167,6 +167,8 @@ TokenMapBand band_of(const MapsOfModel& m, const std::string& name, const std::v
 
 // -----------------------------------------------------------------------------------------------------------------
 
+constexpr int64_t max_usual_heads = 8;
+
 class AttentionMaps : public Analysis {
  public:
   std::string name() const override { return "maps"; }
@@ -174,7 +176,9 @@ class AttentionMaps : public Analysis {
   void add_flags(CLI::App& app) override {
     own(app, {app.add_option("--text", text_, "maps: of this text (default: the first window's first 32 tokens)")
                   ->type_name("TEXT"),
-              app.add_option("--heads", heads_, "maps: draw these heads too, as LAYER.HEAD, from 0: 3.0 3.7")
+              app.add_option("--heads", heads_,
+                             "maps: draw these heads too, as LAYER.HEAD, from 0: 3.0 3.7 "
+                             "(default: the middle layer's first 8)")
                   ->type_name("L.H...")});
   }
   void measure(Subject& subject, const AnalysisOptions& o) override;
@@ -189,6 +193,10 @@ class AttentionMaps : public Analysis {
 
 std::vector<HeadPlace> AttentionMaps::heads_of(const MapsOfModel& m) const {
   std::vector<HeadPlace> list;
+  if (heads_.empty()) {  // those of the middle layer, as many as are still easy to compare
+    const auto middle = std::ssize(m.layers) / 2, heads = std::ssize(m.layers[static_cast<size_t>(middle)]);
+    for (int64_t h = 0; h < std::min(heads, max_usual_heads); ++h) list.push_back({middle, h});
+  }
   for (const std::string& text : heads_) {
     HeadPlace at{-1, -1};
     const char* end = text.data() + text.size();
@@ -239,12 +247,20 @@ Finding AttentionMaps::finding(const AnalysisOptions&) const {
       "How each token, a row, shares its attention among itself and the tokens before it, the columns, of ",
       text_ ? "a given text" : str("the first ", longest, " tokens of one window of the data"),
       longest > shown_tokens ? str(", in the picture its first ", shown_tokens, " tokens") : "",
-      "; means over a layer's heads", heads_.empty() ? "" : ", and of single heads",
+      "; means over a layer's heads", ", and single heads",
       ". The shares of a row sum to 1; the shade grows with their square root, so that small ones are seen. Where an "
-      "architecture routes keys and values between layers, these are the shares of what the layer really reads.");
-  found.paper =
-      "Maps of single texts illustrate and prove nothing: attention weights need not explain a prediction (Jain and "
-      "Wallace, arXiv 1902.10186).";
+      "architecture routes keys and values between layers, these are the shares of what the layer really reads. Maps "
+      "of single texts illustrate and prove nothing: attention weights need not explain a prediction (Jain and "
+      "Wallace, arXiv 1902.10186).");
+  std::vector<double> first;
+  for (const MapsOfModel& m : all_) {
+    std::vector<double> shares;
+    for (size_t l = 0; l < m.layers.size(); ++l)
+      if (!m.layers[l].empty())
+        for (int64_t t = 1; t < m.n(); ++t) shares.push_back(100 * mean_row(m, l, t)[0]);
+    first.push_back(mean_of_rows({shares}));
+  }
+  found.shown = numbers_of_models("Mean attention on the text's first token, in percent", names, first, "%.1f");
   return found;
 }
 

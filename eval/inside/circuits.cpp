@@ -293,6 +293,14 @@ Finding Circuits::finding(const AnalysisOptions&) const {
       "the final norm's gain (published). Alike: the mean cosine between the 30 embeddings less the mean of all "
       "tokens', higher for tokens that mean or look the same, but also for tokens that training never saw, which are "
       "not known here. Stream 0 is the embeddings, stream m what block m-1 has put out.";
+  std::vector<double> means;
+  for (const CircuitsOfModel& m : all_) {
+    std::vector<double> rows;
+    for (const Circuit& c : m.circuits) rows.push_back(c.consistency);
+    means.push_back(mean_of_rows({rows}));
+  }
+  found.shown = numbers_of_models("How alike the nearest tokens are, mean cosine over all rows", short_names_of(all_),
+                                  means, "%.2f");
   found.paper =
       "LIMe (arXiv 2502.09245, version 1, table 2), with embeddings divided by the final norm's gain in its code: some "
       "rows look for suffixes, others for pieces of words, intensifiers, or words that connect sentences.";

@@ -242,10 +242,14 @@ Finding AttentionCollapse::finding(const AnalysisOptions& o) const {
   for (const Measured& m : all_) {
     found.add(table_of(m, o_, o.seed), to_json(m));
   }
+  std::vector<double> ranks;
   for (size_t i = 0; i < all_.size(); ++i) {
     rank.maps.push_back(heat_map(all_[i], names[i], &LayerCollapse::rank));
     mass.maps.push_back(heat_map(all_[i], names[i], &LayerCollapse::mass));
+    ranks.push_back(mean_of_rows(rank.maps.back().rows));
+    add_mean_column(rank.maps.back()), add_mean_column(mass.maps.back());
   }
+  found.shown = numbers_of_models("Mean rank over all heads", names, ranks, "%.2f");
   found.json.update(
       {{"sequences", all_[0].lengths.windows}, {"tau", o_.tau}, {"eta", o_.eta}, {"same_windows", same_windows()}});
   found.csv = csv_of(all_);

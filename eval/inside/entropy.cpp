@@ -402,7 +402,10 @@ Finding EntropyByLayer::finding(const AnalysisOptions& o) const {
   }
   for (size_t kind = 0; kind < kinds_of_entropy; ++kind) {
     Panel panel{entropy_kinds[kind].caption, "", {}};
-    for (size_t i = 0; i < all_.size(); ++i) panel.curves.push_back(entropy_curve(all_[i], names[i], kind));
+    for (size_t i = 0; i < all_.size(); ++i) {
+      panel.curves.push_back(entropy_curve(all_[i], names[i], kind));
+      panel.curves.back().look = model_look(o, all_[i].model);
+    }
     for (const Curve& bound : entropy_bounds(all_, names, kind)) panel.curves.push_back(bound);
     panels.push_back(panel);
   }
@@ -420,6 +423,11 @@ Finding EntropyByLayer::finding(const AnalysisOptions& o) const {
       "the bound is the logarithm of the number of tokens or channels, whichever is smaller. A key/value head that a "
       "layer's attention reads several times counts once. ",
       hidden_text(archs));
+  std::vector<double> means[2];
+  for (const size_t kind : {size_t{0}, size_t{1}})
+    for (const EntropyOfModel& m : all_) means[kind].push_back(mean_of_rows({entropy_curve(m, "", kind).y}));
+  found.shown = numbers_of_models("Mean entropy over the layers, in nats: of values", names, means[1], "%.2f") + " " +
+                numbers_of_models("Of hidden states", names, means[0], "%.2f");
   found.paper =
       "LIMe (arXiv 2502.09245): with LIMe the entropy of values is higher than a LLaMA's, while that of "
       "hidden states cannot be told apart.";

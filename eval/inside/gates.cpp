@@ -316,6 +316,7 @@ std::string gates_heat_map(const std::vector<GatesOfModel>& all, const std::vect
         map.rows[static_cast<size_t>(block.layer)].push_back(block.gates.head_mean(j));
         if (block.gates.head_mean(j) < 0) band.scale = HeatScale::signs;
       }
+    add_mean_column(map);
   }
   return heat_map_svg("Gates", "layer", "key/value head", {band});
 }
@@ -337,7 +338,7 @@ std::string gates_curves(const std::vector<GatesOfModel>& all, const std::vector
       curves[3].marks_x.push_back(block.layer), curves[3].marks_y.push_back(all[i].study.change(block.mean_loss));
     }
     for (size_t k = 0; k < std::size(curves); ++k) {
-      curves[k].look = model_place(o, all[i].model);  // as in the pictures where no model is left out
+      curves[k].look = model_look(o, all[i].model);
       panels[k].curves.push_back(curves[k]);
     }
   }
@@ -378,6 +379,13 @@ Finding GatesAnalysis::finding(const AnalysisOptions& o) const {
   const GatesOfModel& first = all_[0];
   found.json.update({{"sequences", first.lengths.windows}, {"same_windows", same_windows()}});
   found.svg = svg::below_each_other("Gates", {gates_heat_map(all_, names), gates_curves(all_, names, o)});
+  std::vector<double> gates;
+  for (const GatesOfModel& m : all_) {
+    double sum = 0;
+    for (const GatedBlock& block : m.study.blocks) sum += block.gates.mean();
+    gates.push_back(sum / static_cast<double>(m.study.blocks.size()));
+  }
+  found.shown = numbers_of_models("Mean gate over the layers", names, gates, "%.3f");
   found.measured =
       str("A gate says how much of an earlier layer's value a token's key/value head takes in. Means and exact zeros "
           "over the ",

@@ -26,7 +26,7 @@ struct Colour {
     const auto linear = [](double part) { return std::pow(part / 255, 2.2); };
     return 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
   }
-  const char* contrast() const { return luminance() < 0.22 ? "#ffffff" : "#1f2933"; }
+  const char* contrast() const { return luminance() < 0.22 ? on_deep : on_pale; }
   std::string text() const {
     char text[8];
     std::snprintf(text, sizeof text, "#%02x%02x%02x", static_cast<int>(std::lround(red)),
@@ -227,6 +227,41 @@ std::string column_names(const HeatMap& map, const BandLayout& layout, double x,
   return out;
 }
 
+// What the axes are: "layer" and "head".
+struct Axes {
+  std::string row, column;
+};
+
+// "layer 3; head mean: 0.412", which a browser shows under the pointer.
+std::string cell_title(const HeatMap& map, const Axes& axes, size_t r, size_t c) {
+  char number[32];
+  std::snprintf(number, sizeof number, "%.4g", map.rows[r][c]);
+  const auto place = [](const std::string& axis, const std::string& name) {
+    return escaped(axis, 40) + " " + escaped(name, longest_name);
+  };
+  return "<title>" + place(axes.row, name_of(map.row_names, map.first_row, r)) + "; " +
+         place(axes.column, name_of(map.column_names, map.first_column, c)) + ": " + with_true_minus(number) +
+         "</title>";
+}
+
+// Cells without numbers and with a title each, as long as a page stays of a size that browsers like.
+constexpr size_t max_titled_cells = 1600;
+
+std::string titled_cells(const HeatMap& map, const Axes& axes, const BandLayout& layout, double x, double y) {
+  size_t cells = 0;
+  for (const auto& row : map.rows) cells += row.size();
+  if (cells > max_titled_cells) return "";
+  std::string out = "<g fill-opacity=\"0\">\n";
+  for (size_t r = 0; r < map.rows.size(); ++r)
+    for (size_t c = 0; c < map.rows[r].size(); ++c)
+      if (std::isfinite(map.rows[r][c]))
+        out += "<path d=\"M" + px(x + static_cast<double>(c) * layout.cell_width) + " " +
+               px(y + static_cast<double>(r) * layout.cell_height) + "h" + px(layout.cell_width) + "v" +
+               px(layout.cell_height) + "h-" + px(layout.cell_width) + "\">" + cell_title(map, axes, r, c) +
+               "</path>\n";
+  return out + "</g>\n";
+}
+
 // Cells with their numbers.
 std::string numbered_cells(const HeatMap& map, const Scale& scale, const BandLayout& layout, double x, double y) {
   std::string out;
@@ -239,7 +274,7 @@ std::string numbered_cells(const HeatMap& map, const Scale& scale, const BandLay
       out += rectangle(left, top, width - 1, height - 1, colour.text());
       out += text(left + width / 2, top + height / 2 + 3.5,
                   "text-anchor=\"middle\" font-size=\"10\" fill=\"" + std::string(colour.contrast()) + "\"",
-                  scale.number(v));
+                  with_true_minus(scale.number(v)));
     }
   return out;
 }
@@ -269,14 +304,15 @@ std::string plain_cells(const HeatMap& map, const Scale& scale, const BandLayout
 }
 
 std::string draw_map(const HeatMap& map, const Scale& scale, const BandLayout& layout, double x, double y, double room,
-                     const std::string& column) {
+                     const Axes& axes) {
   const double width = layout.width(map), height = layout.height(map);
   std::string out = text(x, y - 8, "fill=\"#1f2933\"", map.caption, static_cast<size_t>(room / letter_width));
   out += "<rect x=\"" + px(x - 0.5) + "\" y=\"" + px(y - 0.5) + "\" width=\"" + px(width + 1) + "\" height=\"" +
          px(height + 1) + "\" fill=\"none\" stroke=\"#cbd2d9\"/>\n";
   out += layout.numbers ? numbered_cells(map, scale, layout, x, y) : plain_cells(map, scale, layout, x, y);
+  out += titled_cells(map, axes, layout, x, y);
   out += column_names(map, layout, x, y + height);
-  return out + text(x + width / 2, y + height + layout.foot - 19, "text-anchor=\"middle\"", column);
+  return out + text(x + width / 2, y + height + layout.foot - 19, "text-anchor=\"middle\"", axes.column);
 }
 
 // Where numbers stand beside the bar of colours: the ends and the middle; of counts 1, 2, 5, 10, ... and the largest.
@@ -307,11 +343,11 @@ std::string draw_legend(const Scale& scale, const std::string& words, double x, 
   for (const double v : legend_numbers(scale, height)) {
     const bool whole = scale.kind == HeatScale::counts && v == std::floor(v) && v < 9999.5;
     const double at = y + height * (1 - scale.share(v)) / (1 - lowest);
-    out += text(x + 20, at + 4, small, whole ? fixed(v, 0) : scale.number(v));
+    out += text(x + 20, at + 4, small, whole ? fixed(v, 0) : with_true_minus(scale.number(v)));
   }
   if (scale.kind == HeatScale::signs)
     out += text(x + 20, y + 17, small, "blue") + text(x + 20, y + height - 9, small, "red");
-  if (scale.power != 0) out += text(x, y - 8, small, "\xC3\x97 1e" + std::to_string(scale.power));
+  if (scale.power != 0) out += text(x, y - 8, small, "\xC3\x97 1e" + with_true_minus(std::to_string(scale.power)));
   const double middle = y + height / 2;
   return out +
          text(x + 66, middle,
@@ -344,7 +380,7 @@ Drawn draw_band(const HeatMapBand& band, const std::string& row, const std::stri
     }
     if (begins || layout.own_names) out.elements += row_names(map, layout, x, y);
     const double room = band.maps.size() == 1 ? usual_width - x - legend_width : layout.width(map) + layout.gap() - 8;
-    out.elements += draw_map(map, scale, layout, x, y, room, column);
+    out.elements += draw_map(map, scale, layout, x, y, room, {row, column});
     out.right = std::max(out.right, x + layout.width(map));
     out.bottom = std::max({out.bottom, y + height + layout.foot, y + turned + 8});
     if (i < layout.per_line) first_height = std::max(first_height, height);
@@ -355,6 +391,20 @@ Drawn draw_band(const HeatMapBand& band, const std::string& row, const std::stri
 }
 
 }  // namespace
+
+void add_mean_column(HeatMap& map) {
+  const size_t columns = size_of(map).columns;
+  if (map.column_names.empty())
+    for (size_t c = 0; c < columns; ++c) map.column_names.push_back(name_of({}, map.first_column, c));
+  map.column_names.push_back("mean");
+  for (auto& row : map.rows) {
+    double sum = 0, count = 0;
+    for (const double v : row)
+      if (std::isfinite(v)) sum += v, count += 1;
+    row.resize(columns, NAN);
+    row.push_back(count > 0 ? sum / count : NAN);
+  }
+}
 
 std::string heat_map_svg(const std::string& title, const std::string& row, const std::string& column,
                          const std::vector<HeatMapBand>& bands) {

@@ -15,6 +15,9 @@ struct HeatMap {
   int64_t first_row = 0, first_column = 0;  // where the numbers begin
 };
 
+// A last column, "mean": of each row's numbers that are finite.
+void add_mean_column(HeatMap& map);
+
 // counts: logarithmic, from 1, pale, to the largest number, dark. shares: linear, from 0. signs: linear in both
 // directions from 0, almost white, with a colour for each sign; where there is no room for numbers, those below 0 have
 // a dash, for readers without colours.

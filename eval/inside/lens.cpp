@@ -5,6 +5,7 @@
 
 #include "cli/curve.h"
 #include "cli/format.h"
+#include "cli/look.h"
 #include "cli/ticker.h"
 #include "engine/json.h"
 #include "engine/printable.h"
@@ -199,9 +200,11 @@ nlohmann::json lens_json(const LensOfModel& m) {
 
 // The same number of every reading over the layers.
 template <class Number>
-void add_lens_curve(Panel& panel, const std::string& name, const std::vector<LensReading>& readings, Number number) {
+void add_lens_curve(Panel& panel, const std::string& name, int look, const std::vector<LensReading>& readings,
+                    Number number) {
   if (readings.empty()) return;
   Curve& curve = panel.curves.emplace_back(Curve{name, {}, {}});
+  curve.look = look;
   for (const LensReading& r : readings) curve.x.push_back(r.layer), curve.y.push_back(number(r));
 }
 
@@ -220,24 +223,25 @@ class LensAnalysis : public Analysis {
   Finding finding(const AnalysisOptions& o) const override;
 
  private:
-  std::string picture() const;
+  std::string picture(const AnalysisOptions& o) const;
   int64_t length_ = 0;
   std::vector<LensOfModel> all_;
 };
 
-std::string LensAnalysis::picture() const {
-  std::vector<Panel> panels = {{"perplexity of the true next token, from the first block on", "", {}},
-                               {"mean probability of the last layer's own prediction", "", {}},
-                               {"mean probability of the true next token", "", {}}};
+std::string LensAnalysis::picture(const AnalysisOptions& o) const {
+  std::vector<Panel> panels = {{"perplexity, of the true next token, from the first block on", "", {}},
+                               {"mean probability, of the last layer's own prediction", "", {}},
+                               {"mean probability, of the true next token", "", {}}};
   panels[0].log_y = panels[0].whole = panels[1].shares = panels[2].shares = true;
   const std::vector<std::string> names = short_names_of(all_);
   for (size_t i = 0; i < all_.size(); ++i)
     for (const bool mixed : {false, true}) {
       const std::vector<LensReading>& readings = mixed ? all_[i].study.mixed : all_[i].study.hidden;
       const std::string name = names[i] + (mixed ? ", next reads" : "");
-      add_lens_curve(panels[0], name, readings, shown_perplexity);
-      add_lens_curve(panels[1], name, readings, [](const LensReading& r) { return r.p_final; });
-      add_lens_curve(panels[2], name, readings, [](const LensReading& r) { return r.p_truth; });
+      const int look = model_look(o, all_[i].model), own = mixed ? same_colour(look, 2) : look;
+      add_lens_curve(panels[0], name, own, readings, shown_perplexity);
+      add_lens_curve(panels[1], name, own, readings, [](const LensReading& r) { return r.p_final; });
+      add_lens_curve(panels[2], name, own, readings, [](const LensReading& r) { return r.p_truth; });
     }
   return curve_svg("Logit lens", "blocks passed (0: the embeddings, of a GPT-2 with their positions)", panels);
 }
@@ -254,7 +258,15 @@ Finding LensAnalysis::finding(const AnalysisOptions& o) const {
                          csv_cell(r.perplexity()), ",", csv_cell(r.p_final), ",", csv_cell(r.p_truth), "\n");
   }
   found.json.update({{"sequences", all_[0].lengths.windows}, {"same_windows", same_windows()}});
-  found.svg = picture();
+  found.svg = picture(o);
+  std::vector<double> halfway, last;
+  for (const LensOfModel& m : all_) {
+    const std::vector<LensReading>& readings = m.study.hidden;
+    halfway.push_back(readings.at(readings.size() / 2).perplexity()), last.push_back(readings.back().perplexity());
+  }
+  const std::vector<std::string> names = short_names_of(all_);
+  found.shown = numbers_of_models("Perplexity halfway through the blocks", names, halfway, "%.3g") + " " +
+                numbers_of_models("At the end", names, last, "%.3g");
   const bool any_mixed = std::ranges::any_of(all_, [](const LensOfModel& m) { return !m.study.mixed.empty(); });
   found.measured = str(
       "The model's own final norm and head, without any tuning, read the stream after each block as if it were the "

@@ -14,6 +14,7 @@ namespace crossply {
 struct PageModel {
   std::string name;
   std::vector<std::pair<std::string, std::string>> facts;  // in the same order for all models
+  int look = 0;                                            // of its curves
 };
 
 struct PageSection {
@@ -30,10 +31,11 @@ struct Page {
   uint64_t seed = 0;
   std::vector<PageModel> models;
   std::vector<PageSection> sections;
+  size_t analyses = 0;  // when all are done; more than there are sections: the page says so
 };
 
 // What the head of a page says of a model.
-PageModel page_model(const Subject& subject);
+PageModel page_model(const Subject& subject, int look);
 
 // The file's contents. Text may be any bytes.
 std::string page_html(const Page& page);

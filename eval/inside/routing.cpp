@@ -5,6 +5,7 @@
 
 #include "cli/curve.h"
 #include "cli/format.h"
+#include "cli/look.h"
 #include "cli/svg.h"
 #include "cli/ticker.h"
 #include "engine/json.h"
@@ -146,7 +147,7 @@ std::string csv_of_routing(const std::vector<RoutedModel>& all) {
 }
 
 // What curves of all models have in common stands in one panel.
-std::vector<Panel> routing_panels(const std::vector<RoutedModel>& all) {
+std::vector<Panel> routing_panels(const std::vector<RoutedModel>& all, const AnalysisOptions& o) {
   std::vector<Panel> panels;
   const std::vector<std::string> names = short_names_of(all);
   for (size_t i = 0; i < all.size(); ++i)
@@ -160,6 +161,9 @@ std::vector<Panel> routing_panels(const std::vector<RoutedModel>& all) {
       std::ranges::replace_if(
           name, [](char c) { return c == '_' || c == '.'; }, ' ');
       Curve line{curve.reference || all.size() == 1 ? name : names[i] + " " + name, {}, curve.y};
+      const int lines = static_cast<int>(std::ranges::count_if(
+          panel->curves, [&](const Curve& c) { return !c.reference && c.name.starts_with(names[i] + " "); }));
+      if (all.size() > 1) line.look = same_colour(model_look(o, all[i].model), lines);
       line.low = curve.low, line.high = curve.high, line.reference = curve.reference;
       for (size_t x = 0; x < curve.y.size(); ++x) line.x.push_back(static_cast<double>(x));
       const bool there = std::ranges::any_of(panel->curves, [&](const Curve& c) { return c.name == line.name; });
@@ -178,7 +182,7 @@ RoutingRows rows_by_largest(RoutingRows rows) {
 }
 
 // Every band with cells of its own size.
-std::string svg_of_routing(const std::vector<RoutedModel>& all) {
+std::string svg_of_routing(const std::vector<RoutedModel>& all, const AnalysisOptions& o) {
   std::vector<std::string> parts;
   const std::vector<std::string> names = short_names_of(all);
   for (size_t i = 0; i < all.size(); ++i)
@@ -190,7 +194,7 @@ std::string svg_of_routing(const std::vector<RoutedModel>& all) {
       parts.push_back(heat_map_svg(str(all[i].arch, ": ", names[i]), "reader, from 0", band.column, {drawn}));
     }
   const std::string title = "Routing across depth";
-  if (const auto panels = routing_panels(all); !panels.empty())
+  if (const auto panels = routing_panels(all, o); !panels.empty())
     parts.push_back(curve_svg(title, "layer, or stream, from 0", panels));
   return parts.size() == 1 ? parts[0] : svg::below_each_other(title, parts);
 }
@@ -228,20 +232,38 @@ class Routing : public Analysis {
   std::vector<RoutedModel> all_;
 };
 
+// Where the first map of a model has its largest number.
+std::string largest_in(const RoutedModel& m, const std::string& name) {
+  if (m.found.bands.empty() || m.found.bands[0].maps.empty()) return "";
+  const RoutingMap& map = m.found.bands[0].maps[0];
+  double largest = NAN;
+  size_t row = 0, column = 0;
+  for (size_t r = 0; r < map.rows.size(); ++r)
+    for (size_t c = 0; c < map.rows[r].size(); ++c)
+      if (const double x = map.rows[r][c]; std::isfinite(x) && !(std::abs(x) <= std::abs(largest)))
+        largest = x, row = r, column = c;
+  if (!std::isfinite(largest)) return "";
+  return str("The largest number of ", name, ", ", map.caption, ", is ", format_number("%.2f", largest), ", at reader ",
+             row, " and column ", column, ".");
+}
+
 Finding Routing::finding(const AnalysisOptions& o) const {
   Finding found;
   found.title = "Routing across depth";
   const auto add = [](std::string& text, const std::string& more) {
     if (text.find(more) == std::string::npos) text += (text.empty() ? "" : " ") + more;
   };
-  for (const RoutedModel& m : all_) {
+  const std::vector<std::string> names = short_names_of(all_);
+  for (size_t i = 0; i < all_.size(); ++i) {
+    const RoutedModel& m = all_[i];
     found.add(table_of_routing(m, o.seed), routing_json(m));
+    add(found.shown, largest_in(m, names[i]));
     add(found.measured, find_routing(m.arch)->measured);
     add(found.paper, find_routing(m.arch)->paper);
   }
   found.json["same_windows"] = same_windows();
   found.csv = csv_of_routing(all_);
-  found.svg = svg_of_routing(all_);
+  found.svg = svg_of_routing(all_, o);
   return found;
 }
 

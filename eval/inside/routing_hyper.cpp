@@ -232,7 +232,7 @@ RoutingKind mhc_routing() {
       "read has weights of its own, which need not sum to 1. In the picture each row is divided "
       "by its largest magnitude, as the norm that each reader has sees no factor of a row; the numbers of the files "
       "are not.";
-  kind.paper = "mHC (arXiv 2512.24880): the paper's own picture is not at hand, so nothing is claimed of it.";
+  kind.paper = "";
   return kind;
 }
 
@@ -247,7 +247,7 @@ RoutingKind gated_streams_routing() {
       "the head. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: means over its two readers "
       "and the two outputs of another one. What a gate does to one channel and not to another is not in these means. "
       "In the picture each row is divided by its largest magnitude; the numbers of the files are not.";
-  kind.paper = "Qwen3.8-Flash-Next: there is no paper, and no such picture is at hand.";
+  kind.paper = "";
   return kind;
 }
 

@@ -373,7 +373,14 @@ Finding SparseAutoencoder::finding(const AnalysisOptions& o) const {
   }
   found.json.update({{"sequences", all_[0].windows}, {"same_windows", same_windows()}});
   found.csv = sae_csv(all_);
-  found.svg = sae_svg(all_, names);
+  std::vector<int> looks;
+  std::vector<double> explained;
+  for (const SaeFinding& one : all_) {
+    looks.push_back(model_look(o, one.model));
+    explained.push_back(100 * one.held_out.fve);
+  }
+  found.svg = sae_svg(all_, names, looks);
+  found.shown = numbers_of_models("Variance of held-out values explained, in percent", names, explained, "%.1f");
   found.measured = sae_measured(all_, names, o.seed, flags_.max_density == 0);
   found.paper =
       "SATFormer (arXiv 2605.03953), at 760M parameters, 24,576 features and 100 million tokens: more than 99 % of the "

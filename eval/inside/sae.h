@@ -59,6 +59,8 @@ nlohmann::json sae_json(const SaeFinding& found);
 std::string sae_csv(const std::vector<SaeFinding>& all);
 // Curves of the training, the labels of the retained features, and gates by category where there are any. names: of the
 // models, for legends.
-std::string sae_svg(const std::vector<SaeFinding>& all, const std::vector<std::string>& names);
+// looks: of the models' curves.
+std::string sae_svg(const std::vector<SaeFinding>& all, const std::vector<std::string>& names,
+                    const std::vector<int>& looks);
 
 }  // namespace crossply

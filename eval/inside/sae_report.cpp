@@ -195,7 +195,8 @@ std::string label_bars_svg(const std::vector<SaeFinding>& all, const std::vector
   return svg::document(sae_picture_width, y + 20, "Retained features by label", out);
 }
 
-std::string sae_losses_svg(const std::vector<SaeFinding>& all, const std::vector<std::string>& names) {
+std::string sae_losses_svg(const std::vector<SaeFinding>& all, const std::vector<std::string>& names,
+                           const std::vector<int>& looks) {
   Panel panel{"share of the variance that is not explained", "of held-out tokens", {}};
   panel.log_y = true;
   for (size_t i = 0; i < all.size(); ++i) {
@@ -205,6 +206,7 @@ std::string sae_losses_svg(const std::vector<SaeFinding>& all, const std::vector
       curve.x.push_back(tokens);
       curve.y.push_back(loss / m.start_variance);
     }
+    curve.look = looks[i];
     curve.marks_x = {curve.x.back()}, curve.marks_y = {1 - m.held_out.fve};
     panel.curves.push_back(std::move(curve));
   }
@@ -300,8 +302,9 @@ std::string sae_csv(const std::vector<SaeFinding>& all) {
   return out;
 }
 
-std::string sae_svg(const std::vector<SaeFinding>& all, const std::vector<std::string>& names) {
-  std::vector<std::string> parts = {sae_losses_svg(all, names)};
+std::string sae_svg(const std::vector<SaeFinding>& all, const std::vector<std::string>& names,
+                    const std::vector<int>& looks) {
+  std::vector<std::string> parts = {sae_losses_svg(all, names, looks)};
   if (std::any_of(all.begin(), all.end(), [](const SaeFinding& m) { return !m.texts.empty(); }))
     parts.push_back(label_bars_svg(all, names));
   for (size_t i = 0; i < all.size(); ++i)

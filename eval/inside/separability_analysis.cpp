@@ -113,7 +113,7 @@ std::string title_of_separability(const std::vector<SeparatedModel>& all) {
                            : str(least, " to ", most, " updates (the paper's: ", separability::paper_updates, ")"));
 }
 
-std::string separability_svg(const std::vector<SeparatedModel>& all) {
+std::string separability_svg(const std::vector<SeparatedModel>& all, const AnalysisOptions& o) {
   const std::vector<std::string> names = short_names_of(all);
   const bool own_only = std::ranges::all_of(all, &SeparatedModel::own_only);
   const double chance = 1 / static_cast<double>(all[0].plan.classes.names.size());
@@ -125,6 +125,7 @@ std::string separability_svg(const std::vector<SeparatedModel>& all) {
     for (size_t n = 0; n < all.size(); ++n) {
       const SeparatedModel& m = all[n];
       Curve curve{names[n], {}, {}};
+      curve.look = model_look(o, m.model);
       for (int i = 0; i < m.layers; ++i)
         if (const Separability* s = m.at(kind, i)) {
           curve.x.push_back(i), curve.y.push_back(s->mean());
@@ -212,7 +213,7 @@ Finding SeparabilityAnalysis::finding(const AnalysisOptions& o) const {
        {"paper_updates", separability::paper_updates},
        {"same_places", std::ranges::all_of(all_, [&](const auto& m) { return same_places(m.plan, all_[0].plan); })}});
   found.csv = separability_csv(all_);
-  found.svg = separability_svg(all_);
+  found.svg = separability_svg(all_, o);
   found.measured =
       str("Accuracy of a linear layer that learns to tell from one vector which word it belongs to, after one epoch of "
           "Adam (rate 0.01, batches of 64) on raw vectors in double precision; mean over five folds, the band is their "
@@ -221,6 +222,15 @@ Finding SeparabilityAnalysis::finding(const AnalysisOptions& o) const {
           few ? " With fewer updates than the paper's it tells how fast such a probe learns rather than how well the "
                 "classes can be told apart; more data makes more updates (--split all, or a larger file)."
               : "");
+  std::vector<double> means;
+  for (const SeparatedModel& m : all_) {
+    std::vector<double> layers;
+    for (int i = 0; i < m.layers; ++i)
+      if (const Separability* s = m.at(separated_kinds[0], i)) layers.push_back(100 * s->mean());
+    means.push_back(mean_of_rows({layers}));
+  }
+  found.shown =
+      numbers_of_models("Mean accuracy on values over the layers, in percent", short_names_of(all_), means, "%.1f");
   found.paper =
       "LIMe (arXiv 2502.09245v2), of 1,668 places of each of is, are, was and were in FineWeb-Edu: values are told "
       "apart better with LIMe than in a LLaMA, layer by layer, and hidden states less well. Version 1 says how much "

@@ -205,8 +205,14 @@ Finding AttentionSinks::finding(const AnalysisOptions& o) const {
                          csv_cell(head.own), ",", csv_cell(head.distance), ",", csv_cell(head.entropy), "\n");
       }
   }
+  std::vector<double> first;
   for (auto& [band, number] : bands)
-    for (size_t i = 0; i < all_.size(); ++i) band.maps.push_back(sight_map(all_[i], names[i], number));
+    for (size_t i = 0; i < all_.size(); ++i) {
+      band.maps.push_back(sight_map(all_[i], names[i], number));
+      if (number == &HeadSight::first) first.push_back(100 * mean_of_rows(band.maps.back().rows));
+      add_mean_column(band.maps.back());
+    }
+  found.shown = numbers_of_models("Mean attention on the first token, in percent", names, first, "%.1f");
   const std::string windows = all_[0].lengths.text() + if_of_first();
   found.json.update(
       {{"sequences", all_[0].lengths.windows}, {"sink_threshold", sink_threshold}, {"same_windows", same_windows()}});
@@ -217,10 +223,7 @@ Finding AttentionSinks::finding(const AnalysisOptions& o) const {
       ": the share of attention on the first token and on the current one, the mean distance in tokens of what is "
       "attended, and the entropy of the shares in nats, 0 where all is on one token. A head is called a sink where it "
       "puts more than ",
-      sink_threshold, " on the first token.");
-  found.paper =
-      "Gu et al. (arXiv 2410.10781) study when attention sinks on the first token emerge in language models; the "
-      "threshold of 0.3 is theirs.";
+      sink_threshold, " on the first token, the threshold of Gu et al. (arXiv 2410.10781).");
   return found;
 }
 

@@ -17,7 +17,7 @@ constexpr double page = 920, edge = 24, row_labels = 88, column_labels = 84, gap
                  legend_height = 40;
 constexpr double least_cell = 10, most_cell = 20;
 constexpr int shades = 24;
-constexpr const char* ink = "#08306b";
+constexpr const char* ink = "#08306c";  // no colour of a heat map's: on a dark page it is light (cli/svg.h)
 
 // Of 1: the square root, so that small shares are seen too.
 int shade_of(double share) { return static_cast<int>(std::lround(shades * std::sqrt(std::clamp(share, 0.0, 1.0)))); }
@@ -56,14 +56,27 @@ std::string draw_cells(const TokenMap& map, double x, double y, double cell) {
   return out;
 }
 
+// A title for each cell, "row: column 0.41", which a browser shows under the pointer.
+std::string cell_titles(const TokenMap& map, const std::vector<std::string>& tokens, double x, double y, double cell) {
+  std::string out = "<g fill-opacity=\"0\">\n";
+  const std::string side = fixed(cell, 0);
+  for (size_t t = 0; t < map.rows.size(); ++t)
+    for (size_t j = 0; j < map.rows[t].size(); ++j)
+      out += "<path d=\"M" + fixed(x + static_cast<double>(j) * cell, 0) + " " +
+             fixed(y + static_cast<double>(t) * cell, 0) + "h" + side + "v" + side + "h-" + side + "\"><title>" +
+             escaped(tokens[t], 20) + ": " + escaped(tokens[j], 20) + " " + fixed(map.rows[t][j], 2) +
+             "</title></path>\n";
+  return out + "</g>\n";
+}
+
 std::string draw_token_map(const TokenMap& map, const std::vector<std::string>& tokens, double x, double y, double cell,
                            bool first) {
   const double side = static_cast<double>(tokens.size()) * cell;
   const std::string font = "font-size=\"" + fixed(std::min(cell - 1, 11.0), 0) + "\"";
   std::string out = text(x, y - 6, "fill=\"#1f2933\"", map.caption,
                          static_cast<size_t>(std::max(side, least_pitch - gap_of_maps) / 6) + 2);
-  out +=
-      "<g fill=\"" + std::string(ink) + "\" shape-rendering=\"crispEdges\">\n" + draw_cells(map, x, y, cell) + "</g>\n";
+  out += "<g fill=\"" + std::string(ink) + "\" shape-rendering=\"crispEdges\">\n" + draw_cells(map, x, y, cell) +
+         "</g>\n" + cell_titles(map, tokens, x, y, cell);
   out += "<rect x=\"" + px(x - 0.5) + "\" y=\"" + px(y - 0.5) + "\" width=\"" + px(side + 1) + "\" height=\"" +
          px(side + 1) + "\" fill=\"none\" stroke=\"#cbd2d9\"/>\n";
   for (size_t t = 0; t < tokens.size(); ++t) {

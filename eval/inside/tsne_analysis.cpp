@@ -177,6 +177,13 @@ Finding TsneAnalysis::finding(const AnalysisOptions&) const {
           ". Barnes-Hut t-SNE (perplexity 30, angle 0.5, 1,000 iterations, start from two principal components, "
           "rows scaled to length 1) lays neighbours beside each other; distances between groups and directions "
           "mean nothing. KL is what the picture fails to tell, in nats: lower is truer.");
+  std::vector<double> means;
+  for (const PlaneModel& m : all_) {
+    std::vector<double> layers;
+    for (const TsneResult& result : m.results) layers.push_back(result.divergence);
+    means.push_back(mean_of_rows({layers}));
+  }
+  found.shown = numbers_of_models("Mean KL over the layers shown, in nats", names, means, "%.2f");
   found.paper =
       "LIMe (arXiv 2502.09245v2): in deep layers of a LLaMA the values at words as alike as is, are, was and were "
       "often fall into regions that overlap, with LIMe they do not; version 1 shows it in its figure 6.";
