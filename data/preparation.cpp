@@ -509,10 +509,10 @@ void Preparation::summarise() const {
               format_count(tokens).c_str(), static_cast<double>(text_bytes_) / static_cast<double>(tokens));
   std::printf("%s tokens for training, %s for validation\n", format_count(train_.tokens()).c_str(),
               format_count(val_.tokens()).c_str());
-  if (o_.val > 0)
-    std::printf("validation share: %.4g %% of the tokens (%s)\n", 100 * validation_share(),
-                by_document_ ? count_documents(val_.documents).c_str()
-                             : format_number("the end of each file; documents give %.4g %%", 100 * drawn_).c_str());
+  const std::string rule = by_document_
+                               ? count_documents(val_.documents)
+                               : "the end of each file; documents give " + format_number("%.4g", 100 * drawn_) + " %";
+  if (o_.val > 0) std::printf("validation share: %.4g %% of the tokens (%s)\n", 100 * validation_share(), rule.c_str());
   if (special_.begun > 0)
     std::printf("documents that have the token that begins a text, which was not added again: %s\n",
                 format_count(special_.begun).c_str());

@@ -11,9 +11,9 @@
 //
 // OUT has a tokenizer_config.json, by which Tokenizer::read() finds the end-of-text token that was chosen.
 //
-// Documents are encoded as encode_documents says, into OUT.partial/encoded_*.bin. When all are encoded, a share `val` of
-// the tokens becomes the validation set, as data/validation_split.h says, and the rest the training set. So this needs
-// space for all tokens twice. Without validation nothing is split: what is encoded is the training set.
+// Documents are encoded as encode_documents says, into OUT.partial/encoded_*.bin. When all are encoded, a share `val`
+// of the tokens becomes the validation set, as data/validation_split.h says, and the rest the training set. So all
+// tokens need their space twice. With val 0 nothing is split: what is encoded is the training set.
 #pragma once
 
 #include <string>

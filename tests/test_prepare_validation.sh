@@ -64,7 +64,7 @@ done
 # --- one document, equal ones, tiny ones, none held out -----------------------------------------------------------
 for share in 0.1 0.5; do
   expect 0 "^one$share: 1 document," prepare --val $share --out one$share mixed/large.txt
-  holds_out one$share "$share" "$share"00001 'the end of each file'
+  holds_out one$share "$(awk "BEGIN { print $share - 1e-5 }")" "$(awk "BEGIN { print $share + 1e-5 }")" 'the end of each file'
   rm -rf piped
   prepare --val $share --out piped - <mixed/large.txt >output 2>&1 || fail "no shards from standard input"
   same one$share piped
@@ -103,6 +103,9 @@ expect 0 'named is complete already' prepare --val 0.1 --out named lines.jsonl
 same named drawn0.1
 # The table of documents is not believed either.
 expect 65 'bad.jsonl, line 1' prepare --val 0.1 --out changed lines.jsonl bad.jsonl
+mkdir changed.partial/val_000001.bin
+expect 74 "val_000001.bin" prepare --val 0.1 --out changed lines.jsonl
+rmdir changed.partial/val_000001.bin
 printf '\1' | dd of=changed.partial/documents_000001.bin bs=1 seek=1100 conv=notrunc 2>output
 expect 65 'documents_.*: other tokens than were written' prepare --val 0.1 --out changed lines.jsonl
 
