@@ -512,7 +512,7 @@ void Preparation::summarise() const {
   const std::string rule = by_document_
                                ? count_documents(val_.documents)
                                : "the end of each file; documents give " + format_number("%.4g", 100 * drawn_) + " %";
-  if (o_.val > 0) std::printf("validation share: %.4g %% of the tokens (%s)\n", 100 * validation_share(), rule.c_str());
+  if (o_.val > 0) std::printf("validation share: %.4g %% (%s)\n", 100 * validation_share(), rule.c_str());
   if (special_.begun > 0)
     std::printf("documents that have the token that begins a text, which was not added again: %s\n",
                 format_count(special_.begun).c_str());

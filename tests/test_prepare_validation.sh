@@ -13,7 +13,7 @@ holds_out() {
   train=$(cat "$1"/train_*.bin | wc -c)
   val=$(cat "$1"/val_*.bin | wc -c)
   awk -v a="$(((train - 1024) / 2))" -v b="$(((val - 1024) / 2))" -v from="$2" -v to="$3" \
-    -v said="$(sed -n 's/^validation share: \([0-9.]*\) % of the tokens .*/\1/p' output)" \
+    -v said="$(sed -n 's/^validation share: \([0-9.]*\) % (.*/\1/p' output)" \
     -v noted="$(sed -n 's/^  "validation_share": \(.*\),/\1/p' "$1/manifest.json")" 'BEGIN {
       share = b / (a + b)
       close_to(share, noted, 1e-9); close_to(100 * share, said, 0.006)

@@ -197,8 +197,7 @@ TEST_CASE("validation split: less than half a token is none") {
 TEST_CASE("validation split: whatever the documents are, the share is missed by a fifth at most") {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     CAPTURE(seed);
-    const auto draw = [&, n = uint64_t{0}](uint64_t below) mutable { return mix_bits(seed << 20 | ++n) % below; };
-    auto next = draw;
+    auto next = [&, n = uint64_t{0}](uint64_t below) mutable { return mix_bits(seed << 20 | ++n) % below; };
     Corpus corpus;
     const auto files = static_cast<int64_t>(1 + next(12));
     for (int64_t file = 0; file < files; ++file)
