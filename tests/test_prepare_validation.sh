@@ -108,5 +108,10 @@ expect 74 "val_000001.bin" prepare --val 0.1 --out changed lines.jsonl
 rmdir changed.partial/val_000001.bin
 printf '\1' | dd of=changed.partial/documents_000001.bin bs=1 seek=1100 conv=notrunc 2>output
 expect 65 'documents_.*: other tokens than were written' prepare --val 0.1 --out changed lines.jsonl
+# Work of a version that had no such table, with the right checksum.
+state=$(tr -d ' \n' <changed.partial/state.json | sed 's/"table":\[[^]]*\],//; s/,"checksum":"[^"]*"//')
+printf '%s,"checksum":"%s"}\n' "${state%\}}" "$(printf %s "$state" | sha256sum | cut -d' ' -f1)" >changed.partial/state.json
+expect 65 'state.json: is of an older version of this program; remove changed.partial to start anew' \
+  prepare --val 0.1 --out changed lines.jsonl
 
 conclude prepare_validation "the share that was asked for is held out"
