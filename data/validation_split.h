@@ -2,8 +2,8 @@
 //
 // Documents are drawn in the order of their hashes until the share is reached. Equal documents have equal hashes, so
 // they stay on one side. If this misses the share by more than a fifth of it, the documents are few or very unequal.
-// Then the end of each file is for validation instead. The cut is at the end of a document if one is near, else inside a
-// document. If a file gives too much or too little, the next files make up for it.
+// Then the end of each file is for validation instead. The cut is at the end of a document if one is near, else inside
+// a document. If a file gives too much or too little, the next files make up for it.
 //
 // Memory does not grow with tokens or documents, only by 8 bytes a file.
 #pragma once

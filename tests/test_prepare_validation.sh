@@ -54,9 +54,9 @@ cat once.jsonl once.jsonl once.jsonl >lines.jsonl
 for share in 0.01 0.1 0.5; do
   expect 0 "^drawn$share: 1,800 documents" prepare --val $share --out drawn$share lines.jsonl
   holds_out drawn$share "$(awk "BEGIN { print $share * 0.8 }")" "$(awk "BEGIN { print $share * 1.2 }")" documents
-  texts drawn$share/train_000001.bin | sort -u >train
+  texts drawn$share/train_000001.bin | sort -u >trained
   texts drawn$share/val_000001.bin | sort -u >held
-  [ -z "$(comm -12 train held | tr -d '\n')" ] || fail "with $share, a document is on both sides"
+  [ -z "$(comm -12 trained held | tr -d '\n')" ] || fail "with $share, a document is on both sides"
   prepare --val $share --out piped$share - <lines.jsonl >output 2>&1 || fail "no shards from standard input"
   same drawn$share piped$share
 done
