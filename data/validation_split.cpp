@@ -37,7 +37,7 @@ void for_each_entry(const ShardWriter& table, F&& work) {
 struct Copier {
   const ShardWriter& from;
   int64_t at = 0;
-  std::vector<int32_t> read;
+  std::vector<int32_t> read = {};
   std::ptrdiff_t used = 0;
 
   void copy(int64_t count, ShardWriter& to) {
