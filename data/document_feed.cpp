@@ -173,6 +173,7 @@ FeedBatch DocumentFeed::next() {
     const size_t first = batch.documents.size();
     const bool more = read(batch_bytes - bytes, batch.documents);
     for (size_t i = first; i < batch.documents.size(); ++i) {
+      batch.documents[i].source = at_.source;
       bytes += batch.documents[i].text.size() + 1;
       at_.digest = document_digest(at_.digest, batch.documents[i].text);
     }

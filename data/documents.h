@@ -26,6 +26,7 @@ struct Document {
   std::string file;   // where it is from, for messages
   int64_t line = 0;   // from 1, of JSON lines; 0: the document is the file
   size_t offset = 0;  // of the text in its file, for messages: 3 behind a byte order mark
+  size_t source = 0;  // which of the files that DocumentFeed reads
   std::string text;   // as it stands there: JSON, or the text itself; parse_documents makes it the text
   std::string fault;  // what is wrong with it, where faults are kept; "": nothing
   // By encode_documents:

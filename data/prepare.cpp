@@ -35,7 +35,8 @@ int main(int argc, char** argv) {
         "what the text of a special token within a document becomes: that token, text like any other, or an error");
     add_text(app, "--field", o.field, "NAME", "of JSON lines, the field with the text");
     add_number(app, "--val", o.val, 0, 0.5,
-               "share for validation, by document; of very few documents, the last tokens");
+               "share of the tokens for validation: whole documents, or, if they are few or very unequal, the end of "
+               "each file");
     add_integer(app, "--shard-tokens", o.shard_tokens, 1 << 16, std::numeric_limits<int32_t>::max(),
                 "tokens of a file");
     add_integer(
