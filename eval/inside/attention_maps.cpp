@@ -151,11 +151,11 @@ std::string maps_table(const MapsOfModel& m) {
     cells.push_back(std::to_string(m.layers[l].size()));
     rows.push_back(cells);
   }
+  const bool tokens = m.texts.size() == 1 && m.bins.bin == 1;
   const std::string binned = m.bins.bin == 1 ? "" : str(", in bins of ", m.bins.bin, " tokens");
-  const std::string which = m.texts.size() == 1 && m.bins.bin == 1 ? str("the last of ", m.size_text())
-                                                                   : str("the last row of ", m.size_text(), binned);
-  return str(m.title, "\n", wrap(str(which, ", ", m.name(last), ", in the mean over a layer's heads"), 80, 0), "\n\n",
-             format_table(rows));
+  const std::string which = tokens ? str("the last of ", m.size_text(), ", ", m.name(last))
+                                   : str("row ", m.name(last), " of ", m.size_text(), binned);
+  return str(m.title, "\n", wrap(which + ", mean over a layer's heads", 80, 0), "\n\n", format_table(rows));
 }
 
 nlohmann::json tokens_json(const MapsOfModel& m, size_t text) {
@@ -321,7 +321,7 @@ Finding AttentionMaps::finding(const AnalysisOptions&) const {
   for (size_t i = 0; i < all_.size(); ++i) bands.push_back(band_of(all_[i], names[i], heads_of(all_[i])));
   found.json["given_text"] = text_ ? nlohmann::json(utf8_or_escaped(*text_)) : nlohmann::json();
   found.json["causal_mask"] = causal_mask_;
-  found.svg = token_map_svg(texts_ == 1 ? "Attention of a text" : "Mean attention of texts", bands);
+  found.svg = token_map_svg(found.title + (causal_mask_ ? "" : ", without the causal mask"), bands);
   const std::string others = causal_mask_ ? "itself and the tokens before it" : "all tokens";
   const std::string what = text_ ? "a given text"
                            : texts_ == 1

@@ -15,8 +15,8 @@ namespace {
 
 constexpr double page = 920, edge = 24, row_labels = 88, column_labels = 84, gap_of_maps = 20, least_pitch = 156,
                  legend_height = 40;
-constexpr double least_cell = 10, least_small_cell = 4, most_cell = 20, most_side = 640;
-constexpr size_t max_titles = 60000;  // of a figure's cells: a page stays of a size that browsers like
+constexpr double least_cell = 10, least_small_cell = 4, most_cell = 20, most_side = 640, small_label = 20;
+constexpr size_t max_titles = 40000;  // of a figure's cells: a page stays of a size that browsers like
 constexpr int shades = 24;
 constexpr const char* ink = "#08306c";  // no colour of a heat map's: on a dark page it is light (cli/svg.h)
 
@@ -77,7 +77,7 @@ std::string draw_token_map(const TokenMap& map, const TokenMapBand& band, double
   const std::vector<std::string>& tokens = band.tokens;
   const double side = static_cast<double>(tokens.size()) * cell;
   const std::string font = "font-size=\"" + fixed(std::clamp(cell - 1, 9.0, 11.0), 0) + "\"";
-  const auto every = static_cast<size_t>(band.small ? std::ceil(least_cell / cell) : 1);
+  const auto every = static_cast<size_t>(band.small ? std::ceil(small_label / cell) : 1);
   std::string out = text(x, y - 6, "fill=\"#1f2933\"", map.caption,
                          static_cast<size_t>(std::max(side, least_pitch - gap_of_maps) / 6) + 2);
   out += "<g fill=\"" + std::string(ink) + "\" shape-rendering=\"crispEdges\">\n" + draw_cells(map, x, y, cell) +
