@@ -334,7 +334,7 @@ TEST_CASE("analyze: the average rank of given groups of layers") {
     CHECK_MESSAGE(has(svg, part), part);
   check_outcome(attention({"0-3"}), Exit::usage, "there is no layer 3; the layers are 0 to 2");
   check_outcome(attention({"2-1"}), Exit::usage, "'2-1' ends before it begins");
-  for (const char* bad : {"", "0-", "-1", "a-b", "0-1-2", "0,,1"})
+  for (const char* bad : {"", "0-", "-1", "a-b", "0-1-2", "0,,1", "0,"})
     check_outcome(attention({bad}), Exit::usage, "--groups");
 }
 

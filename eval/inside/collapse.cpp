@@ -234,6 +234,15 @@ LayerGroup read_group(const std::string& text) {
   return group;
 }
 
+// "0-3,4-7"
+void add_groups(std::vector<LayerGroup>& groups, const std::string& text) {
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    groups.push_back(read_group(text.substr(at, end - at)));
+    at = end + 1;
+  }
+}
+
 HeatMap heat_map(const Measured& m, const std::string& name, double (LayerCollapse::*number)(size_t) const) {
   HeatMap map{name, {}};
   for (const LayerCollapse& layer : m.layers) {
@@ -249,13 +258,12 @@ class AttentionCollapse : public Analysis {
   std::string about() const override { return "rank and mass of every head's attention, lazy layers"; }
   void add_flags(CLI::App& app) override {
     const auto set_groups = [this](const std::vector<std::string>& texts) {
-      for (const std::string& text : texts) o_.groups.push_back(read_group(text));
+      for (const std::string& text : texts) add_groups(o_.groups, text);
     };
     own(app, {add_number(app, "--tau", o_.tau, 0.01, 0.999, "attention: the rank takes in this share of the energy"),
               add_number(app, "--eta", o_.eta, 0.01, 0.999, "attention: so does the mass"),
               app.add_option_function<std::vector<std::string>>(
                      "--groups", set_groups, "attention: AvgRank of these groups of layers too, from 0: 0-5,6-11")
-                  ->delimiter(',')
                   ->type_name("INT-INT,...")});
   }
   std::string refuses(const Subject& subject) const override {
