@@ -60,6 +60,12 @@ for column in large named; do
 done
 expect 0 'step 1: test loss' "$build/train_llama" --data text:big.parquet "${sizes[@]}" --steps 1 --out run
 
+# --- stopped while it waits for Python, and started again --------------------------------------------------------
+interrupted stopped.partial/state.json "$build/prepare" --tokenizer t.json --val 0 --out stopped big.parquet
+[ $? = 75 ] || fail "SIGINT: not exit code 75"
+expect 0 'stopped: 3,00[01] documents' "$build/prepare" --tokenizer t.json --val 0 --out stopped big.parquet
+[ "$(shards stopped)" = "$(shards $lines)" ] || fail "stopped and started again, it has other tokens"
+
 # --- what is wrong with a table ----------------------------------------------------------------------------------
 expect 65 'big.parquet: has no column "body", but id, text, other, raw$' prepare --field body big.parquet
 expect 65 'error: .*big.parquet: .* did not read this Parquet table to its end .exit code 1.' prepare --field body big.parquet
