@@ -134,14 +134,15 @@ Preparation::Preparation(const PrepareOptions& options)
       fail(Exit::usage, source.path, " can be read only once, but --vocab reads the text twice; store it in a file");
   const auto has_field = [&](const SourceFile& source) {
     try {
-      return !source.is_file || DocumentReader(source.path).is_lines();
+      return !source.is_file || DocumentReader(source.path, o_.field).is_lines();
     } catch (const Error& error) {  // of a bad file, which --skip-bad leaves out later
       if (faults() == Faults::fail || error.code != Exit::bad_data) throw;
       return false;
     }
   };
   if (o_.field_given && std::none_of(sources_.begin(), sources_.end(), has_field))
-    fail(Exit::usage, "--field ", o_.field, " has no effect without JSON lines, and no input has any; leave it out");
+    fail(Exit::usage, "--field ", o_.field,
+         " has no effect without JSON lines or Parquet, and no input has any; leave it out");
   settings_ = settings_of(o_, sources_);
   sources_digest_ = digest_of_sources(sources_);
 }
@@ -333,7 +334,7 @@ void Preparation::check_tokens() const {
 }
 
 bool Preparation::encode_all() {
-  DocumentFeed feed(sources_, position_, partial_, faults());
+  DocumentFeed feed(sources_, position_, partial_, faults(), o_.field);
   EncodingProgress progress("encoding", total_bytes(sources_), feed.taken());
   const auto read = [&] { return feed.next(); };  // while the batch before is encoded
   std::future<FeedBatch> next = std::async(std::launch::async, read);
