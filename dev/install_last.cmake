@@ -5,18 +5,29 @@ if(HELP2MAN)
   file(MAKE_DIRECTORY "${root}/share/man/man1")
   foreach(name "" ${PROGRAMS})
     string(STRIP "crossply ${name}" command)
-    string(REPLACE " " "-" page "share/man/man1/${command}.1")
+    string(REPLACE " " "-" title "${command}")
+    set(page "share/man/man1/${title}.1")
     set(help --help)
+    set(subject "transformers whose layers are connected across depth")
     if(name)
       set(help --help-all)
+      execute_process(COMMAND "./${name}" --help WORKING_DIRECTORY "${home}" OUTPUT_VARIABLE said)
+      string(REGEX MATCH "^[^.]*" subject "${said}")  # its first sentence
+      string(REPLACE "\n" " " subject "${subject}")
     endif()
-    execute_process(COMMAND "${HELP2MAN}" --no-info "--help-option=${help}"
-                            "--name=transformers whose layers are connected across depth"
+    execute_process(COMMAND "${HELP2MAN}" --no-info "--help-option=${help}" "--name=${subject}"
                             -o "${root}/${page}" "./${command}" WORKING_DIRECTORY "${home}" RESULT_VARIABLE failed)
     if(failed)
       message(FATAL_ERROR "help2man failed for ${command}; to install without man pages: "
               "make install CMAKE_FLAGS=-DHELP2MAN=OFF")
     endif()
+    # help2man takes the first word for the name of the page.
+    file(READ "${root}/${page}" text)
+    string(TOUPPER "${title}" upper)
+    string(REPLACE ".TH CROSSPLY " ".TH ${upper} " text "${text}")
+    string(REPLACE "\"${command} (crossply) " "\"crossply " text "${text}")
+    string(REPLACE "\ncrossply \\- " "\n${title} \\- " text "${text}")
+    file(WRITE "${root}/${page}" "${text}")
     list(APPEND CMAKE_INSTALL_MANIFEST_FILES "${CMAKE_INSTALL_PREFIX}/${page}")
   endforeach()
 else()
