@@ -78,6 +78,12 @@ remove "$prefix"
 ! cmake -DPREFIX="$prefix" -P "$tree/dev/uninstall.cmake" >output 2>&1 && grep -q 'not installed in' output ||
   fail "uninstalling twice"
 
+# A prefix may be relative.
+put relative
+[ -e relative/bin/crossply ] && grep -qx bin/crossply relative/libexec/crossply/files.txt || fail "a relative prefix"
+remove relative
+[ "$(find relative)" = relative ] || fail "a relative prefix: uninstalling left $(find relative)"
+
 export DESTDIR=$work/staged
 put /usr
 [ "$(ls staged) $(ls staged/usr/bin)" = "usr crossply" ] || fail "DESTDIR: $(find staged)"

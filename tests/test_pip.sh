@@ -17,8 +17,14 @@ fail() { echo "FAIL: $*"; exit 1; }
 site=$(venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 cp venv/packages "$site/others.pth"
 ls "$site" >before
-venv/bin/python -m pip install --no-build-isolation --no-deps --no-index ${PIP_FLAGS--Ccmake.build-type=Debug} "$tree" \
+venv/bin/python -m pip install --no-build-isolation --no-deps --no-index ${PIP_FLAGS--Ccmake.build-type=None} "$tree" \
   >pip.log 2>&1 || { tail -20 pip.log; fail "pip install"; }
+
+# It goes to other machines: no place of this one, no instruction of its CPU alone.
+! grep -rlaF "$tree" "$site/crossply" || fail "the path $tree is in these files"
+! readelf -d "$site"/crossply/{crossply,comm_mpi.so} 2>/dev/null | grep -iE '\((rpath|runpath)\)' || fail "a library's place is in it"
+tag=$(grep -E '^Tag: ' "$site"/crossply-*.dist-info/WHEEL)
+[[ $tag == "Tag: py3-none-"* ]] || fail "the wheel is for $tag"
 
 PATH=$work/venv/bin:$PATH
 version=$(sed -nE 's/^project\(crossply VERSION ([0-9.]+) .*/\1/p' "$tree/CMakeLists.txt")
