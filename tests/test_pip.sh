@@ -32,6 +32,7 @@ version=$(sed -nE 's/^project\(crossply VERSION ([0-9.]+) .*/\1/p' "$tree/CMakeL
 tiny=(--data arith:3 --train-samples 400 --test-samples 50 --width 8 --ffn 8 --layers 1 --heads 1 --batch 2
   --eval-samples 2 --answer-samples 2)
 crossply train_lime "${tiny[@]}" --steps 3 --out run >log || fail "train_lime: $(tail -5 log)"
+grep -q '^next: *crossply generate --model run' log || fail "the next command: $(tail -3 log)"
 crossply compare --arch llama,lime "${tiny[@]}" --steps 2 --out both >log || fail "compare: $(tail -5 log)"
 venv/bin/python - "$version" <<'END' || fail "the module"
 import importlib.metadata, sys
