@@ -325,6 +325,9 @@ void check_together(const TrainOptions& o) {
   for (const Preset& preset : presets())
     if (preset.name == o.preset && preset.of_students && o.teacher.empty())
       fail(Exit::usage, "--preset ", o.preset, " is for a model that learns from another one; give --teacher DIR");
+  if (const auto decay = o.config.options.find("decay"); o.decay_all && decay != o.config.options.end())
+    if (decay->second == "routers")
+      fail(Exit::usage, "--decay-all decays everything, --decay routers the routers alone; leave one of them out");
   check_batch(o.batch, o.accumulate, o.data.seq_len);
   check_world(o);
   if (o.matmul == "fp8" && o.world.gpu == "a100") fail(Exit::usage, "--matmul fp8: --gpu a100 has none");

@@ -34,9 +34,6 @@ void declare(ParameterTable& params, const TrainOptions& options) {
   const Config& c = options.config;
   if (!options.init.empty() && options.initial.config.arch != c.arch)
     find_architecture(c.arch).make(c)->start_as_plain(params, c);
-  if (const auto decay = c.options.find("decay"); options.decay_all && decay != c.options.end())
-    if (decay->second == "routers")
-      fail(Exit::usage, "--decay-all decays everything, --decay routers the routers alone; leave one of them out");
   for (Parameter& row : params.rows()) {
     const bool router = row.lr_mul != 1 && row.lr_mul != 0;  // 0: it stays as it starts
     if (router && options.router_lr > 0) row.lr_mul = options.router_lr / options.lr;
