@@ -3,7 +3,7 @@
 # (exit code 75); started again it goes on where it was. Results land beside this script, thinned; figures follow by
 # `make figures`.
 #   dev/experiments/run.sh [NAME...]     small arith prosqa twelve longer newer routers variants literal depth arith_grid;
-#                                        only if they are named: speed (on an idle machine), arith_long (hours)
+#                                        only if they are named: speed (on an idle machine), arith_long (hours), fine_tuning
 #   BUILD=build OUT=runs/experiments RECORDS=dev/experiments SEEDS=1,2,3 JOBS=0 (runs side by side; 0: compare chooses)
 # arith, prosqa and small make their own data; the others train on the sources of Python's library, which needs Python
 # with `pip install tokenizers` once.
@@ -166,6 +166,27 @@ prosqa() {
     --eval-every 1000 --eval-samples 64 --answer-samples 500 --save-every 1000 --keep 1 --seeds "$seeds"
 }
 
+# A model of text, fine-tuned on tasks in the text's tokens: LLaMA beside LIMe. The record is what evaluate prints.
+fine_tuning() {
+  corpus
+  for arch in llama lime; do
+    trained text "$out/corpus/tokens" --width 64 --layers 6 --heads 4 --ffn 176 --seq 256 --steps 1200 --warmup 60 --lr 3e-3 \
+      --seed 1 --eval-every 300
+    trained arith arith:3 --init "$out/fine_tuning/text_$arch" --batch 32 --steps 6000 --warmup 300 --eval-every 1000
+    trained prosqa "prosqa${PROSQA:+:$PROSQA}" --init "$out/fine_tuning/text_$arch" --batch 8 --steps 1000 --warmup 50 \
+      --eval-every 250 --eval-samples 64 --answer-samples 64
+  done
+}
+# trained NAME DATA FLAGS...: one run of $arch, begun or continued, and its record.
+trained() {
+  local run=$out/fine_tuning/$1_$arch record=$records/fine_tuning/$1_$arch.txt answers=()
+  if [ -e "$run/flags.json" ]; then run "$build/train_$arch" --resume --out "$run"
+  else run "$build/train_$arch" --data "$2" --out "$run" "${@:3}"; fi
+  [ "$1" = text ] || answers=(--answers 500)
+  mkdir -p "${record%/*}"
+  "$build/evaluate" --model "$run" --data "$2" "${answers[@]}" >"$record.part" && mv "$record.part" "$record"
+}
+
 # Minutes on any machine; tests/test_experiments.sh trains it again and wants the same bits.
 small() {
   part small/small --preset arith-quick --data arith:3 --arch llama,lime --seeds 1,2 --steps 400 --warmup 40 --lr 3e-3 \
@@ -179,7 +200,8 @@ main() {
   [ $# -gt 0 ] || set -- small arith prosqa twelve longer newer routers variants literal depth arith_grid
   for experiment in "$@"; do
     case $experiment in
-      twelve | longer | newer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | prosqa | small) "$experiment" ;;
+      twelve | longer | newer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | prosqa | fine_tuning | \
+        small) "$experiment" ;;
       *) echo "error: $experiment is no experiment; see the head of $0" >&2 && exit 64 ;;
     esac
   done
