@@ -2,8 +2,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "engine/rng.h"
 #include "cli/look.h"
+#include "engine/rng.h"
 #include "engine/safetensors.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/features.h"
