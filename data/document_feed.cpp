@@ -121,8 +121,8 @@ std::string digest_of_sources(const std::vector<SourceFile>& sources) {
 }
 
 DocumentFeed::DocumentFeed(const std::vector<SourceFile>& sources, const FeedPosition& from, const std::string& where,
-                           Faults faults)
-    : sources_(sources), faults_(faults) {
+                           Faults faults, const std::string& field)
+    : sources_(sources), faults_(faults), field_(field) {
   for (at_.source = 0; at_.source < std::min(from.source, sources_.size()); ++at_.source)
     before_ += sources_[at_.source].bytes;
   if (at_.source == sources_.size() || from.documents == 0) return;
@@ -138,9 +138,9 @@ DocumentFeed::DocumentFeed(const std::vector<SourceFile>& sources, const FeedPos
          "anew, or choose another --out");
 }
 
-void DocumentFeed::open() { reader_ = std::make_unique<DocumentReader>(sources_[at_.source].path); }
+void DocumentFeed::open() { reader_ = std::make_unique<DocumentReader>(sources_[at_.source].path, field_); }
 
-uint64_t DocumentFeed::taken() const { return before_ + (reader_ ? reader_->bytes().taken() : 0); }
+uint64_t DocumentFeed::taken() const { return before_ + (reader_ ? reader_->taken() : 0); }
 
 // Adds the next documents of the source; false after its last, or where it is one that cannot be read as text.
 bool DocumentFeed::read(size_t bytes, std::vector<Document>& documents) {
@@ -173,12 +173,13 @@ FeedBatch DocumentFeed::next() {
     const size_t first = batch.documents.size();
     const bool more = read(batch_bytes - bytes, batch.documents);
     for (size_t i = first; i < batch.documents.size(); ++i) {
+      batch.documents[i].source = at_.source;
       bytes += batch.documents[i].text.size() + 1;
       at_.digest = document_digest(at_.digest, batch.documents[i].text);
     }
     at_.documents += static_cast<int64_t>(batch.documents.size() - first);
     if (more) break;
-    if (reader_) finish_source(batch, reader_->bytes().taken(), reader_->bytes().sha256());
+    if (reader_ && !reader_->is_table()) finish_source(batch, reader_->bytes().taken(), reader_->bytes().sha256());
     else finish_source(batch, sources_[at_.source].bytes, digest_of_file(sources_[at_.source].path));
   }
   batch.after = at_;

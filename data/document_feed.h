@@ -64,8 +64,9 @@ class DocumentFeed {
  public:
   // Throws Exit::usage where the documents before the position are not what they were; `where` was begun with those.
   // A file of one document that cannot be read as text is a fault of that document.
+  // field: as DocumentReader takes it.
   DocumentFeed(const std::vector<SourceFile>& sources, const FeedPosition& from, const std::string& where,
-               Faults faults = Faults::fail);
+               Faults faults = Faults::fail, const std::string& field = "text");
   FeedBatch next();
   uint64_t taken() const;
 
@@ -75,6 +76,7 @@ class DocumentFeed {
   void finish_source(FeedBatch& batch, uint64_t bytes, const std::string& sha256);
   std::vector<SourceFile> sources_;
   Faults faults_;
+  std::string field_;
   FeedPosition at_;
   uint64_t before_ = 0;  // bytes of the files before this one
   std::unique_ptr<DocumentReader> reader_;

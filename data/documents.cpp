@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 
 #include "cli/stop.h"
 #include "data/bpe/regex.h"
@@ -121,12 +122,19 @@ void encode(Document& document, const Tokenizer& tokenizer, int32_t eot, Special
 
 }  // namespace
 
-DocumentReader::DocumentReader(const std::string& path) : stream_(path) {
+DocumentReader::DocumentReader(const std::string& path, const std::string& field) : stream_(path) {
   const Form form = form_of(path);
   fill();
   const bool is_file = path != "-" && !stream_.is_packed();
-  if (const std::string format = foreign_format(buffer_, is_file ? path : ""); !format.empty())
-    fail(Exit::bad_data, stream_.name(), ": ", stream_.is_packed() ? "unpacked, it " : "", format);
+  if (const std::string format = foreign_format(buffer_, is_file ? path : ""); !format.empty()) {
+    std::error_code ignored;
+    if (!is_file || !is_parquet(buffer_) || !std::filesystem::is_regular_file(path, ignored))
+      fail(Exit::bad_data, stream_.name(), ": ", stream_.is_packed() ? "unpacked, it " : "", format);
+    table_ = std::make_unique<ParquetTable>(path, field, format);
+    buffer_.clear();
+    is_lines_ = true;
+    return;
+  }
   const size_t mark = buffer_.starts_with(byte_order_mark) ? std::strlen(byte_order_mark) : 0;
   const size_t first = buffer_.find_first_not_of(" \t\r\n", mark);
   const char begins = first == std::string::npos ? '\0' : buffer_[first];
@@ -148,7 +156,8 @@ bool DocumentReader::fill() {
   if (before >= long_document && buffer_.capacity() < before + piece_)  // it becomes twice as long
     require_memory(3 * before, str("reading ", stream_.name(), " takes"), "cut the document into several");
   buffer_.resize(before + piece_);
-  buffer_.resize(before + stream_.read(buffer_.data() + before, piece_));
+  char* to = buffer_.data() + before;
+  buffer_.resize(before + (table_ ? table_->read(to, piece_) : stream_.read(to, piece_)));
   piece_ = std::min(2 * piece_, most_piece);
   return buffer_.size() > before;
 }

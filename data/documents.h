@@ -4,14 +4,17 @@
 // .zst behind), or where its name says nothing (not .txt, .text, .md; standard input) and it begins with {, perhaps
 // after white space or a byte order mark. Any other file is one document, but a .json that begins with [ is refused.
 // Lines of white space only are passed over. A byte order mark at the start of a file is not part of its text. A file
-// of another format (data/foreign_format.h) is refused by the format's name.
+// of another format (data/foreign_format.h) is refused by the format's name; but Python reads a Parquet table
+// (data/parquet_table.h), each row as such a line.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "data/byte_stream.h"
+#include "data/parquet_table.h"
 #include "data/tokenizer.h"
 
 namespace crossply {
@@ -26,6 +29,7 @@ struct Document {
   std::string file;   // where it is from, for messages
   int64_t line = 0;   // from 1, of JSON lines; 0: the document is the file
   size_t offset = 0;  // of the text in its file, for messages: 3 behind a byte order mark
+  size_t source = 0;  // which of the files that DocumentFeed reads
   std::string text;   // as it stands there: JSON, or the text itself; parse_documents makes it the text
   std::string fault;  // what is wrong with it, where faults are kept; "": nothing
   // By encode_documents:
@@ -40,22 +44,26 @@ enum class Faults { fail, keep };
 
 class DocumentReader {
  public:
-  // path: as ByteStream takes it, and what it throws.
-  explicit DocumentReader(const std::string& path);
-  // False at the end. Throws what ByteStream::read does, and Exit::bad_data for a document that is too long.
+  // path: as ByteStream takes it, and what it throws. field: the column of a Parquet table.
+  explicit DocumentReader(const std::string& path, const std::string& field = "text");
+  // False at the end. Throws what ByteStream::read and ParquetTable::read do, and Exit::bad_data for a document that is
+  // too long.
   bool next(Document& document);
   bool is_lines() const { return is_lines_; }  // JSON lines
+  bool is_table() const { return table_ != nullptr; }
   // Whether the file's bytes are the text as they stand.
   bool is_plain_text() const { return !is_lines_ && !stream_.is_packed(); }
   // Where the text begins in such a file: behind a byte order mark.
   size_t text_begin() const { return text_begin_; }
   const ByteStream& bytes() const { return stream_; }
   ByteStream& bytes() { return stream_; }
+  uint64_t taken() const { return table_ ? table_->taken() : stream_.taken(); }
 
  private:
   bool fill();  // more into buffer_; false at the end
   bool next_line(std::string& line);
   ByteStream stream_;
+  std::unique_ptr<ParquetTable> table_;  // null: the text is the stream's
   std::string buffer_;
   size_t begin_ = 0;        // of what of it was not given out
   size_t piece_ = 1 << 14;  // what to read next; many files are small

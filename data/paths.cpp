@@ -28,7 +28,7 @@ int note_glob_error(const char* path, int error) {
 bool is_text_name(const std::string& path) {
   const std::string name = unpacked_name(path);
   return name.ends_with(".txt") || name.ends_with(".text") || name.ends_with(".md") || name.ends_with(".jsonl") ||
-         name.ends_with(".ndjson");
+         name.ends_with(".ndjson") || name.ends_with(".parquet");
 }
 
 // Links to directories are not followed, so that there is no circle.
@@ -87,8 +87,8 @@ std::vector<std::string> text_files(const std::string& path, int64_t* passed_ove
     std::vector<std::string> below;
     list_directory(one, below, others);
     if (below.empty() && is_name)
-      fail(Exit::no_input, one, ": no file in it ends with .txt, .text, .md, .jsonl or .ndjson, perhaps with .gz or ",
-           ".zst behind; a pattern takes others: ", one, one.ends_with('/') ? "" : "/", "*");
+      fail(Exit::no_input, one, ": no file in it ends with .txt, .text, .md, .jsonl, .ndjson (perhaps with .gz or ",
+           ".zst behind) or .parquet; a pattern takes others: ", one, one.ends_with('/') ? "" : "/", "*");
     std::sort(below.begin(), below.end());
     files.insert(files.end(), below.begin(), below.end());
   }

@@ -5,12 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <future>
 #include <memory>
-#include <optional>
 
 #include "cli/flags.h"
 #include "cli/format.h"
@@ -18,9 +16,11 @@
 #include "data/carried_settings.h"
 #include "data/document_feed.h"
 #include "data/encoding_progress.h"
+#include "data/preparation_settings.h"
 #include "data/sealed_json.h"
 #include "data/shard_writer.h"
 #include "data/token_counts.h"
+#include "data/validation_split.h"
 #include "data/vocabulary.h"
 #include "engine/json.h"
 #include "engine/new_directory.h"
@@ -33,54 +33,6 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;  // people read these files
 
-// What decides the result, as state.json and manifest.json keep it.
-Json settings_of(const PrepareOptions& o, const std::vector<SourceFile>& sources) {
-  Json settings;
-  settings["tokenizer"] = o.tokenizer.empty() ? Json() : Json(digest_of_file(tokenizer_file(o.tokenizer)));
-  if (o.vocab > 0) settings["vocab"] = o.vocab, settings["style"] = o.style;
-  settings["eot"] = utf8_or_escaped(o.eot);
-  settings["special_tokens"] = o.special_tokens;
-  settings["field"] = utf8_or_escaped(o.field);
-  settings["val"] = o.val;
-  settings["shard_tokens"] = o.shard_tokens;
-  settings["inputs"] = Json::array();
-  for (const SourceFile& source : sources) settings["inputs"].push_back({{"path", utf8_or_escaped(source.path)}});
-  return settings;
-}
-
-// Of an object read from a file; null where it has no such key, or is no object.
-Json member(const Json& object, const char* key) {
-  return object.is_object() && object.contains(key) ? object[key] : Json();
-}
-
-// Throws Exit::usage with the first difference; of the inputs the first so many count. `was` was read from `file`.
-void require_same(const Json& was, const Json& is, size_t inputs, const std::string& file, const std::string& where,
-                  const std::string& advice) {
-  const Json before = member(was, "inputs"), now = is["inputs"];
-  if (!was.is_object() || !before.is_array())
-    fail(Exit::bad_data, file,
-         ": is damaged, or not of this program: it has no \"settings\" with a list of \"inputs\"; ", advice);
-  for (size_t i = 0; i < std::min(inputs, std::max(before.size(), now.size())); ++i) {
-    const auto path = [&](const Json& list) {
-      const Json text = i < list.size() ? member(list[i], "path") : Json();
-      return text.is_string() ? text.get<std::string>() : "none";
-    };
-    const std::string a = path(before), b = path(now);
-    if (a != b)
-      fail(Exit::usage, where, " is of other inputs: number ", i + 1, " was ", a, " and is ", b, "; ", advice);
-  }
-  for (const auto& [key, value] : is.items()) {
-    const Json old = key == "special_tokens" && !member(was, "special_tokens").is_string()
-                         ? Json("token")  // older ones have no choice
-                         : member(was, key.c_str());
-    if (key == "tokenizer" && value != old) fail(Exit::usage, where, " has another --tokenizer or --vocab; ", advice);
-    if (key == "inputs" || value == old) continue;
-    std::string flag = key;
-    for (char& letter : flag) letter = letter == '_' ? '-' : letter;
-    fail(Exit::usage, where, " has --", flag, " ", excerpt(old.dump()), ", now it is ", value.dump(), "; ", advice);
-  }
-}
-
 // "1 document".
 std::string count_documents(int64_t count) { return format_count(count) + (count == 1 ? " document" : " documents"); }
 
@@ -92,13 +44,15 @@ std::string format_size(int64_t bytes) {
   return size < 1e9 ? format_number("%.1f MB", size / 1e6) : format_number("%.2f GB", size / 1e9);
 }
 
-// One split of the result.
-struct Part {
-  int64_t documents = 0, bytes = 0;  // bytes: of text
-  int64_t kept = 0;                  // tokens that are on the disk for good
-  uint64_t digest = 0;               // of all tokens
+// What is written while documents are encoded.
+struct Stream {
+  int64_t kept = 0;     // tokens that are on the disk for good
+  uint64_t digest = 0;  // of all tokens
   std::unique_ptr<ShardWriter> writer;
-  int64_t tokens() const { return writer->tokens(); }
+  void append(const std::vector<int32_t>& ids) {
+    writer->append(ids);
+    digest = token_digest(digest, ids);
+  }
 };
 
 class Preparation {
@@ -123,16 +77,23 @@ class Preparation {
   void encode(FeedBatch& batch);
   void keep();  // what was encoded
   void take(const FeedBatch& batch, std::vector<Document>& documents);
-  void cut_validation();
+  void split();
   void look_at_tokens();
   void publish();
   void rename_partial();
   void leave_out(const Document& document);
   void summarise() const;
+  double validation_share() const {
+    return static_cast<double>(val_.tokens()) / static_cast<double>(train_.tokens() + val_.tokens());
+  }
   std::string start_anew() const { return "remove " + partial_ + " to start anew, or choose another --out"; }
   Faults faults() const { return o_.skip_bad > 0 ? Faults::keep : Faults::fail; }
-  int64_t documents() const { return train_.documents + val_.documents + empty_ + std::ssize(left_out_); }
+  int64_t documents() const { return encoded_documents_ + empty_ + std::ssize(left_out_); }
   ShardLayout layout(const char* name) const { return {partial_, name, format_, o_.shard_tokens, start_anew()}; }
+  const char* tokens_name() const { return o_.val > 0 ? "encoded" : "train"; }
+  std::unique_ptr<ShardWriter> begin_part(const char* name) const {
+    return std::make_unique<ShardWriter>(layout(name), 0);
+  }
 
   const PrepareOptions o_;
   const std::string out_, partial_;
@@ -145,12 +106,15 @@ class Preparation {
   SpecialCounts special_;
   int32_t eot_ = -1;
   ShardFormat format_ = ShardFormat::uint16;
-  Part train_, val_;
+  Stream tokens_, table_;  // of all documents; table_: a DocumentEntry of each
+  int64_t encoded_documents_ = 0, text_bytes_ = 0;
+  SplitPart train_, val_;
   int64_t empty_ = 0;              // documents
   Json left_out_ = Json::array();  // bad documents
   FeedPosition position_;
   Json finished_ = Json::array();  // sources
   bool encoded_ = false, by_document_ = true;
+  double drawn_ = 0;     // the share that whole documents gave
   std::string warning_;  // of the tokens
 };
 
@@ -170,14 +134,15 @@ Preparation::Preparation(const PrepareOptions& options)
       fail(Exit::usage, source.path, " can be read only once, but --vocab reads the text twice; store it in a file");
   const auto has_field = [&](const SourceFile& source) {
     try {
-      return !source.is_file || DocumentReader(source.path).is_lines();
+      return !source.is_file || DocumentReader(source.path, o_.field).is_lines();
     } catch (const Error& error) {  // of a bad file, which --skip-bad leaves out later
       if (faults() == Faults::fail || error.code != Exit::bad_data) throw;
       return false;
     }
   };
   if (o_.field_given && std::none_of(sources_.begin(), sources_.end(), has_field))
-    fail(Exit::usage, "--field ", o_.field, " has no effect without JSON lines, and no input has any; leave it out");
+    fail(Exit::usage, "--field ", o_.field,
+         " has no effect without JSON lines or Parquet, and no input has any; leave it out");
   settings_ = settings_of(o_, sources_);
   sources_digest_ = digest_of_sources(sources_);
 }
@@ -234,18 +199,16 @@ void Preparation::begin() {
 }
 
 void Preparation::save_state() {
-  const auto part = [](const Part& p) {
-    return Json{{"documents", p.documents}, {"bytes", p.bytes}, {"tokens", p.kept}, {"digest", p.digest}};
-  };
   Json state = {{"settings", settings_},
                 {"position", {position_.source, position_.documents, position_.digest}},
                 {"finished", finished_},
-                {"train", part(train_)},
-                {"val", part(val_)},
+                {"documents", encoded_documents_},
+                {"bytes", text_bytes_},
+                {"tokens", {tokens_.kept, tokens_.digest}},
+                {"table", {table_.kept, table_.digest}},
                 {"empty", empty_},
                 {"special_tokens", special_.json()},
                 {"encoded", encoded_},
-                {"by_document", by_document_},
                 {"left_out", left_out_},
                 {"sources", sources_digest_}};
   write_file_atomically(partial_ + "/state.json", seal(std::move(state)));
@@ -285,6 +248,7 @@ bool Preparation::take_state(const Json& state) {
     position_ = {};
     return settings == settings_ && state.at("sources") == sources_digest_;
   }
+  if (!state.contains("table")) fail(Exit::bad_data, path, ": is of an older version of this program; ", advice);
   finished_ = state.at("finished"), left_out_ = state.at("left_out");
   require(finished_.is_array() && finished_.size() == position_.source && left_out_.is_array());
   const size_t begun = position_.source + (position_.documents > 0 ? 1 : 0);
@@ -293,20 +257,19 @@ bool Preparation::take_state(const Json& state) {
   const auto first = sources_.begin();
   require_unchanged({first, first + static_cast<int64_t>(position_.source)}, finished_, partial_ + " was begun",
                     advice);
-  for (const auto& [part, key] : {std::pair(&train_, "train"), {&val_, "val"}}) {
+  encoded_documents_ = count(state.at("documents")), text_bytes_ = count(state.at("bytes"));
+  for (const auto& [stream, key] : {std::pair(&tokens_, "tokens"), {&table_, "table"}}) {
     const Json& stored = state.at(key);
-    part->documents = count(stored.at("documents")), part->bytes = count(stored.at("bytes"));
-    part->kept = count(stored.at("tokens"));
-    require(stored.at("digest").is_number_unsigned());
-    stored.at("digest").get_to(part->digest);
+    require(stored.is_array() && stored.size() == 2 && stored[1].is_number_unsigned());
+    stream->kept = count(stored[0]);
+    stored[1].get_to(stream->digest);
   }
   empty_ = count(state.at("empty"));
   special_.read(state.at("special_tokens"));
-  state.at("by_document").get_to(by_document_);
   int64_t read = position_.documents;
   for (const Json& source : finished_) read += count(source.at("documents"));
-  require(read == documents() && train_.kept + val_.kept >= train_.documents + val_.documents);
-  require(encoded_ ? position_.source == sources_.size() : by_document_);
+  require(read == documents() && tokens_.kept >= encoded_documents_ && table_.kept == entry_words * encoded_documents_);
+  require(!encoded_ || position_.source == sources_.size());
   return true;
 }
 
@@ -358,26 +321,27 @@ void Preparation::write_tokenizer_config(const std::string& beside) const {
 }
 
 void Preparation::open_writers() {
-  train_.writer = std::make_unique<ShardWriter>(layout("train"), train_.kept);
-  val_.writer = std::make_unique<ShardWriter>(layout("val"), val_.kept);
+  tokens_.writer = std::make_unique<ShardWriter>(layout(tokens_name()), tokens_.kept);
+  const ShardLayout table = {partial_, "documents", ShardFormat::uint32, entry_words * 20'000'000, start_anew()};
+  table_.writer = std::make_unique<ShardWriter>(table, table_.kept);
 }
 
 // What was written before is what is there.
 void Preparation::check_tokens() const {
-  for (const auto& [part, name] : {std::pair(&train_, "train"), {&val_, "val"}})
-    if (part->writer->digest(part->kept) != part->digest)
+  for (const auto& [stream, name] : {std::pair(&tokens_, tokens_name()), {&table_, "documents"}})
+    if (stream->writer->digest(stream->kept) != stream->digest)
       fail(Exit::bad_data, partial_, "/", name, "_*.bin: other tokens than were written; ", start_anew());
 }
 
 bool Preparation::encode_all() {
-  DocumentFeed feed(sources_, position_, partial_, faults());
+  DocumentFeed feed(sources_, position_, partial_, faults(), o_.field);
   EncodingProgress progress("encoding", total_bytes(sources_), feed.taken());
   const auto read = [&] { return feed.next(); };  // while the batch before is encoded
   std::future<FeedBatch> next = std::async(std::launch::async, read);
   using Clock = std::chrono::steady_clock;
   auto saved = Clock::now();
   int64_t text = 0;
-  const int64_t before = train_.tokens() + val_.tokens();
+  const int64_t before = tokens_.writer->tokens();
   for (bool more = true; more;) {
     FeedBatch batch;
     try {
@@ -394,7 +358,7 @@ bool Preparation::encode_all() {
     }
     for (const Document& document : batch.documents) text += std::ssize(document.text);
     take(batch, batch.documents);
-    progress.tell(batch.taken, text, train_.tokens() + val_.tokens() - before);
+    progress.tell(batch.taken, text, tokens_.writer->tokens() - before);
     const bool stop = more && stop_requested();
     if (!stop && Clock::now() - saved < std::chrono::seconds(3)) continue;
     keep();
@@ -423,9 +387,9 @@ void Preparation::keep() {
 }
 
 void Preparation::flush() {
-  for (Part* part : {&train_, &val_}) {
-    part->writer->flush();
-    part->kept = part->tokens();
+  for (Stream* stream : {&tokens_, &table_}) {
+    stream->writer->flush();
+    stream->kept = stream->writer->tokens();
   }
 }
 
@@ -435,12 +399,11 @@ void Preparation::take(const FeedBatch& batch, std::vector<Document>& documents)
       leave_out(document);
       continue;
     }
-    const double drawn = static_cast<double>(document_hash(document.text, stream_of("validation")) >> 11) * 0x1p-53;
-    Part& part = train_.documents > 0 && drawn < o_.val ? val_ : train_;
-    part.writer->append(document.ids);
-    part.digest = token_digest(part.digest, document.ids);
-    ++part.documents;
-    part.bytes += std::ssize(document.text);
+    tokens_.append(document.ids);
+    table_.append(words_of({document_hash(document.text, stream_of("validation")) >> 1, std::ssize(document.ids),
+                            std::ssize(document.text), static_cast<int64_t>(document.source)}));
+    ++encoded_documents_;
+    text_bytes_ += std::ssize(document.text);
     special_.add(document);
   }
   position_ = batch.after;
@@ -461,20 +424,17 @@ void Preparation::leave_out(const Document& document) {
   left_out_.push_back(std::move(entry));
 }
 
-// No document was drawn: the last tokens are for validation.
-void Preparation::cut_validation() {
-  const int64_t all = train_.tokens(), count = std::llround(static_cast<double>(all) * o_.val);
-  if (o_.val == 0 || val_.tokens() > 0 || count == 0) return;
-  for (int64_t at = all - count; at < all;) {
-    const std::vector<int32_t> ids = train_.writer->read(at, 1 << 20);
-    val_.writer->append(ids);
-    val_.digest = token_digest(val_.digest, ids);
-    at += std::ssize(ids);
+// A stop or a failure in it loses nothing: what is encoded stays, and the next call splits it anew.
+void Preparation::split() {
+  val_.writer = begin_part("val");
+  if (o_.val == 0) {
+    train_ = {encoded_documents_, text_bytes_, std::move(tokens_.writer)};
+    return;
   }
-  val_.writer->flush();
-  by_document_ = false;
-  train_.kept = all - count, val_.kept = count;
-  train_.digest = train_.writer->digest(train_.kept);
+  train_.writer = begin_part("train");
+  const ValidationSplit split(*table_.writer, std::ssize(sources_), o_.val);
+  split_tokens(*tokens_.writer, *table_.writer, split, train_, val_);
+  by_document_ = split.by_document(), drawn_ = split.drawn();
 }
 
 // All tokens for training, or of many some from everywhere.
@@ -493,7 +453,7 @@ void Preparation::publish() {
   look_at_tokens();
   train_.writer->finish(tokenizer_.fingerprint());
   val_.writer->finish(tokenizer_.fingerprint());
-  const auto shards = [&](const char* name, const Part& part) {
+  const auto shards = [&](const char* name, const SplitPart& part) {
     Json list = Json::array();
     for (int64_t i = 0; i < layout(name).files(part.tokens()); ++i)
       list.push_back(fs::path(layout(name).path(i)).filename().string());
@@ -501,7 +461,7 @@ void Preparation::publish() {
     if (by_document_) described["documents"] = part.documents, described["bytes"] = part.bytes;
     return described;
   };
-  const int64_t bytes = train_.bytes + val_.bytes, tokens = train_.tokens() + val_.tokens();
+  const int64_t tokens = train_.tokens() + val_.tokens();
   char fingerprint[17];
   std::snprintf(fingerprint, sizeof fingerprint, "%016llx", static_cast<unsigned long long>(tokenizer_.fingerprint()));
   const Json manifest = {{"program", "prepare of crossply, commit " + commit()},
@@ -511,36 +471,49 @@ void Preparation::publish() {
                            {"end_of_text", eot_},
                            {"fingerprint", fingerprint},
                            {"sha256", digest_of_file(partial_ + "/tokenizer.json")}}},
-                         {"documents", train_.documents + val_.documents},
+                         {"documents", encoded_documents_},
                          {"empty_documents", empty_},
                          {"special_tokens", special_.json()},
                          {"left_out", left_out_},
-                         {"bytes", bytes},
+                         {"bytes", text_bytes_},
                          {"tokens", tokens},
-                         {"bytes_per_token", static_cast<double>(bytes) / static_cast<double>(tokens)},
-                         {"validation", by_document_ ? "documents, drawn by their content" : "the last tokens"},
+                         {"bytes_per_token", static_cast<double>(text_bytes_) / static_cast<double>(tokens)},
+                         {"validation", by_document_ ? "documents, drawn by their content" : "the end of each file"},
+                         {"validation_share", validation_share()},
                          {"train", shards("train", train_)},
                          {"val", shards("val", val_)},
                          {"sources", finished_}};
   write_file_atomically(partial_ + "/manifest.json", manifest.dump(2) + "\n");
 }
 
+// Of what is in OUT.partial, only the result goes with the name.
 void Preparation::rename_partial() {
-  const std::string state = partial_ + "/state.json";
-  if (::unlink(state.c_str()) != 0 && errno != ENOENT) fail_io("remove", state, errno);
+  std::vector<std::string> others;
+  std::error_code error;
+  for (fs::directory_iterator it(partial_, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name == "state.json" || name.starts_with("encoded_") || name.starts_with("documents_"))
+      others.push_back(it->path().string());
+  }
+  if (error) fail_io("list", partial_, error.value());
+  for (const std::string& path : others)
+    if (::unlink(path.c_str()) != 0) fail_io("remove", path, errno);
   if (::rename(partial_.c_str(), out_.c_str()) != 0) fail_io("rename " + partial_ + " to", out_, errno);
   const std::string parent = fs::path(out_).parent_path().string();
   sync_directory(parent.empty() ? "." : parent);
 }
 
 void Preparation::summarise() const {
-  const int64_t bytes = train_.bytes + val_.bytes, tokens = train_.tokens() + val_.tokens();
+  const int64_t tokens = train_.tokens() + val_.tokens();
   std::printf("%s: %s, %s of text, %s tokens (%.2f bytes each)\n", printable(out_).c_str(),
-              count_documents(train_.documents + val_.documents).c_str(), format_size(bytes).c_str(),
-              format_count(tokens).c_str(), static_cast<double>(bytes) / static_cast<double>(tokens));
-  std::printf("%s tokens for training, %s for validation (%s)\n", format_count(train_.tokens()).c_str(),
-              format_count(val_.tokens()).c_str(),
-              by_document_ ? count_documents(val_.documents).c_str() : "the last tokens");
+              count_documents(encoded_documents_).c_str(), format_size(text_bytes_).c_str(),
+              format_count(tokens).c_str(), static_cast<double>(text_bytes_) / static_cast<double>(tokens));
+  std::printf("%s tokens for training, %s for validation\n", format_count(train_.tokens()).c_str(),
+              format_count(val_.tokens()).c_str());
+  const std::string rule = by_document_
+                               ? count_documents(val_.documents)
+                               : "the end of each file; documents give " + format_number("%.4g", 100 * drawn_) + " %";
+  if (o_.val > 0) std::printf("validation share: %.4g %% (%s)\n", 100 * validation_share(), rule.c_str());
   if (special_.begun > 0)
     std::printf("documents that have the token that begins a text, which was not added again: %s\n",
                 format_count(special_.begun).c_str());
@@ -573,13 +546,11 @@ Exit Preparation::run() {
       std::printf("stopped after %s; the same command goes on from there\n", count_documents(documents()).c_str());
       return Exit::stopped;
     }
-    if (train_.documents == 0) fail(Exit::bad_data, "there is no text in these inputs");
-    flush();
-    cut_validation();
+    if (encoded_documents_ == 0) fail(Exit::bad_data, "there is no text in these inputs");
     encoded_ = true;
-    save_state();
-    open_writers();
+    keep();
   }
+  split();
   publish();
   rename_partial();
   summarise();

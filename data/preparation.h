@@ -11,9 +11,9 @@
 //
 // OUT has a tokenizer_config.json, by which Tokenizer::read() finds the end-of-text token that was chosen.
 //
-// Each document is for training, or with the chance `val`, drawn by its content, for validation; the first one is for
-// training. Where this leaves nothing for validation, because there are few documents, it gets the last `val` of the
-// tokens. A document is encoded as encode_documents says.
+// Documents are encoded as encode_documents says, into OUT.partial/encoded_*.bin. When all are encoded, a share `val`
+// of the tokens becomes the validation set, as data/validation_split.h says, and the rest the training set. So all
+// tokens need their space twice. With val 0 nothing is split: what is encoded is the training set.
 #pragma once
 
 #include <string>
@@ -34,7 +34,7 @@ struct PrepareOptions {
   std::string special_tokens = "token";
   std::string field = "text";
   bool field_given = false;
-  double val = 0.01;
+  double val = 0.01;  // share of the tokens
   int64_t shard_tokens = 100'000'000;
   int64_t skip_bad = 0;  // at most so many documents that cannot be read as text are left out
 };

@@ -8,8 +8,9 @@ using namespace crossply;
 int main(int argc, char** argv) {
   CLI::App app(
       "Encodes text into token shards, for training and for validation, beside their tokenizer. Inputs are text files, "
-      "JSON lines, either packed by gzip or zstd, directories of them, patterns, or - for standard input. Stopped, it "
-      "goes on where it was when it is started again with the same flags.",
+      "JSON lines, either packed by gzip or zstd, Parquet (by Python with pyarrow), directories of them, patterns, or "
+      "- "
+      "for standard input. Stopped, it goes on where it was when it is started again with the same flags.",
       "prepare");
   PrepareOptions o;
   auto flags = [&] {
@@ -33,9 +34,10 @@ int main(int argc, char** argv) {
     add_choice(
         app, "--special-tokens", o.special_tokens, {"token", "text", "refuse"},
         "what the text of a special token within a document becomes: that token, text like any other, or an error");
-    add_text(app, "--field", o.field, "NAME", "of JSON lines, the field with the text");
+    add_text(app, "--field", o.field, "NAME", "of JSON lines, the field with the text; of Parquet, the column");
     add_number(app, "--val", o.val, 0, 0.5,
-               "share for validation, by document; of very few documents, the last tokens");
+               "share of the tokens for validation: whole documents, or, if they are few or very unequal, the end of "
+               "each file");
     add_integer(app, "--shard-tokens", o.shard_tokens, 1 << 16, std::numeric_limits<int32_t>::max(),
                 "tokens of a file");
     add_integer(

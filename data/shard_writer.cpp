@@ -43,8 +43,10 @@ uint64_t token_digest(uint64_t before, const std::vector<int32_t>& ids) {
 ShardWriter::ShardWriter(ShardLayout layout, int64_t tokens)
     : layout_(std::move(layout)), tokens_(tokens), written_(tokens) {
   const int64_t files = layout_.files(tokens), each = token_bytes(layout_.format);
-  for (int64_t i = files; path_exists(layout_.path(i)); ++i)
-    if (::unlink(layout_.path(i).c_str()) != 0) fail_io("remove", layout_.path(i), errno);
+  int64_t end = files;
+  while (path_exists(layout_.path(end))) ++end;
+  while (end > files)  // the last one first: a kill leaves no gap
+    if (const std::string path = layout_.path(--end); ::unlink(path.c_str()) != 0) fail_io("remove", path, errno);
   if (files == 0) return;
   for (int64_t i = 0; i < files; ++i)
     if (!path_exists(layout_.path(i)))

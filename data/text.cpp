@@ -57,9 +57,9 @@ class EncodedText : public Tokens {
       DocumentReader reader(file);
       for (bool more = true; more;) {
         more = take_batch(reader, tokenizer);
-        progress.tell(before + reader.bytes().taken(), bytes_, size());
+        progress.tell(before + reader.taken(), bytes_, size());
       }
-      before += reader.bytes().taken();
+      before += reader.taken();
     }
     if (progress.seconds() > 20)
       std::fprintf(stderr, "note: encoding took %.0f s, and will each time; `prepare` does it once\n",

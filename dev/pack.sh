@@ -12,13 +12,15 @@ done
 stage=$build/stage
 rm -rf "$stage" "$build"/crossply-*.tar.xz
 mkdir -p "$stage/bin"
-cp "$build"/{crossply,tests,lime_by_hand} "$stage/bin"
+binaries=(crossply lime_by_hand)
+[[ $machine != *-cuda* ]] || binaries+=(tests)
+for binary in "${binaries[@]}"; do cp "$build/$binary" "$stage/bin"; done
+binaries=("${binaries[@]/#/$stage/bin/}")
 for program in "$@"; do ln -s crossply "$stage/bin/$program"; done
 commit=$("$stage/bin/generate" --version)
 name=crossply-${commit##* }-$machine
 
 # Of the machine that it was built on nothing may stay: no path, no library but glibc's.
-binaries=("$stage"/bin/{crossply,tests,lime_by_hand})
 if grep -aqF "$PWD" "${binaries[@]}"; then
   grep -alF "$PWD" "${binaries[@]}" | sed "s|.*/|pack: the path $PWD is in |"
   exit 1

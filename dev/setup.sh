@@ -83,7 +83,7 @@ look() {
   cmake_is_new_enough || missing+=" cmake"
 }
 
-has_mpi() { mpicxx -show && command -v mpirun; } >/dev/null 2>&1
+has_mpi() { mpicxx -E -include mpi.h -x c++ /dev/null && command -v mpirun; } >/dev/null 2>&1
 
 find_manager() {
   for manager in apt-get dnf pacman brew none; do
@@ -137,8 +137,8 @@ package() {
 say_without_root() {
   if [ "$manager" != apt-get ] || [[ " $missing " =~ \ (cxx20|openmp|make|cmake|mpi)\  ]]; then return; fi
   say "Or, without root, into deps/, where the build looks for them:"
-  say "  mkdir -p deps && (cd deps && apt-get download $*)"
-  say "  for file in deps/*.deb; do dpkg -x \$file deps; done"
+  echo "  mkdir -p deps && (cd deps && apt-get download $*)"
+  echo "  for file in deps/*.deb; do dpkg -x \$file deps; done"
 }
 
 # shellcheck disable=SC2086 # the words of a command are meant to split
@@ -153,7 +153,7 @@ install_missing() {
   if [ $manager != brew ] && [ "$(id -u)" != 0 ]; then
     if ! sudo -n true 2>/dev/null; then
       say "missing:$missing. This needs to be run as root:"
-      say "  $install"
+      echo "  $install"
       say_without_root $packages
       exit 1
     fi

@@ -23,7 +23,7 @@ void require(bool present, const char* name, unsigned length) {
 
 #define REQUIRE(macro, name) require(!*needed++ || __builtin_cpu_supports(name), name, sizeof name - 1);
 
-[[gnu::constructor(101)]] void check_cpu() {
+void check_cpu() {
   __builtin_cpu_init();
   const bool* needed = built_for;
   CROSSPLY_INSTRUCTION_SETS(REQUIRE)

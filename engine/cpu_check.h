@@ -19,8 +19,8 @@ namespace crossply {
 // Which of them this program is compiled for, in that order.
 extern const bool built_for[];
 
-// Ends the program with exit code 71 if this CPU lacks one of them. It runs before main; run_program() calls it so that
-// the linker puts it into every program.
-void check_cpu();
+// Ends the program with exit code 71 if this CPU lacks one of them. It runs before every other constructor: g++ ignores
+// that attribute after a declaration without it. run_program() calls it, and the linker puts it into every program.
+[[gnu::constructor(101)]] void check_cpu();
 
 }  // namespace crossply

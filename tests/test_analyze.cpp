@@ -293,6 +293,51 @@ TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in non
   CHECK(analysis_of(scratch, "out") == json);
 }
 
+TEST_CASE("analyze: the average rank of given groups of layers") {
+  const TempDir scratch;
+  make_gpt2(scratch.file("sink"), true);
+  make_gpt2(scratch.file("random"), false);
+  write_text(scratch.file("text"), letters(3000));
+  const auto attention = [&](const std::vector<std::string>& groups) {
+    std::vector<std::string> words = {"analyze",
+                                      "--model",
+                                      scratch.file("sink"),
+                                      scratch.file("random"),
+                                      "--data",
+                                      "text:" + scratch.file("text"),
+                                      "--what",
+                                      "attention",
+                                      "--sequences",
+                                      "2",
+                                      "--length",
+                                      "20",
+                                      "--out",
+                                      scratch.file("out"),
+                                      "--groups"};
+    words.insert(words.end(), groups.begin(), groups.end());
+    return run_program_inside(scratch, words);
+  };
+  const Outcome got = attention({"0-1,1-2", "2"});
+  check_outcome(got, Exit::done, "groups:\n  layers 0 to 1: AvgRank 1.00\n  layers 1 to 2: AvgRank 1.00\n  layer 2: ");
+  const nlohmann::json models = analysis_of(scratch, "out")["models"];
+  for (const nlohmann::json& model : models) {
+    const auto rank = [&](size_t layer) { return model["layers"][layer]["max_rank"].get<double>(); };
+    REQUIRE(model["groups"].size() == 3);
+    CHECK(model["groups"][0]["last_layer"] == 1);
+    CHECK(model["groups"][0]["avg_rank"] == doctest::Approx((rank(0) + rank(1)) / 2));
+    CHECK(model["groups"][1]["avg_rank"] == doctest::Approx((rank(1) + rank(2)) / 2));
+    CHECK(model["groups"][2]["avg_rank"] == rank(2));
+  }
+  CHECK(models[1]["groups"][2]["avg_rank"] > 1.5);
+  const std::string svg = read_text(scratch.file("out") + "/attention.svg");
+  for (const char* part : {"AvgRank of groups of layers", ">0-1</text>", ">model</text>"})
+    CHECK_MESSAGE(has(svg, part), part);
+  check_outcome(attention({"0-3"}), Exit::usage, "there is no layer 3; the layers are 0 to 2");
+  check_outcome(attention({"2-1"}), Exit::usage, "'2-1' ends before it begins");
+  for (const char* bad : {"", "0-", "-1", "a-b", "0-1-2", "0,,1", "0,"})
+    check_outcome(attention({bad}), Exit::usage, "--groups");
+}
+
 TEST_CASE("analyze: windows of two models are the same wherever they can be, and told where not") {
   const TempDir scratch;
   make_gpt2(scratch.file("model"), false);

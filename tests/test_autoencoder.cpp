@@ -1,4 +1,5 @@
 #include "eval/inside/autoencoder.h"
+#include "eval/inside/sae_vectors.h"
 
 #include <doctest/doctest.h>
 
@@ -184,7 +185,8 @@ TEST_CASE("autoencoder: it finds a sparse dictionary, and the same seed gives th
   std::vector<std::vector<double>> losses;
   for (const int64_t seen : {tokens, int64_t{2000}, int64_t{2000}}) {
     Autoencoder model(*device, {D, 64, 4, 200}, mean, 1);
-    losses.push_back(train_autoencoder(model, data, {seen, 5e-3, 7}));
+    VectorBuffer vectors(D, 200, {n}, n, 7, [&](int64_t) { return std::span(data); });
+    losses.push_back(train_autoencoder(model, [&](float* batch) { vectors.next(batch); }, {seen, 5e-3}));
     check_unit_rows(model);
     if (seen < tokens) continue;
     double error = 0, variance = 0;
@@ -206,7 +208,7 @@ TEST_CASE("autoencoder: a loss that is not finite ends the training with its ste
   for (size_t i = 0; i < data.size(); i += 2) data[i] = -3e30f * static_cast<float>(i);
   Autoencoder model(*device, {4, 8, 2, 5}, std::vector<double>(4, 0.0), 1);
   try {
-    train_autoencoder(model, data, {100, 5e-4, 1});
+    train_autoencoder(model, [&](float* batch) { std::copy_n(data.begin(), 20, batch); }, {100, 5e-4});
     FAIL("it trained");
   } catch (const Error& error) {
     CHECK(error.code == Exit::not_finite);

@@ -9,14 +9,19 @@ cd "$(dirname "$0")/.." || exit 1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 read -ra compiler <<<"${CXX:-c++} -std=c++20 -O1 -I."
-echo 'int main() { return 3; }' >"$work/main.cpp"
+# Constructors of other files may use any instruction. The check comes before them, wherever it is linked.
+cat >"$work/main.cpp" <<'END'
+#include <cstdio>
+static const int constructed = std::fputs("a constructor ran\n", stderr);
+int main() { return constructed < 0 ? 1 : 3; }
+END
 "${compiler[@]}" -march=x86-64 -mgeneral-regs-only -c engine/cpu_check.cpp -o "$work/check.o" || exit 1
 failures=0
 # expect CODE OUTPUT FLAG...
 expect() {
   local code=$1 words=$2 said got
   shift 2
-  "${compiler[@]}" "$@" engine/cpu_built_for.cpp "$work/check.o" "$work/main.cpp" -o "$work/program" || exit 77
+  "${compiler[@]}" "$@" "$work/main.cpp" engine/cpu_built_for.cpp "$work/check.o" -o "$work/program" || exit 77
   said=$("$work/program" 2>&1)
   got=$?
   if [ $got != "$code" ] || [[ $said != *"$words"* ]] || { [ -n "$words" ] && [ "$(wc -l <<<"$said")" != 1 ]; }; then

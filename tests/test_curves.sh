@@ -186,7 +186,7 @@ PATH=$PWD/none PYTHON=$PWD/none/python "$curves" a1 --out fig.pdf >output 2>&1
   fail "no line says what a PDF needs"
 [ -z "$(ls fig.pdf* 2>/dev/null)" ] || fail "a picture that failed leaves files"
 mkdir tools
-printf '#!/bin/bash\nwhile [ "$1" != --output ]; do shift; done\ngrep -q "<svg" "$3" && printf "%%PDF-" >"$2"\n' >tools/rsvg-convert
+printf '#!/bin/bash\nwhile [ "$1" != --output ]; do shift; done\ngrep -q "<svg" "$3" && printf "%%%%PDF-" >"$2"\n' >tools/rsvg-convert
 chmod +x tools/rsvg-convert
 PATH=$PWD/tools:$PATH expect 0 'picture: fig.pdf' a1 --out fig.pdf
 grep -q '%PDF' fig.pdf && [ "$(echo fig.pdf*)" = fig.pdf ] || fail "no PDF, or more than that"

@@ -26,8 +26,15 @@ done
 [ ! -e "$build/comm_mpi.so" ] || [ -e "$home/comm_mpi.so" ] || fail "comm_mpi.so is not installed"
 [ "$(ls "$prefix/bin")" = $'crossply\nmine' ] || fail "bin has more than crossply: $(ls "$prefix/bin")"
 if command -v help2man >/dev/null; then
-  grep -q crossply "$prefix/share/man/man1/crossply-train_lime.1" || fail "there is no man page"
+  page="$prefix/share/man/man1/crossply-train_lime.1"
+  grep -q "^\.TH CROSSPLY-TRAIN_LIME \"1\" .* \"crossply $version, " "$page" || fail "the man page has another name"
+  grep -q '^crossply-train_lime \\- Trains lime: ' "$page" || fail "the man page says nothing of its program"
+  grep -qF '\-\-weight\-decay' "$page" || fail "the man page lacks flags"
 fi
+# Where help2man is not, everything else is installed.
+cmake -DCMAKE_INSTALL_PREFIX="$work/bare" -DHELP2MAN= -DPROGRAMS=train_lime -P "$tree/dev/install_last.cmake" >output 2>&1
+grep -q 'No man pages: help2man is not here' output || fail "without help2man"
+[ "$(cat bare/libexec/crossply/files.txt)" = libexec/crossply/files.txt ] || fail "files without help2man"
 # Everything is named, but for the list of names.
 (cd "$prefix" && find . ! -type d ! -path ./bin/mine | sed 's|^\./||' | sort) >found
 sort "$home/files.txt" | diff - found >output || fail "files.txt is not what is installed"
@@ -53,6 +60,12 @@ complete_words() {
 }
 [ "$(complete_words train_lime_)" = 'train_lime_dynamic train_lime_static' ] || fail "programs: $(complete_words train_lime_)"
 [[ " $(complete_words train_lime --st) " == *' --steps '* ]] || fail "flags: $(complete_words train_lime --st)"
+if command -v zsh >/dev/null; then
+  words=$(zsh -f -c 'compadd() { shift; print -r -- "$@"; }
+    words=("$1" "${@[3,-1]}") CURRENT=$((# - 1)); . "$2"' zsh "$crossply" "$prefix/share/zsh/site-functions/_crossply" \
+    train_lime --st)
+  [[ " $words " == *' --steps '* && " $words " == *' --weight-decay '* ]] || fail "flags in zsh: $words"
+fi
 
 # A file of an older version goes; what is not ours stays.
 ln -s crossply "$home/train_old" && echo libexec/crossply/train_old >>"$home/files.txt"
@@ -64,6 +77,12 @@ remove "$prefix"
   fail "uninstalling left: $(find "$prefix")"
 ! cmake -DPREFIX="$prefix" -P "$tree/dev/uninstall.cmake" >output 2>&1 && grep -q 'not installed in' output ||
   fail "uninstalling twice"
+
+# A prefix may be relative.
+put relative
+[ -e relative/bin/crossply ] && grep -qx bin/crossply relative/libexec/crossply/files.txt || fail "a relative prefix"
+remove relative
+[ "$(find relative)" = relative ] || fail "a relative prefix: uninstalling left $(find relative)"
 
 export DESTDIR=$work/staged
 put /usr

@@ -19,7 +19,7 @@ expect 0 'scored' few "$build/evaluate" --model few --data 'uint16:many/*.data' 
 # Half a gigabyte and more of zeros takes a while: a terminal shows how far it is, a log of a few seconds does not.
 if command -v script >/dev/null; then
   truncate -s 3G zeros.data
-  script -qec "'$build/train_llama' $flags --data uint16:zeros.data --out zeros" /dev/null >output 2>&1 </dev/null
+  TERM=xterm script -qec "'$build/train_llama' $flags --data uint16:zeros.data --out zeros" /dev/null >output 2>&1 </dev/null
   grep -q 'checking data: MB [0-9,]* of 3,072' output || fail "no progress of the reading on a terminal"
   expect 0 'step 2/2' train --data uint16:zeros.data --out zeros_log
   grep -q 'checking data' output && fail "progress of a short reading in a log"

@@ -252,17 +252,26 @@ TEST_CASE("analyze: separability and t-SNE of a model of bytes: its vectors, and
   CHECK(probes["models"][0]["value"] == probes["models"][0]["own_value"]);  // a LLaMA reads its own
   CHECK(probes["models"][1]["value"] != probes["models"][1]["own_value"]);
   const nlohmann::json planes = read_json(scratch.file("out") + "/tsne.json");
-  for (const nlohmann::json& model : planes["models"])
+  const std::vector<std::string> drawn = {"value.1", "value.2", "hidden.2", "hidden.3"};  // layers 1 and 2 of 3
+  for (const nlohmann::json& model : planes["models"]) {
+    std::vector<std::string> values;
     for (const nlohmann::json& panel : model["panels"]) {
+      values.push_back(panel["value"]);
       CHECK(panel["x"].size() == 80);
       CHECK(panel["kl_divergence"] > 0);
     }
-  CHECK(planes["models"][0]["panels"].size() == 2);  // layers 1 and 2 of 3
+    CHECK(values == drawn);
+  }
+  CHECK(planes["models"][0]["panels"][1]["x"] != planes["models"][0]["panels"][3]["x"]);
+  const std::string planes_svg = read_text(scratch.file("out") + "/tsne.svg");
+  for (const char* part : {"lime: values as attention reads them", "llama: hidden states"})
+    CHECK_MESSAGE(has(planes_svg, part), part);
+  CHECK(has(read_text(scratch.file("out") + "/tsne.1.safetensors"), "\"hidden.3\""));
   check_outcome(got, Exit::done, "makes 2 updates (the paper's: 84); so few tell how fast it learns");
   const std::string csv = read_text(scratch.file("out") + "/tsne.csv");
   CHECK(has(csv, "," + planes["models"][0]["panels"][0]["x"][0].dump() + ","));  // with all its digits
   CHECK(has(read_text(scratch.file("out") + "/separability.csv"), "," + probes["models"][0]["value"][0]["std"].dump()));
-  CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 2 * 2 * 80);
+  CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 2 * 4 * 80);
   const std::string svg = read_text(scratch.file("out") + "/separability.svg");
   for (const char* part :
        {"values as attention reads them", "own values", "chance", ">lime<", ">llama<", "(the paper's: 84)"})
@@ -306,7 +315,7 @@ TEST_CASE("analyze: where the first model is left out, the next keeps its name a
     app.parse(probe ? "--ids 105 97 --keep-vectors true" : "--layers 2 --tsne-vectors 30");
     if (!probe) check_fails(Exit::usage, {"--layers 2", "0 to 1"}, [&] { analysis->measure(shallow, o); });
     analysis->measure(deep, o);
-    CHECK(has(analysis->finding(o).svg, ">deep<"));
+    CHECK(has(analysis->finding(o).svg, probe ? ">deep<" : ">deep: hidden states<"));
     CHECK(!std::filesystem::exists(scratch.file(analysis->name() + ".1.safetensors")));
     CHECK(has(read_text(scratch.file(analysis->name() + ".2.safetensors")), scratch.file("deep")));
   }

@@ -17,8 +17,14 @@ fail() { echo "FAIL: $*"; exit 1; }
 site=$(venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 cp venv/packages "$site/others.pth"
 ls "$site" >before
-venv/bin/python -m pip install --no-build-isolation --no-deps --no-index ${PIP_FLAGS--Ccmake.build-type=Debug} "$tree" \
+venv/bin/python -m pip install --no-build-isolation --no-deps --no-index ${PIP_FLAGS--Ccmake.build-type=None} "$tree" \
   >pip.log 2>&1 || { tail -20 pip.log; fail "pip install"; }
+
+# It goes to other machines: no place of this one, no instruction of its CPU alone.
+! grep -rlaF "$tree" "$site/crossply" || fail "the path $tree is in these files"
+! readelf -d "$site"/crossply/{crossply,comm_mpi.so} 2>/dev/null | grep -iE '\((rpath|runpath)\)' || fail "a library's place is in it"
+tag=$(grep -E '^Tag: ' "$site"/crossply-*.dist-info/WHEEL)
+[[ $tag == "Tag: py3-none-"* ]] || fail "the wheel is for $tag"
 
 PATH=$work/venv/bin:$PATH
 version=$(sed -nE 's/^project\(crossply VERSION ([0-9.]+) .*/\1/p' "$tree/CMakeLists.txt")
@@ -26,6 +32,7 @@ version=$(sed -nE 's/^project\(crossply VERSION ([0-9.]+) .*/\1/p' "$tree/CMakeL
 tiny=(--data arith:3 --train-samples 400 --test-samples 50 --width 8 --ffn 8 --layers 1 --heads 1 --batch 2
   --eval-samples 2 --answer-samples 2)
 crossply train_lime "${tiny[@]}" --steps 3 --out run >log || fail "train_lime: $(tail -5 log)"
+grep -q '^next: *crossply generate --model run' log || fail "the next command: $(tail -3 log)"
 crossply compare --arch llama,lime "${tiny[@]}" --steps 2 --out both >log || fail "compare: $(tail -5 log)"
 venv/bin/python - "$version" <<'END' || fail "the module"
 import importlib.metadata, sys

@@ -59,6 +59,7 @@ printf '{"text": "one"}\n' | iconv -f utf-8 -t utf-16 >wide.jsonl
 foreign "text in UTF-16" "iconv -f utf-16 -t utf-8 wide.jsonl > wide.utf8.jsonl" wide.jsonl
 printf '\xfe\xff\0o\0n\0e' >big.txt
 foreign "text in UTF-16" "iconv -f utf-16" big.txt
+export PYTHON=./no-python  # of Parquet, what is said without one; test_prepare_parquet.sh has the rest
 printf 'PAR1\x15\x04\x15\x00PAR1' >table.parquet
 foreign 'a Parquet table' "pandas.read_parquet.*table.parquet table.jsonl" table.parquet
 cp table.parquet "some table.txt"

@@ -57,19 +57,19 @@ damaged() {
   expect 65 "begun.partial/.*$1.*remove begun.partial to start anew" prepare --out begun long-*.jsonl
   [ ! -e begun ] || fail "begun is there: $2"
 }
-damaged 'does not fit its checksum' '0,/"tokens": [0-9]*/s//"tokens": 5/'
+damaged 'does not fit its checksum' '0,/"bytes": [0-9]*/s//"bytes": 5/'
 damaged 'does not fit its checksum' '0,/"documents": [0-9]*/s//"documents": -3/'
 damaged 'has no checksum' '/"checksum"/d;s/\("sources": "[^"]*"\),/\1/'
 damaged 'state.json: is damaged' '1s/{/[/'
 begin
-rm begun.partial/train_000001.bin
-expect 65 'train_000001.bin: is missing.*remove begun.partial to start anew' prepare --out begun long-*.jsonl
+rm begun.partial/encoded_000001.bin
+expect 65 'encoded_000001.bin: is missing.*remove begun.partial to start anew' prepare --out begun long-*.jsonl
 begin
-truncate -s -2 begun.partial/train_000001.bin
-expect 65 'train_000001.bin: has [0-9]+ bytes.*remove begun.partial to start anew' prepare --out begun long-*.jsonl
+truncate -s -2 begun.partial/encoded_000001.bin
+expect 65 'encoded_000001.bin: has [0-9]+ bytes.*remove begun.partial to start anew' prepare --out begun long-*.jsonl
 begin
-printf '\1\1' | dd of=begun.partial/train_000001.bin bs=1 seek=2000 conv=notrunc 2>output
-expect 65 'train_.*: other tokens than were written' prepare --out begun long-*.jsonl
+printf '\1\1' | dd of=begun.partial/encoded_000001.bin bs=1 seek=2000 conv=notrunc 2>output
+expect 65 'encoded_.*: other tokens than were written' prepare --out begun long-*.jsonl
 for change in 's/"settings": {/"settings": 5, "x": {/' 's/"inputs": \[/"inputs": "one", "x": [/' \
   's/"path": "[^"]*"/"path": 7/' 's/"sources": \[/"sources": 4, "x": [/' '1s/{/[/'; do
   rm -rf wrong && cp -r plain wrong

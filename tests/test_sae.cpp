@@ -142,6 +142,67 @@ TEST_CASE("sae: a file has its model's place in the list, the caption each model
     CHECK_MESSAGE(has(found.measured, part), found.measured);
 }
 
+TEST_CASE("sae: vectors that do not fit are computed again, and labels of tokens come from a file") {
+  const TempDir scratch;
+  write_text(scratch.file("text"), some_text());
+  const std::string data = "text:" + scratch.file("text"), labels = scratch.file("labels.csv");
+  make_model(scratch, "satformer", data);
+  std::string csv = "id,text,label\n";
+  for (int id = 0; id < 200; ++id) csv += str(id, ",\"a, b\",Multilingual Unicode\n");
+  write_text(labels, csv);
+  const auto analyze = [&](const std::string& out, std::vector<std::string> more) {
+    std::vector<std::string> words = {"analyze",
+                                      "--model",
+                                      scratch.file("satformer"),
+                                      "--data",
+                                      data,
+                                      "--what",
+                                      "sae",
+                                      "--sequences",
+                                      "40",
+                                      "--length",
+                                      "24",
+                                      "--split",
+                                      "all",
+                                      "--out",
+                                      scratch.file(out),
+                                      "--sae-tokens",
+                                      "150000",
+                                      "--active",
+                                      "4",
+                                      "--most-density",
+                                      "0.3"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_program_inside(scratch, words);
+  };
+  const auto model_of = [&](const std::string& out) { return read_json(scratch.file(out) + "/sae.json")["models"][0]; };
+  check_outcome(analyze("all", {}), Exit::done, "wrote");
+  const Outcome got = analyze("some", {"--sae-buffer", "200", "--sae-labels", labels});
+  check_outcome(got, Exit::done, "labels of 200 tokens from ");
+  const nlohmann::json all = model_of("all"), some = model_of("some");
+  CHECK(all["buffer"] == all["train"]["tokens"]);
+  CHECK(some["buffer"] == 200);
+  for (const char* same : {"scale", "train_windows", "steps", "batch"}) CHECK(some[same] == all[same]);
+  CHECK(some["train"]["tokens"] == all["train"]["tokens"]);
+  CHECK(some["loss_curve"] != all["loss_curve"]);
+  CHECK(some["variance"] == all["variance"]);
+  for (const char* part : {"train", "held_out"}) CHECK(some[part]["fve"] > 0.8);
+  REQUIRE(some["gates"].size() == 2);
+  for (size_t n : {0, 1}) CHECK(some["gates"][n]["all"] == all["gates"][n]["all"]);
+  CHECK(!some["retained"].empty());
+  size_t given = 0;
+  for (const nlohmann::json& feature : some["retained"]) given += feature["label"] == "Multilingual Unicode";
+  CHECK(given > some["retained"].size() / 2);
+  CHECK(all["labels"]["Multilingual Unicode"] < given);
+  CHECK(some["labels_given"] == 200);
+  check_outcome(analyze("again", {"--sae-buffer", "200", "--sae-labels", labels}), Exit::done, "wrote");
+  CHECK(model_of("again")["loss_curve"] == some["loss_curve"]);
+  CHECK(model_of("again")["retained"] == some["retained"]);
+  write_text(labels, csv + "7,x,Nouns\n");
+  check_outcome(analyze("bad", {"--sae-labels", labels}), Exit::bad_data,
+                "labels.csv, line 202: label 'Nouns' of token 7");
+}
+
 TEST_CASE("sae: what is held out shares no token with what is trained on") {
   std::vector<TokenWindow> windows(20, {std::vector<int32_t>(8), {}, 8});
   for (int64_t i = 0; i < 20; ++i)

@@ -3,7 +3,7 @@
 
 #include "cli/stop.h"
 #include "data/document_feed.h"
-#include "data/shard_writer.h"
+#include "data/validation_split.h"
 #include "tests/child.h"
 #include "tests/temp_dir.h"
 
@@ -53,4 +53,12 @@ TEST_CASE("stop: the digests of tokens and of a long file end early") {
   write_text(dir.file("long"), std::string(3 << 20, 'a'));
   CHECK(code_after_stop([&] { digest_of_file(dir.file("long")); }) == static_cast<int>(Exit::stopped));
   CHECK(code_after_stop([&] { digest_of_file(dir.file("short")); }) == 0);
+}
+
+TEST_CASE("stop: choosing the tokens for validation ends early") {
+  const TempDir dir;
+  ShardWriter table({dir.path, "documents", ShardFormat::uint32, entry_words}, 0);
+  table.append(words_of({1, 10, 10, 0}));
+  table.flush();
+  CHECK(code_after_stop([&] { ValidationSplit(table, 1, 0.1); }) == static_cast<int>(Exit::stopped));
 }

@@ -27,8 +27,9 @@ def main():
   values, found = read(directory, "maps")
   model = found["models"][0]
   compare = Comparison()
-  n = len(model["tokens"])
-  ids = [token["id"] for token in model["tokens"]]
+  compare.true("bins of several tokens, or several texts", model["bin"] == 1 and len(model["texts"]) == 1)
+  n = len(model["texts"][0])
+  ids = [token["id"] for token in model["texts"][0]]
   compare.true("the tokens are not the first window's", ids == values["tokens"][0][:n].tolist())
   rows = dict(line.rsplit(",", 1) for line in (directory / "maps.csv").read_text().splitlines()[1:])
   name = next(iter(rows)).rsplit(",", 4)[0]

@@ -67,12 +67,12 @@ def main(directory):
     found, models = models_of(directory, "tsne")
     for model, tensors in models:
         for panel in model["panels"]:
-            x = tensors[f"value.{panel['layer']}"].astype(np.float64)
+            x = tensors[panel["value"]].astype(np.float64)
             x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300)
             ours = np.column_stack([panel["x"], panel["y"]])
             p = affinities(x, found["perplexity"])
             told, here = panel["kl_divergence"], divergence(p, ours)
-            assert abs(told - here) < 1e-6 * max(1, here), f"layer {panel['layer']}: told {told}, is {here}"
+            assert abs(told - here) < 1e-6 * max(1, here), f"{panel['value']}: told {told}, is {here}"
             runs = [library(x, found, "pca", 42)] + [library(x, found, "random", seed) for seed in range(3)]
             theirs = [divergence(p, y.astype(np.float64)) for y, _ in runs]
             for (_, kl), again in zip(runs, theirs):
@@ -80,9 +80,9 @@ def main(directory):
                 # much in nats, however small the divergence: sum p log(p Z ...).
                 assert abs(kl - again) < 0.02 * again + 0.02, f"scikit-learn says {kl}, here {again}"
             noise = max(theirs) - min(theirs)
-            print(f"tsne: layer {panel['layer']}: KL {told:.4f}; scikit-learn's {theirs[0]:.4f} from the same start, "
+            print(f"tsne: {panel['value']}: KL {told:.4f}; scikit-learn's {theirs[0]:.4f} from the same start, "
                   f"{min(theirs[1:]):.4f} to {max(theirs[1:]):.4f} from others")
-            assert told < max(theirs) + noise + 0.01 * here, f"layer {panel['layer']}: worse than scikit-learn's"
+            assert told < max(theirs) + noise + 0.01 * here, f"{panel['value']}: worse than scikit-learn's"
 
 
 if __name__ == "__main__":

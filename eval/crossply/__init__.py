@@ -12,6 +12,7 @@ The programs need no Python. Data frames need pandas, which is imported when one
 import json
 import os
 import pathlib
+import shutil
 import sys
 
 PROGRAM = pathlib.Path(__file__).resolve().parent / "crossply"
@@ -49,5 +50,8 @@ def read_results(comparison):
 
 
 def main():
-  """The command `crossply`."""
-  os.execv(PROGRAM, [str(PROGRAM), *sys.argv[1:]])
+  """The command `crossply`. The program prints commands to go on with under the name that it gets here."""
+  name = sys.argv[0] if os.path.basename(sys.argv[0]) == "crossply" else str(PROGRAM)
+  if shutil.which("crossply") == name:
+    name = "crossply"
+  os.execv(PROGRAM, [name, *sys.argv[1:]])

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <numeric>
 
 #include "engine/rng.h"
 #include "kernels/block/ops.h"
@@ -183,27 +182,13 @@ double Autoencoder::bytes() const {
 
 // -----------------------------------------------------------------------------------------------------------------
 
-std::vector<double> train_autoencoder(Autoencoder& model, const std::vector<float>& data,
-                                      const AutoencoderTraining& how,
+std::vector<double> train_autoencoder(Autoencoder& model, const VectorSource& next, const AutoencoderTraining& how,
                                       const std::function<void(int64_t, int64_t)>& tell) {
-  const int64_t D = model.sizes.D, rows = model.sizes.rows, n = std::ssize(data) / D;
-  const int64_t steps = std::max<int64_t>(1, how.tokens / rows);
-  CHECK_THAT(n >= rows, n, " vectors are less than a batch of ", rows);
-  std::vector<int64_t> order(static_cast<size_t>(n));
-  std::iota(order.begin(), order.end(), int64_t{0});
-  Random random(how.seed, stream_of("order of vectors"));
-  std::vector<float> batch(static_cast<size_t>(rows * D));
+  const int64_t rows = model.sizes.rows, steps = std::max<int64_t>(1, how.tokens / rows);
+  std::vector<float> batch(static_cast<size_t>(rows * model.sizes.D));
   std::vector<double> losses;
-  int64_t at = n;
-  for (int64_t step = 0; step < steps; ++step, at += rows) {
-    if (at + rows > n) {
-      for (int64_t i = n - 1; i > 0; --i)
-        std::swap(order[static_cast<size_t>(i)], order[static_cast<size_t>(random.below(i + 1))]);
-      at = 0;
-    }
-    for (int64_t i = 0; i < rows; ++i)
-      std::copy_n(&data[static_cast<size_t>(order[static_cast<size_t>(at + i)] * D)], D,
-                  &batch[static_cast<size_t>(i * D)]);
+  for (int64_t step = 0; step < steps; ++step) {
+    next(batch.data());
     losses.push_back(model.gradients(batch.data()));
     if (!std::isfinite(losses.back()))
       fail(Exit::not_finite, "the autoencoder's loss at step ", step + 1, " is not finite");

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -72,13 +73,11 @@ class Autoencoder {
 struct AutoencoderTraining {
   int64_t tokens = 0;  // seen in all, in whole batches
   double lr = 5e-4;    // falls to 0 by half a cosine
-  uint64_t seed = 42;
 };
-// Returns the loss of each step.
-// data: (n, D), n >= rows. Each pass over it is in another random order. tell(step, steps) after each step. Throws
-// Exit::not_finite.
-std::vector<double> train_autoencoder(Autoencoder& model, const std::vector<float>& data,
-                                      const AutoencoderTraining& how,
+// Writes the next batch of vectors, (rows, D).
+using VectorSource = std::function<void(float* batch)>;
+// Returns the loss of each step. tell(step, steps) after each step. Throws Exit::not_finite.
+std::vector<double> train_autoencoder(Autoencoder& model, const VectorSource& next, const AutoencoderTraining& how,
                                       const std::function<void(int64_t, int64_t)>& tell = {});
 
 }  // namespace crossply

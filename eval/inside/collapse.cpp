@@ -18,8 +18,9 @@ namespace {
 
 constexpr UsualWindows usual = {100, 100};  // the paper's
 
-struct Thresholds {
-  double tau = 0.9, eta = 0.9;  // of ranks and of masses
+struct CollapseOptions {
+  double tau = 0.9, eta = 0.9;     // of ranks and of masses
+  std::vector<LayerGroup> groups;  // whose AvgRank is asked for, beside the halves
 };
 
 struct Measured {
@@ -49,7 +50,7 @@ struct Measured {
 
 // Adds the ranks and masses of one op's heads for one sequence of n tokens. The threads share the heads.
 void add_heads(HeadCollapse* heads, const std::string& model, const Probe::Attention& op, const AttentionInputs& inputs,
-               int64_t n, const Thresholds& o) {
+               int64_t n, const CollapseOptions& o) {
   std::exception_ptr error;
 #pragma omp parallel
   {
@@ -80,7 +81,7 @@ double flops_of(const Probe& probe, double N, double T) {
   return N * (probe.forward_flops() + heads * 8 / 3 * T * T * T);
 }
 
-Measured measured_of(Subject& subject, const std::vector<TokenWindow>& windows, const Thresholds& o) {
+Measured measured_of(Subject& subject, const std::vector<TokenWindow>& windows, const CollapseOptions& o) {
   const Config& config = subject.config();
   Measured m{
       subject.name,          config.arch, config.backbone, subject.title(), describe_split(subject.data.choice, false),
@@ -137,7 +138,7 @@ std::string groups_text(const Measured& m, const std::vector<LayerGroup>& groups
   return out;
 }
 
-std::string table_of(const Measured& m, const Thresholds& o, uint64_t seed) {
+std::string table_of(const Measured& m, const CollapseOptions& o, uint64_t seed) {
   std::string out = str(m.title, "\n", m.lengths.text(), ", seed ", seed, ", tau ", o.tau, ", eta ", o.eta, "\n\n");
   std::vector<std::vector<std::string>> table = {
       {"layer", "MaxRank", "mean rank", "AvgMass", "collapsed heads", "lazy"}};
@@ -152,9 +153,9 @@ std::string table_of(const Measured& m, const Thresholds& o, uint64_t seed) {
   const std::vector<LayerGroup> lazy = lazy_groups(m.layers);
   const int64_t lazy_layers =
       std::count_if(m.layers.begin(), m.layers.end(), [](const LayerCollapse& layer) { return layer.lazy(); });
-  return out + str(format_table(table), "\nhalves:\n", groups_text(m, m.halves()),
-                   "lazy groups, of AvgRank below 2:", lazy.empty() ? " none" : "", "\n", groups_text(m, lazy),
-                   "lazy layers: ", lazy_layers, " of ", m.layers.size(),
+  return out + str(format_table(table), "\nhalves:\n", groups_text(m, m.halves()), o.groups.empty() ? "" : "groups:\n",
+                   groups_text(m, o.groups), "lazy groups, of AvgRank below 2:", lazy.empty() ? " none" : "", "\n",
+                   groups_text(m, lazy), "lazy layers: ", lazy_layers, " of ", m.layers.size(),
                    "\ncollapsed heads, of rank below 1.5: ", m.collapsed(), " of ", m.all_heads(),
                    format_number(", %.1f%%\n",
                                  100 * static_cast<double>(m.collapsed()) / static_cast<double>(m.all_heads())));
@@ -169,7 +170,7 @@ nlohmann::json groups_json(const Measured& m, const std::vector<LayerGroup>& gro
   return list;
 }
 
-nlohmann::json to_json(const Measured& m) {
+nlohmann::json to_json(const Measured& m, const CollapseOptions& o) {
   nlohmann::json layers = nlohmann::json::array();
   for (const LayerCollapse& layer : m.layers) {
     nlohmann::json heads = nlohmann::json::array();
@@ -189,6 +190,7 @@ nlohmann::json to_json(const Measured& m) {
           {"longest_window", m.lengths.longest},
           {"layers", layers},
           {"halves", groups_json(m, m.halves())},
+          {"groups", groups_json(m, o.groups)},
           {"lazy_groups", groups_json(m, lazy_groups(m.layers))},
           {"heads", m.all_heads()},
           {"collapsed_heads", m.collapsed()}};
@@ -205,6 +207,42 @@ std::string csv_of(const std::vector<Measured>& all) {
   return out;
 }
 
+// A row for each group, and a column for each model.
+HeatMapBand groups_band(const std::vector<Measured>& all, const std::vector<std::string>& names,
+                        const std::vector<LayerGroup>& groups) {
+  HeatMap map{"", {}, {}, names};
+  for (const LayerGroup& group : groups) {
+    map.row_names.push_back(str(group.begin, group.begin + 1 == group.end ? "" : str("-", group.end - 1)));
+    map.rows.emplace_back();
+    for (const Measured& m : all) map.rows.back().push_back(average_rank(m.layers, group.begin, group.end));
+  }
+  HeatMapBand band{"AvgRank of groups of layers", {map}};
+  band.column = "model";
+  return band;
+}
+
+// "0-3", or "5" for a single layer.
+LayerGroup read_group(const std::string& text) {
+  const size_t dash = text.find('-');
+  const auto layer = [](const std::string& number) {
+    return static_cast<size_t>(read_integer("--groups", number, 0, max_size));
+  };
+  const LayerGroup group{layer(text.substr(0, dash)),
+                         layer(dash == std::string::npos ? text : text.substr(dash + 1)) + 1};
+  if (group.begin >= group.end)
+    throw CLI::ValidationError("--groups", str("'", text, "' ends before it begins; give first-last, as in 0-3"));
+  return group;
+}
+
+// "0-3,4-7"
+void add_groups(std::vector<LayerGroup>& groups, const std::string& text) {
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    groups.push_back(read_group(text.substr(at, end - at)));
+    at = end + 1;
+  }
+}
+
 HeatMap heat_map(const Measured& m, const std::string& name, double (LayerCollapse::*number)(size_t) const) {
   HeatMap map{name, {}};
   for (const LayerCollapse& layer : m.layers) {
@@ -219,8 +257,20 @@ class AttentionCollapse : public Analysis {
   std::string name() const override { return "attention"; }
   std::string about() const override { return "rank and mass of every head's attention, lazy layers"; }
   void add_flags(CLI::App& app) override {
+    const auto set_groups = [this](const std::vector<std::string>& texts) {
+      for (const std::string& text : texts) add_groups(o_.groups, text);
+    };
     own(app, {add_number(app, "--tau", o_.tau, 0.01, 0.999, "attention: the rank takes in this share of the energy"),
-              add_number(app, "--eta", o_.eta, 0.01, 0.999, "attention: so does the mass")});
+              add_number(app, "--eta", o_.eta, 0.01, 0.999, "attention: so does the mass"),
+              app.add_option_function<std::vector<std::string>>(
+                     "--groups", set_groups, "attention: AvgRank of these groups of layers too, from 0: 0-5,6-11")
+                  ->type_name("INT-INT,...")});
+  }
+  std::string refuses(const Subject& subject) const override {
+    for (const LayerGroup& group : o_.groups)
+      if (group.end > static_cast<size_t>(subject.layers()))
+        return str("--groups: there is no layer ", group.end - 1, "; the layers are 0 to ", subject.layers() - 1);
+    return "";
   }
   void measure(Subject& subject, const AnalysisOptions& o) override {
     if (Probe(subject.model, 1, 1).attentions().empty())
@@ -230,7 +280,7 @@ class AttentionCollapse : public Analysis {
   Finding finding(const AnalysisOptions& o) const override;
 
  private:
-  Thresholds o_;
+  CollapseOptions o_;
   std::vector<Measured> all_;
 };
 
@@ -240,7 +290,7 @@ Finding AttentionCollapse::finding(const AnalysisOptions& o) const {
   HeatMapBand rank{str("attention rank, k* of ", o_.tau), {}}, mass{str("attention mass, m* of ", o_.eta), {}};
   const std::vector<std::string> names = short_names_of(all_);
   for (const Measured& m : all_) {
-    found.add(table_of(m, o_, o.seed), to_json(m));
+    found.add(table_of(m, o_, o.seed), to_json(m, o_));
   }
   std::vector<double> ranks;
   for (size_t i = 0; i < all_.size(); ++i) {
@@ -250,10 +300,12 @@ Finding AttentionCollapse::finding(const AnalysisOptions& o) const {
     add_mean_column(rank.maps.back()), add_mean_column(mass.maps.back());
   }
   found.shown = numbers_of_models("Mean rank over all heads", names, ranks, "%.2f");
+  std::vector<HeatMapBand> bands = {rank, mass};
+  if (!o_.groups.empty()) bands.push_back(groups_band(all_, names, o_.groups));
   found.json.update(
       {{"sequences", all_[0].lengths.windows}, {"tau", o_.tau}, {"eta", o_.eta}, {"same_windows", same_windows()}});
   found.csv = csv_of(all_);
-  found.svg = heat_map_svg(str("Attention of ", all_[0].lengths.text(), if_of_first()), "layer", "head", {rank, mass});
+  found.svg = heat_map_svg(str("Attention of ", all_[0].lengths.text(), if_of_first()), "layer", "head", bands);
   found.measured = str(
       "Of the matrix of a head's attention probabilities over one window, causal: the rank is how many of its singular "
       "values, the largest first, hold ",
@@ -263,7 +315,9 @@ Finding AttentionCollapse::finding(const AnalysisOptions& o) const {
       o_.eta,
       " of it. Means over the windows. Under a causal mask a head of rank 1 looks almost only at one early "
       "token, a sink; part of a row may still lie elsewhere. A layer is lazy where all of its heads have rank 1 in all "
-      "windows.");
+      "windows.",
+      o_.groups.empty() ? ""
+                        : " AvgRank of a group of layers is the mean of MaxRank, the largest rank of a layer's heads.");
   found.paper =
       "Inheritune (arXiv 2404.08634): in trained GPT-2 models, deeper layers are lazy more often than the others, "
       "their "

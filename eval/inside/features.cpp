@@ -179,7 +179,8 @@ Feature FeatureCounts::feature(int64_t index, int64_t top) const {
 }
 
 FeatureSelection select_features(const FeatureCounts& counts, const std::vector<float>& embedding, int64_t width,
-                                 const FeatureRules& rules, const Tokenizer& tokenizer) {
+                                 const FeatureRules& rules, const Tokenizer& tokenizer,
+                                 const std::map<int32_t, std::string>& given) {
   FeatureSelection selection;
   for (size_t j = 0; j < counts.activations().size(); ++j) {
     const int64_t activations = counts.activations()[j];
@@ -205,9 +206,13 @@ FeatureSelection select_features(const FeatureCounts& counts, const std::vector<
   for (Feature& feature : retained) {
     if (!tokenizer.knows_texts()) break;
     std::vector<std::string> labels;
-    for (const FeatureToken& one : feature.top)
-      labels.push_back(label_of_token(tokenizer.name_of(one.token), std::string(tokenizer.separator()) == " ",
-                                      tokenizer.is_special(one.token)));
+    for (const FeatureToken& one : feature.top) {
+      const auto found = given.find(one.token);
+      labels.push_back(found != given.end()
+                           ? found->second
+                           : label_of_token(tokenizer.name_of(one.token), std::string(tokenizer.separator()) == " ",
+                                            tokenizer.is_special(one.token)));
+    }
     feature.label = majority_label(labels);
   }
   return selection;

@@ -90,9 +90,11 @@ struct FeatureSelection {
   int64_t single = 0;             // of these: active on one token only
   std::vector<Feature> retained;  // the best first; of equals the more active, then the lower index
 };
-// embedding: (V, width). Labels come with a tokenizer that knows its tokens' texts.
+// embedding: (V, width). Labels come with a tokenizer that knows its tokens' texts. given: labels of tokens, which come
+// before those by rules.
 FeatureSelection select_features(const FeatureCounts& counts, const std::vector<float>& embedding, int64_t width,
-                                 const FeatureRules& rules, const Tokenizer& tokenizer);
+                                 const FeatureRules& rules, const Tokenizer& tokenizer,
+                                 const std::map<int32_t, std::string>& given = {});
 
 // -----------------------------------------------------------------------------------------------------------------
 

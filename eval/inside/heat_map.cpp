@@ -411,7 +411,7 @@ std::string heat_map_svg(const std::string& title, const std::string& row, const
   double y = title_height, width = usual_width;
   std::string elements = text(24, 34, "font-size=\"18\" font-weight=\"600\" fill=\"#1f2933\"", title, 80);
   for (const HeatMapBand& band : bands) {
-    const Drawn drawn = draw_band(band, row, column, y);
+    const Drawn drawn = draw_band(band, row, band.column.empty() ? column : band.column, y);
     elements += drawn.elements;
     y = drawn.bottom;
     width = std::max(width, drawn.right);

@@ -30,6 +30,7 @@ struct HeatMapBand {
   HeatScale scale = HeatScale::counts;
   std::string legend = {};  // beside the colours: what they say, and its unit
   double top = 0;           // where the colours end, if no number is larger: 1 for shares of bands to be compared
+  std::string column = {};  // what a column is, where that is not the picture's
 };
 
 // One band below the other. row and column: what a row and a column is. The numbers stand in the cells where there is

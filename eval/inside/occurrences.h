@@ -12,6 +12,15 @@
 
 namespace crossply {
 
+// What of a layer i is looked at. A hidden state is what the layer puts out.
+struct VectorKind {
+  const char *key, *caption, *column;
+  std::string name(int layer) const { return str(key, ".", layer + (std::string(key) == "hidden" ? 1 : 0)); }
+};
+inline constexpr VectorKind values_read{"value", "values as attention reads them", "values read"};
+inline constexpr VectorKind own_values{"own_value", "the layer's own values", "own values"};
+inline constexpr VectorKind hidden_states{"hidden", "hidden states", "hidden states"};
+
 // Flags that analyses of classes share.
 struct OccurrenceOptions {
   std::vector<std::string> words;  // at most one of words and ids; none: the usual words

@@ -81,12 +81,13 @@ AttentionInputs::AttentionInputs(const ops::AttentionNode& node, Device& device)
       q_(copy_of(node.in[0]->tensor, device)),
       k_(copy_of(node.in[1]->tensor, device)) {}
 
-void AttentionInputs::probabilities(int64_t b, int64_t h, int64_t n, double* P) const {
+void AttentionInputs::probabilities(int64_t b, int64_t h, int64_t n, double* P, bool causal_mask) const {
   std::fill_n(P, n * n, 0.0);
   for (int64_t t = 0; t < n; ++t) {
     const double* q = &q_[static_cast<size_t>(((b * T_ + t) * H_ + h) * D_)];
     double *row = P + t * n, max = -INFINITY, sum = 0;
-    for (int64_t j = 0; j <= t; ++j) {
+    const int64_t last = causal_mask ? t : n - 1;
+    for (int64_t j = 0; j <= last; ++j) {
       const double* k = &k_[static_cast<size_t>(((b * T_ + j) * K_ + h / (H_ / K_)) * D_)];
       double dot = 0;
 #pragma omp simd reduction(+ : dot)
@@ -94,8 +95,8 @@ void AttentionInputs::probabilities(int64_t b, int64_t h, int64_t n, double* P) 
       row[j] = scale_ * dot;
       max = std::max(max, row[j]);
     }
-    for (int64_t j = 0; j <= t; ++j) sum += row[j] = std::exp(row[j] - max);
-    for (int64_t j = 0; j <= t; ++j) row[j] /= sum;
+    for (int64_t j = 0; j <= last; ++j) sum += row[j] = std::exp(row[j] - max);
+    for (int64_t j = 0; j <= last; ++j) row[j] /= sum;
   }
 }
 

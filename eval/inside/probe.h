@@ -40,8 +40,8 @@ class AttentionInputs {
   // Of all that the op computed from it.
   bool finite_output() const { return finite_output_; }
   // Of sequence b and query head h the first n rows and columns of its probabilities, (n, n): softmax of scale q k over
-  // the columns up to a row's own, 0 beyond.
-  void probabilities(int64_t b, int64_t h, int64_t n, double* P) const;
+  // the columns up to a row's own, 0 beyond; without the causal mask, which is not what the op computes, over all n.
+  void probabilities(int64_t b, int64_t h, int64_t n, double* P, bool causal_mask = true) const;
 
  private:
   double scale_;

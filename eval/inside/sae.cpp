@@ -15,6 +15,8 @@
 #include "engine/safetensors.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/probe.h"
+#include "eval/inside/sae_vectors.h"
+#include "eval/inside/token_labels.h"
 
 namespace crossply {
 int64_t sae_held_out_windows(int64_t windows) { return std::max<int64_t>(1, windows / 10); }
@@ -38,22 +40,12 @@ constexpr double usual_sae_flops = 4e12;  // of the training: half a minute on t
 constexpr double sae_lr = 5e-4;
 constexpr int64_t least_sae_batch = 128, paper_sae_batch = 4096;
 constexpr double paper_density_factor = 0.005 * 24576 / 32;  // the limit over the mean density of a paper's feature
-const char* const sae_value = "own_value.0";
+constexpr double usual_buffer_bytes = 1 << 30;
 
 struct SaeFlags {
-  int64_t dictionary = 0, active = 32, tokens = 0;
+  int64_t dictionary = 0, active = 32, tokens = 0, buffer = 0;
   double max_density = 0;
-};
-
-// What the model made of every token of the windows, in their order.
-struct SaeVectors {
-  int64_t D = 0;
-  std::vector<float> values;    // (tokens, D)
-  std::vector<int32_t> tokens;  // what they were made of
-  std::vector<int> gate_layers;
-  std::vector<std::vector<double>> gates;  // of each such layer, by token, the mean over heads
-  int64_t held_out = 0;                    // from this token on
-  int64_t count() const { return std::ssize(tokens); }
+  std::string labels;
 };
 
 int64_t sae_token_count(std::span<const TokenWindow> windows) {
@@ -62,63 +54,46 @@ int64_t sae_token_count(std::span<const TokenWindow> windows) {
   return count;
 }
 
-// Mean and total squared distance from it of the vectors [begin, end).
+// Sums over vectors.
 struct SaeSpread {
-  std::vector<double> mean;
-  double square = 0;    // sum |v|^2
-  double variance = 0;  // sum |v - mean|^2
+  explicit SaeSpread(int64_t D) : sums(static_cast<size_t>(D), 0.0) {}
+  void add(std::span<const float> values) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double x = static_cast<double>(values[i]);
+      sums[i % sums.size()] += x, square += x * x;
+    }
+    count += std::ssize(values) / std::ssize(sums);
+  }
+  std::vector<double> mean() const {
+    std::vector<double> mean = sums;
+    for (double& x : mean) x /= static_cast<double>(count);
+    return mean;
+  }
+  double variance() const {  // sum |v - mean|^2
+    double of_mean = 0;
+    for (const double sum : sums) of_mean += sum * sum / static_cast<double>(count);
+    return square - of_mean;
+  }
+  std::vector<double> sums;
+  double square = 0;  // sum |v|^2
+  int64_t count = 0;
 };
-SaeSpread sae_spread(const std::vector<float>& values, int64_t D, int64_t begin, int64_t end) {
-  SaeSpread spread{std::vector<double>(static_cast<size_t>(D), 0.0)};
-  for (int64_t i = begin * D; i < end * D; ++i)
-    spread.mean[static_cast<size_t>(i % D)] += static_cast<double>(values[static_cast<size_t>(i)]);
-  for (double& x : spread.mean) x /= static_cast<double>(end - begin);
-  for (int64_t i = begin * D; i < end * D; ++i) {
-    const double x = static_cast<double>(values[static_cast<size_t>(i)]),
-                 d = x - spread.mean[static_cast<size_t>(i % D)];
-    spread.square += x * x, spread.variance += d * d;
+
+SaeSpread sae_spread(SaeReader& reader, int64_t begin, int64_t end, const std::string& name) {
+  SaeSpread spread(reader.D());
+  Ticker ticker(printable(name), "window");
+  for (int64_t i = begin; i < end; ++i) {
+    spread.add(reader.read(i).values);
+    ticker.tell(i - begin + 1, end - begin);
   }
   return spread;
-}
-
-SaeVectors collect_sae_vectors(Subject& subject, Probe& probe, const std::vector<TokenWindow>& windows,
-                               int64_t first_held_out) {
-  SaeVectors all;
-  const auto T = static_cast<int64_t>(windows[0].tokens.size());
-  all.D = probe.shape(sae_value).numel() / T;
-  probe.keep(sae_value);
-  for (int layer = 0; layer < subject.layers(); ++layer)
-    if (const std::string gate = str("gate.", layer); probe.has(gate)) {
-      probe.keep(gate);
-      all.gate_layers.push_back(layer);
-    }
-  all.gates.resize(all.gate_layers.size());
-  Ticker ticker(printable(subject.name), "window");
-  for (int64_t i = 0; i < std::ssize(windows); ++i) {
-    const TokenWindow& window = windows[static_cast<size_t>(i)];
-    if (i == first_held_out) all.held_out = all.count();
-    probe.run(window.tokens.data());
-    const std::vector<double>& values = probe.at(sae_value);
-    all.values.insert(all.values.end(), values.begin(), values.begin() + window.length * all.D);
-    all.tokens.insert(all.tokens.end(), window.tokens.begin(), window.tokens.begin() + window.length);
-    for (size_t g = 0; g < all.gates.size(); ++g) {
-      const std::vector<double>& gates = probe.at(str("gate.", all.gate_layers[g]));
-      const int64_t heads = std::ssize(gates) / T;
-      for (int64_t t = 0; t < window.length; ++t) {
-        double sum = 0;
-        for (int64_t j = t * heads; j < (t + 1) * heads; ++j) sum += gates[static_cast<size_t>(j)];
-        all.gates[g].push_back(sum / static_cast<double>(heads));
-      }
-    }
-    ticker.tell(i + 1, std::ssize(windows));
-  }
-  return all;
 }
 
 // How large, and how long to train: by the flags, and what they leave open by the size of a vector and of the data.
 struct SaePlan {
   AutoencoderSizes sizes;
   int64_t tokens;
+  int64_t capacity = 0;  // vectors in memory
 };
 SaePlan sae_plan(const SaeFlags& flags, const Probe& probe, std::span<const TokenWindow> train) {
   const int64_t D = probe.shape(sae_value).numel() / std::ssize(train[0].tokens);
@@ -135,60 +110,87 @@ SaePlan sae_plan(const SaeFlags& flags, const Probe& probe, std::span<const Toke
   const auto small = std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(1, plan.tokens / 8192)));
   plan.sizes.rows =
       std::min(std::clamp(static_cast<int64_t>(small), least_sae_batch, paper_sae_batch), sae_token_count(train));
+  const double vector_bytes = 4 * static_cast<double>(D);
+  plan.capacity = flags.buffer > 0 ? flags.buffer : static_cast<int64_t>(usual_buffer_bytes / vector_bytes);
   return plan;
 }
 
-// One pass over all vectors: what is lost of both parts, and which features are active.
-void encode_sae_vectors(SaeFinding* found, FeatureCounts* counts,
-                        std::vector<std::vector<Autoencoder::Active>>* held_out, Autoencoder& model,
-                        const SaeVectors& v) {
-  const int64_t D = v.D, rows = model.sizes.rows;
+struct SaeToken {
+  int64_t window;
+  int32_t id;
+  std::vector<double> gates;  // of each layer with gates
+};
+
+// Calls each(token, active features, loss) for the tokens of the windows [begin, end). Batches go over windows' ends.
+template <class F>
+void encode_windows(SaeReader& reader, Autoencoder& model, int64_t begin, int64_t end, const std::string& name,
+                    F&& each) {
+  std::vector<float> batch;
+  std::vector<SaeToken> tokens;
+  const auto flush = [&] {
+    const Autoencoder::Codes codes = model.encode(batch.data(), std::ssize(tokens));
+    for (size_t n = 0; n < tokens.size(); ++n) each(tokens[n], codes.active[n], codes.losses[n]);
+    batch.clear(), tokens.clear();
+  };
+  Ticker ticker(printable(name), "window");
+  for (int64_t i = begin; i < end; ++i) {
+    const SaeWindow& window = reader.read(i);
+    for (int64_t t = 0; t < reader.window(i).length; ++t) {
+      const auto first = window.values.begin() + t * reader.D();
+      batch.insert(batch.end(), first, first + reader.D());
+      tokens.push_back({i, reader.window(i).tokens[static_cast<size_t>(t)], {}});
+      for (const auto& layer : window.gates) tokens.back().gates.push_back(layer[static_cast<size_t>(t)]);
+      if (std::ssize(tokens) == model.sizes.rows) flush();
+    }
+    ticker.tell(i - begin + 1, end - begin);
+  }
+  if (!tokens.empty()) flush();
+}
+
+// Windows from this one on are held out.
+void count_features(SaeFinding* found, FeatureCounts* counts, Autoencoder& model, SaeReader& reader, int64_t held_out,
+                    const SaeSpread& trained_on) {
   double losses[2] = {0, 0};
   int64_t active = 0;
-  for (int64_t begin = 0; begin < v.count(); begin += rows) {
-    const int64_t count = std::min(rows, v.count() - begin);
-    const Autoencoder::Codes codes = model.encode(&v.values[static_cast<size_t>(begin * D)], count);
-    for (int64_t i = 0; i < count; ++i) {
-      const auto& features = codes.active[static_cast<size_t>(i)];
-      const bool held = begin + i >= v.held_out;
-      losses[held] += codes.losses[static_cast<size_t>(i)];
-      counts->add(v.tokens[static_cast<size_t>(begin + i)], features);
-      active += std::ssize(features);
-      if (held) held_out->push_back(features);
-    }
-  }
-  const auto reconstruction = [&](int64_t begin, int64_t end, double loss) {
-    const double variance = sae_spread(v.values, D, begin, end).variance;
-    return Reconstruction{end - begin, loss / static_cast<double>(end - begin), 1 - loss / variance};
+  encode_windows(reader, model, 0, reader.size(), found->model,
+                 [&](const SaeToken& token, const std::vector<Autoencoder::Active>& features, double loss) {
+                   losses[token.window >= held_out] += loss;
+                   counts->add(token.id, features);
+                   active += std::ssize(features);
+                 });
+  const auto reconstruction = [](const SaeSpread& spread, double loss) {
+    return Reconstruction{spread.count, loss / static_cast<double>(spread.count), 1 - loss / spread.variance()};
   };
-  found->train = reconstruction(0, v.held_out, losses[0]);
-  found->held_out = reconstruction(v.held_out, v.count(), losses[1]);
-  found->active = static_cast<double>(active) / static_cast<double>(v.count());
+  found->train = reconstruction(trained_on, losses[0]);
+  found->held_out = reconstruction(sae_spread(reader, held_out, reader.size(), found->model), losses[1]);
+  found->active = static_cast<double>(active) / static_cast<double>(counts->tokens());
   found->live = counts->live();
   found->activations = counts->activations();
 }
 
-// Of the tokens that were held out.
-std::vector<LabelledGates> gates_by_category(const SaeFinding& found, const SaeVectors& v,
-                                             const std::vector<std::vector<Autoencoder::Active>>& held_out) {
-  const size_t categories = feature_categories().size(), layers = v.gate_layers.size();
+// Of the tokens that are held out.
+std::vector<LabelledGates> gates_by_category(const SaeFinding& found, Autoencoder& model, SaeReader& reader,
+                                             int64_t held_out) {
+  const size_t categories = feature_categories().size(), layers = reader.gate_layers().size();
+  if (layers == 0) return {};
   std::vector<int> category(static_cast<size_t>(found.sizes.m), -1);  // of retained features
   for (const Feature& feature : found.selection.retained)
     for (size_t c = 0; c < categories && !feature.label.empty(); ++c)
       if (category_of(feature.label) == feature_categories()[c])
         category[static_cast<size_t>(feature.index)] = static_cast<int>(c);
   CategoryGates sums(layers, categories + 1);  // the last one: every token counts 1
-  for (size_t t = 0; t < held_out.size(); ++t) {
-    std::vector<double> gates, weights(categories + 1, 0.0);
-    for (const auto& layer : v.gates) gates.push_back(layer[static_cast<size_t>(v.held_out) + t]);
-    for (const auto& [feature, value] : held_out[t])
-      if (const int c = category[static_cast<size_t>(feature)]; c >= 0) ++weights[static_cast<size_t>(c)];
-    weights.back() = 1;
-    sums.add(gates, weights);
-  }
+  encode_windows(reader, model, held_out, reader.size(), found.model,
+                 [&](const SaeToken& token, const std::vector<Autoencoder::Active>& features, double) {
+                   std::vector<double> weights(categories + 1, 0.0);
+                   for (const auto& [feature, value] : features)
+                     if (const int c = category[static_cast<size_t>(feature)]; c >= 0)
+                       ++weights[static_cast<size_t>(c)];
+                   weights.back() = 1;
+                   sums.add(token.gates, weights);
+                 });
   std::vector<LabelledGates> list;
   for (size_t n = 0; n < layers; ++n) {
-    list.push_back({v.gate_layers[n], {}, sums.at(n, categories)});
+    list.push_back({reader.gate_layers()[n], {}, sums.at(n, categories)});
     for (size_t c = 0; c < categories; ++c) list.back().by_category.push_back(sums.at(n, c));
   }
   return list;
@@ -215,12 +217,13 @@ void write_sae_weights(const std::string& path, const Autoencoder& model, double
 // -----------------------------------------------------------------------------------------------------------------
 
 // Scales the vectors so that those trained on have mean |v|^2 = D.
-double scale_vectors(SaeVectors& v, const std::string& model) {
-  const double square = sae_spread(v.values, v.D, 0, v.held_out).square / static_cast<double>(v.held_out);
-  const double scale = std::sqrt(static_cast<double>(v.D) / square);
+double scale_vectors(SaeReader& reader, int64_t held_out, const std::string& model) {
+  const SaeSpread spread = sae_spread(reader, 0, held_out, model);
+  const double square = spread.square / static_cast<double>(spread.count);
+  const double scale = std::sqrt(static_cast<double>(reader.D()) / square);
   if (!std::isfinite(scale) || !std::isfinite(static_cast<float>(scale)))
     fail(Exit::not_finite, model, ": all values of the first layer are 0; there is nothing to explain");
-  for (float& x : v.values) x = static_cast<float>(static_cast<double>(x) * scale);
+  reader.scale_by(scale);
   return scale;
 }
 
@@ -231,37 +234,54 @@ FeatureRules sae_rules(const SaeFlags& flags, const AutoencoderSizes& sizes) {
   return rules;
 }
 
+// How often the model is run: once a window where all vectors are kept.
+double sae_runs(const SaeReader& reader, int64_t held_out, const SaePlan& plan) {
+  const auto all = static_cast<double>(reader.size()), train = static_cast<double>(held_out);
+  if (reader.keeps_all()) return all;
+  const auto tokens = static_cast<double>(reader.tokens(0, held_out));
+  const double passes = reader.tokens(0, held_out) <= plan.capacity ? 1 : static_cast<double>(plan.tokens) / tokens;
+  // Twice for mean and scale, once to encode all; what is held out also for its variance and for gates.
+  return train * (2 + passes) + all + (reader.gate_layers().empty() ? 1 : 2) * (all - train);
+}
+
 void say_sae_cost(const Subject& subject, const Probe& probe, const std::vector<TokenWindow>& windows,
-                  const SaePlan& plan) {
+                  const SaeReader& reader, int64_t held_out, const SaePlan& plan) {
   const double rows = static_cast<double>(plan.sizes.rows), m = static_cast<double>(plan.sizes.m);
-  const double D = static_cast<double>(plan.sizes.D), tokens = static_cast<double>(sae_token_count(windows));
-  // An encoding is a third of a training step. Memory: the vectors twice, weights with gradients and moments, batches.
+  const double D = static_cast<double>(plan.sizes.D), tokens = static_cast<double>(reader.tokens(0, reader.size()));
+  // An encoding is a third of a training step. Memory: the vectors, weights with gradients and moments, batches.
   const double training = plan.sizes.step_flops() / rows * (static_cast<double>(plan.tokens) + tokens / 3);
-  say_cost("sae", subject, windows, static_cast<double>(windows.size()) * probe.forward_flops() + training,
-           probe.bytes() + 4 * (2 * tokens * D + 8 * m * D + 3 * rows * m));
+  const double vectors =
+      (reader.keeps_all() ? tokens : 0) + static_cast<double>(std::min(reader.tokens(0, held_out), plan.capacity));
+  say_cost("sae", subject, windows, sae_runs(reader, held_out, plan) * probe.forward_flops() + training,
+           probe.bytes() + 4 * (vectors * D + 8 * m * D + 3 * rows * m));
 }
 
 // Trains an autoencoder on the vectors, and looks at all of them with it.
-std::unique_ptr<Autoencoder> explore_sae(SaeFinding* found, Subject& subject, const SaeVectors& v,
-                                         const AutoencoderTraining& how) {
-  const SaeSpread spread = sae_spread(v.values, v.D, 0, v.held_out);
-  found->start_variance = spread.variance / static_cast<double>(v.held_out);
-  auto model = std::make_unique<Autoencoder>(*subject.model.device, found->sizes, spread.mean, how.seed);
+std::unique_ptr<Autoencoder> explore_sae(SaeFinding* found, Subject& subject, SaeReader& reader, int64_t held_out,
+                                         const SaePlan& plan, const TokenLabels& labels, uint64_t seed) {
+  const SaeSpread spread = sae_spread(reader, 0, held_out, subject.name);
+  found->start_variance = spread.variance() / static_cast<double>(spread.count);
+  auto model = std::make_unique<Autoencoder>(*subject.model.device, found->sizes, spread.mean(), seed);
   {
-    const std::vector<float> train(v.values.begin(), v.values.begin() + v.held_out * v.D);
+    std::vector<int64_t> lengths;
+    for (int64_t i = 0; i < held_out; ++i) lengths.push_back(reader.window(i).length);
+    VectorBuffer buffer(reader.D(), found->sizes.rows, std::move(lengths), plan.capacity, seed,
+                        [&](int64_t i) { return std::span<const float>(reader.read(i).values); });
+    found->buffer = std::min(buffer.capacity(), reader.tokens(0, held_out));
     Ticker ticker(printable(subject.name), "step");
-    found->losses =
-        train_autoencoder(*model, train, how, [&](int64_t done, int64_t steps) { ticker.tell(done, steps); });
+    found->losses = train_autoencoder(
+        *model, [&](float* batch) { buffer.next(batch); }, {plan.tokens, found->lr},
+        [&](int64_t done, int64_t steps) { ticker.tell(done, steps); });
   }
   found->steps = std::ssize(found->losses);
   FeatureCounts counts(found->sizes.m);
-  std::vector<std::vector<Autoencoder::Active>> held_out;
-  encode_sae_vectors(found, &counts, &held_out, *model, v);
+  count_features(found, &counts, *model, reader, held_out, spread);
 
   const Tensor& embedding = subject.model.params.at("model.embed_tokens.weight").value;
   const Tokenizer& tokenizer = subject.data.tokenizer;
-  found->selection =
-      select_features(counts, subject.model.params.read(embedding), embedding.dim(1), found->rules, tokenizer);
+  found->selection = select_features(counts, subject.model.params.read(embedding), embedding.dim(1), found->rules,
+                                     tokenizer, labels.labels);
+  found->labels_file = labels.file, found->labels_given = std::ssize(labels.labels);
   if (!tokenizer.knows_texts())
     std::fprintf(stderr, "note: sae: no tokenizer says what the tokens of %s are: ids, and no labels\n",
                  printable(subject.name).c_str());
@@ -270,7 +290,7 @@ std::unique_ptr<Autoencoder> explore_sae(SaeFinding* found, Subject& subject, co
     found->texts.emplace_back();
     for (const FeatureToken& one : feature.top) found->texts.back().push_back(tokenizer.name_of(one.token));
   }
-  found->gates = gates_by_category(*found, v, held_out);
+  found->gates = gates_by_category(*found, *model, reader, held_out);
   return model;
 }
 
@@ -311,14 +331,20 @@ class SparseAutoencoder : public Analysis {
   std::string about() const override { return "a sparse autoencoder of the first layer's values; kinds of features"; }
   std::vector<std::string> more_files(const AnalysisOptions& o) const override { return model_files("sae", o); }
   void add_flags(CLI::App& app) override {
-    own(app, {add_integer(app, "--dictionary", flags_.dictionary, 0, max_size,
-                          "sae: features (0: 16 times the values' width)"),
-              add_integer(app, "--active", flags_.active, 1, max_size, "sae: features that a token may have active"),
-              add_integer(app, "--sae-tokens", flags_.tokens, 0, max_count,
-                          "sae: tokens to train on, each as often as it takes (0: about half a minute's on two cores)"),
-              add_number(app, "--most-density", flags_.max_density, 0, 1,
-                         "sae: drop features active on a larger share of the tokens (0: 3.84 times --active over "
-                         "--dictionary, at least 0.005, what it is at the paper's sizes)")});
+    own(app,
+        {add_integer(app, "--dictionary", flags_.dictionary, 0, max_size,
+                     "sae: features (0: 16 times the values' width)"),
+         add_integer(app, "--active", flags_.active, 1, max_size, "sae: features that a token may have active"),
+         add_integer(app, "--sae-tokens", flags_.tokens, 0, max_count,
+                     "sae: tokens to train on, each as often as it takes (0: about half a minute's on two cores)"),
+         add_integer(app, "--sae-buffer", flags_.buffer, 0, max_count,
+                     "sae: vectors in memory; of more tokens the model is run again (0: 1 GiB of them)"),
+         add_text(app, "--sae-labels", flags_.labels, "FILE",
+                  "sae: labels of tokens, such as a judge model's: a CSV whose first line names the columns id and "
+                  "label; other tokens get theirs by rules"),
+         add_number(app, "--most-density", flags_.max_density, 0, 1,
+                    "sae: drop features active on a larger share of the tokens (0: 3.84 times --active over "
+                    "--dictionary, at least 0.005, what it is at the paper's sizes)")});
   }
   void measure(Subject& subject, const AnalysisOptions& o) override;
   Finding finding(const AnalysisOptions& o) const override;
@@ -332,6 +358,10 @@ void SparseAutoencoder::measure(Subject& subject, const AnalysisOptions& o) {
   if (!Probe(subject.model, 1, 1).has(sae_value))
     fail(Exit::usage, subject.name, ": the first layer of ", subject.config().arch,
          " has no values of its own; try --what entropy");
+  const TokenLabels labels = read_token_labels(flags_.labels, subject.config().vocab_size);
+  if (!flags_.labels.empty() && !subject.data.tokenizer.knows_texts())
+    fail(Exit::usage, subject.name, ": no tokenizer says what its tokens are, so --sae-labels ", flags_.labels,
+         " has no effect; leave it out, or give --tokenizer");
   const std::vector<TokenWindow>& drawn = windows_of(subject, o, usual_sae);
   if (drawn.size() < 2) fail(Exit::usage, "--what sae holds a tenth of the windows out; give --sequences 2 or more");
   const std::vector<int64_t> trained_on = sae_train_windows(drawn, subject.data.choice.files);
@@ -340,25 +370,27 @@ void SparseAutoencoder::measure(Subject& subject, const AnalysisOptions& o) {
          "train on; give a longer text, or a smaller --length");
   std::vector<TokenWindow> windows;
   for (const int64_t i : trained_on) windows.push_back(drawn[static_cast<size_t>(i)]);
-  const auto held_out = std::span(drawn).last(static_cast<size_t>(sae_held_out_windows(std::ssize(drawn))));
-  for (const auto& part : {std::span<const TokenWindow>(windows), std::span<const TokenWindow>(held_out)})
+  const int64_t held_out = std::ssize(windows);
+  const auto last = std::span(drawn).last(static_cast<size_t>(sae_held_out_windows(std::ssize(drawn))));
+  for (const auto& part : {std::span<const TokenWindow>(windows), std::span<const TokenWindow>(last)})
     scored_positions(subject.name, part);  // or else nothing to train on or to hold out
-  windows.insert(windows.end(), held_out.begin(), held_out.end());
+  windows.insert(windows.end(), last.begin(), last.end());
   const std::string path = o.out.empty() ? "" : model_file(name(), o, subject.name);
 
-  Probe probe(subject.model, 1, std::ssize(windows[0].tokens));
+  const int64_t T = std::ssize(windows[0].tokens);
+  Probe probe(subject.model, 1, T);
   const SaePlan plan = sae_plan(flags_, probe, std::span(windows).first(trained_on.size()));
-  say_sae_cost(subject, probe, windows, plan);
-  SaeVectors v = collect_sae_vectors(subject, probe, windows, std::ssize(trained_on));
+  SaeReader reader(probe, subject.layers(), windows, plan.capacity);
+  say_sae_cost(subject, probe, windows, reader, held_out, plan);
   SaeFinding found{subject.name, subject.config().arch, subject.config().backbone, subject.title(),
                    describe_split(subject.data.choice, false)};
-  found.windows = std::ssize(windows), found.held_out_windows = std::ssize(held_out);
+  found.windows = reader.size(), found.held_out_windows = reader.size() - held_out;
   found.train_windows = trained_on;
-  found.longest = std::ssize(windows[0].tokens);
+  found.longest = T;
   found.sizes = plan.sizes, found.lr = sae_lr;
-  found.scale = scale_vectors(v, subject.name);
+  found.scale = scale_vectors(reader, held_out, subject.name);
   found.rules = sae_rules(flags_, plan.sizes);
-  const auto model = explore_sae(&found, subject, v, {plan.tokens, sae_lr, o.seed});
+  const auto model = explore_sae(&found, subject, reader, held_out, plan, labels, o.seed);
   if (!path.empty()) write_sae_weights(path, *model, found.scale, subject.name);
   found.weights = path;
   all_.push_back(std::move(found));

@@ -28,7 +28,7 @@ struct SaeFinding {
   int64_t windows = 0, held_out_windows = 0, longest = 0;
   std::vector<int64_t> train_windows = {};  // of those that were drawn, which share no token with one held out
   AutoencoderSizes sizes{};
-  int64_t steps = 0;
+  int64_t steps = 0, buffer = 0;    // buffer: vectors trained on that were in memory at once
   double lr = 0, scale = 0;         // v is the flattened value times scale
   double start_variance = 0;        // of the vectors trained on, by token, after scaling
   std::vector<double> losses = {};  // of every step
@@ -39,6 +39,8 @@ struct SaeFinding {
   FeatureRules rules = {};
   FeatureSelection selection = {};
   std::vector<std::vector<std::string>> texts = {};  // of the retained features' top tokens; empty: not known
+  std::string labels_file = "";                      // whose labels come before those by rules; "": none
+  int64_t labels_given = 0;                          // tokens that it labels
   std::string weights = "";                          // the file, "" for none
   std::vector<LabelledGates> gates = {};             // of layers with gates
 

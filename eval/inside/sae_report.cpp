@@ -253,6 +253,9 @@ int64_t SaeFinding::category_count(const std::string& category) const {
 std::string sae_table(const SaeFinding& m) {
   std::string out = str(m.title, "\n", format_count(m.windows), " windows of ", m.longest, " tokens, the last ",
                         m.held_out_windows, " held out, apart from all others\n", sae_training_text(m));
+  if (!m.labels_file.empty())
+    out += str("labels of ", format_count(m.labels_given), " tokens from ", printable(m.labels_file),
+               ", of the others by rules\n");
   if (!m.texts.empty()) out += labels_text(m);
   if (!m.selection.retained.empty()) out += features_text(m);
   if (!m.gates.empty()) out += sae_gates_text(m);
@@ -275,6 +278,9 @@ nlohmann::json sae_json(const SaeFinding& m) {
                          {"active", m.sizes.k},
                          {"batch", m.sizes.rows},
                          {"steps", m.steps},
+                         {"buffer", m.buffer},
+                         {"labels_file", utf8_or_escaped(m.labels_file)},
+                         {"labels_given", m.labels_given},
                          {"lr", m.lr},
                          {"scale", m.scale},
                          {"variance", m.start_variance},

@@ -16,14 +16,7 @@
 namespace crossply {
 namespace {
 
-// What of a layer i is looked at. A hidden state is what the layer puts out.
-struct SeparatedKind {
-  const char *key, *caption, *column;
-  std::string name(int layer) const { return str(key, ".", layer + (std::string(key) == "hidden" ? 1 : 0)); }
-};
-constexpr SeparatedKind separated_kinds[] = {{"value", "values as attention reads them", "values read"},
-                                             {"own_value", "the layer's own values", "own values"},
-                                             {"hidden", "hidden states", "hidden states"}};
+constexpr VectorKind separated_kinds[] = {values_read, own_values, hidden_states};
 
 struct SeparatedModel {
   std::string model, arch, title;
@@ -33,7 +26,7 @@ struct SeparatedModel {
 
   int64_t updates() const { return updates_of_probe(plan.vectors()); }
 
-  const Separability* at(const SeparatedKind& kind, int layer) const {
+  const Separability* at(const VectorKind& kind, int layer) const {
     const auto it = found.find(kind.name(layer));
     return it == found.end() ? nullptr : &it->second;
   }
@@ -49,7 +42,7 @@ struct SeparatedModel {
 
 std::vector<std::string> separated_names(const Subject& subject, const Probe& probe) {
   std::vector<std::string> names;
-  for (const SeparatedKind& kind : separated_kinds)
+  for (const VectorKind& kind : separated_kinds)
     for (int i = 0; i < subject.layers(); ++i)
       if (probe.has(kind.name(i))) names.push_back(kind.name(i));
   return names;
@@ -73,10 +66,10 @@ std::string separability_table(const SeparatedModel& m, uint64_t seed) {
                80, 0),
           "\n\n");
   std::vector<std::vector<std::string>> table = {{"layer"}};
-  for (const SeparatedKind& kind : separated_kinds) table[0].push_back(kind.column);
+  for (const VectorKind& kind : separated_kinds) table[0].push_back(kind.column);
   for (int i = 0; i < m.layers; ++i) {
     table.push_back({std::to_string(i)});
-    for (const SeparatedKind& kind : separated_kinds) table.back().push_back(accuracy_text(m.at(kind, i)));
+    for (const VectorKind& kind : separated_kinds) table.back().push_back(accuracy_text(m.at(kind, i)));
   }
   return out + format_table(table);
 }
@@ -85,7 +78,7 @@ nlohmann::json separability_json(const SeparatedModel& m) {
   nlohmann::json json = occurrences_json(m.plan);
   json["updates"] = m.updates();
   json["model"] = utf8_or_escaped(m.model), json["arch"] = m.arch;
-  for (const SeparatedKind& kind : separated_kinds)
+  for (const VectorKind& kind : separated_kinds)
     for (int i = 0; i < m.layers; ++i) {
       nlohmann::json one;  // null: there is no such value
       if (const Separability* s = m.at(kind, i))
@@ -98,7 +91,7 @@ nlohmann::json separability_json(const SeparatedModel& m) {
 std::string separability_csv(const std::vector<SeparatedModel>& all) {
   std::string out = "model,layer,what,accuracy,std\n";
   for (const SeparatedModel& m : all)
-    for (const SeparatedKind& kind : separated_kinds)
+    for (const VectorKind& kind : separated_kinds)
       for (int i = 0; i < m.layers; ++i)
         if (const Separability* s = m.at(kind, i))
           out += str(csv_field(printable(m.model)), ",", i, ",", kind.key, ",", csv_cell(s->mean()), ",",
@@ -118,7 +111,7 @@ std::string separability_svg(const std::vector<SeparatedModel>& all, const Analy
   const bool own_only = std::ranges::all_of(all, &SeparatedModel::own_only);
   const double chance = 1 / static_cast<double>(all[0].plan.classes.names.size());
   std::vector<Panel> panels;
-  for (const SeparatedKind& kind : separated_kinds) {
+  for (const VectorKind& kind : separated_kinds) {
     if (own_only && &kind == &separated_kinds[1]) continue;  // it would be the first panel again
     Panel panel{kind.caption, "", {}, true};
     double deepest = 0;

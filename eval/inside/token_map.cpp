@@ -15,7 +15,8 @@ namespace {
 
 constexpr double page = 920, edge = 24, row_labels = 88, column_labels = 84, gap_of_maps = 20, least_pitch = 156,
                  legend_height = 40;
-constexpr double least_cell = 10, most_cell = 20;
+constexpr double least_cell = 10, least_small_cell = 4, most_cell = 20, most_side = 640, small_label = 20;
+constexpr size_t max_titles = 40000;  // of a figure's cells: a page stays of a size that browsers like
 constexpr int shades = 24;
 constexpr const char* ink = "#08306c";  // no colour of a heat map's: on a dark page it is light (cli/svg.h)
 
@@ -27,17 +28,18 @@ struct MapLayout {
   double cell, pitch;  // pixels: of a token, and from one map to the next
 };
 
-// As many maps beside each other as leave the labels readable.
-MapLayout layout_of(size_t tokens, size_t maps) {
+// As many maps beside each other as leave the labels readable, or the cells.
+MapLayout layout_of(size_t tokens, size_t maps, bool small) {
+  const double least = small ? least_small_cell : least_cell;
   const auto n = static_cast<double>(tokens), width = page - 2 * edge - row_labels;
   const auto cell_of = [&](int64_t beside) {
     return std::floor((width / static_cast<double>(beside) - gap_of_maps) / n);
   };
   int64_t beside = 1;
-  while (beside < static_cast<int64_t>(maps) && cell_of(beside + 1) > least_cell &&
+  while (beside < static_cast<int64_t>(maps) && cell_of(beside + 1) > least &&
          width / static_cast<double>(beside + 1) >= least_pitch)
     ++beside;
-  const double cell = std::clamp(cell_of(beside), least_cell, most_cell);
+  const double cell = std::clamp(std::min(cell_of(beside), std::floor(most_side / n)), least, most_cell);
   return {beside, cell, std::max(n * cell + gap_of_maps, least_pitch)};
 }
 
@@ -69,17 +71,20 @@ std::string cell_titles(const TokenMap& map, const std::vector<std::string>& tok
   return out + "</g>\n";
 }
 
-std::string draw_token_map(const TokenMap& map, const std::vector<std::string>& tokens, double x, double y, double cell,
-                           bool first) {
+// first: in its line.
+std::string draw_token_map(const TokenMap& map, const TokenMapBand& band, double x, double y, double cell, bool first,
+                           bool titled) {
+  const std::vector<std::string>& tokens = band.tokens;
   const double side = static_cast<double>(tokens.size()) * cell;
-  const std::string font = "font-size=\"" + fixed(std::min(cell - 1, 11.0), 0) + "\"";
+  const std::string font = "font-size=\"" + fixed(std::clamp(cell - 1, 9.0, 11.0), 0) + "\"";
+  const auto every = static_cast<size_t>(band.small ? std::ceil(small_label / cell) : 1);
   std::string out = text(x, y - 6, "fill=\"#1f2933\"", map.caption,
                          static_cast<size_t>(std::max(side, least_pitch - gap_of_maps) / 6) + 2);
   out += "<g fill=\"" + std::string(ink) + "\" shape-rendering=\"crispEdges\">\n" + draw_cells(map, x, y, cell) +
-         "</g>\n" + cell_titles(map, tokens, x, y, cell);
+         "</g>\n" + (titled ? cell_titles(map, tokens, x, y, cell) : "");
   out += "<rect x=\"" + px(x - 0.5) + "\" y=\"" + px(y - 0.5) + "\" width=\"" + px(side + 1) + "\" height=\"" +
          px(side + 1) + "\" fill=\"none\" stroke=\"#cbd2d9\"/>\n";
-  for (size_t t = 0; t < tokens.size(); ++t) {
+  for (size_t t = 0; t < tokens.size(); t += every) {
     const double middle = (static_cast<double>(t) + 0.5) * cell;
     if (first) out += text(x - 6, y + middle + cell * 0.3, "text-anchor=\"end\" " + font, tokens[t]);
     const std::string at = px(x + middle + cell * 0.3) + " " + px(y + side + 6);
@@ -107,6 +112,26 @@ std::string draw_shades(double x, double y) {
 
 }  // namespace
 
+TokenBins TokenBins::at_most(int64_t n, double most) {
+  TokenBins bins{n};
+  while (static_cast<double>(bins.count()) > most && bins.bin < n) bins.bin *= 2;
+  return bins;
+}
+
+std::string TokenBins::name(int64_t i) const {
+  const std::string first = std::to_string(i * bin);
+  return size(i) == 1 ? first : first + "-" + std::to_string(i * bin + size(i) - 1);
+}
+
+void add_binned(std::vector<double>* to, const TokenBins& bins, const double* P, const TokenBins& of_P, double weight) {
+  const int64_t n = of_P.count(), factor = bins.bin / of_P.bin;
+  for (int64_t t = 0; t < n; ++t) {
+    const double of_row = weight * static_cast<double>(of_P.size(t)) / static_cast<double>(bins.size(t / factor));
+    double* row = to->data() + t / factor * bins.count();
+    for (int64_t j = 0; j < n; ++j) row[j / factor] += of_row * P[t * n + j];
+  }
+}
+
 std::string token_label(const std::string& token) {
   std::string label;
   for (const char c : printable(token)) {
@@ -130,15 +155,19 @@ std::string token_map_svg(const std::string& title, const std::vector<TokenMapBa
   double y = 52;
   out += draw_shades(edge, y);
   y += legend_height;
+  size_t cells = 0;
+  for (const TokenMapBand& band : bands)
+    for (const TokenMap& map : band.maps)
+      for (const auto& row : map.rows) cells += row.size();
   for (const TokenMapBand& band : bands) {
-    const MapLayout layout = layout_of(std::max<size_t>(1, band.tokens.size()), band.maps.size());
+    const MapLayout layout = layout_of(std::max<size_t>(1, band.tokens.size()), band.maps.size(), band.small);
     const double side = static_cast<double>(band.tokens.size()) * layout.cell;
     out += text(edge, y, "font-size=\"13\" font-weight=\"600\"", band.caption, 120);
     y += 34;
     for (size_t i = 0; i < band.maps.size(); ++i) {
       const auto column = static_cast<double>(static_cast<int64_t>(i) % layout.beside);
-      out += draw_token_map(band.maps[i], band.tokens, edge + row_labels + column * layout.pitch, y, layout.cell,
-                            column == 0);
+      out += draw_token_map(band.maps[i], band, edge + row_labels + column * layout.pitch, y, layout.cell, column == 0,
+                            cells <= max_titles);
       if (static_cast<int64_t>(i + 1) % layout.beside == 0 || i + 1 == band.maps.size()) y += side + column_labels;
     }
   }

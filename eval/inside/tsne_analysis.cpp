@@ -1,4 +1,4 @@
-// analyze --what tsne: the values at the words is, are, was and were, drawn in the plane, by layer.
+// analyze --what tsne: the values and hidden states at the words is, are, was and were, drawn in the plane, by layer.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -20,11 +20,31 @@ namespace {
 // The usual layers, of a model of 16 and counted from 1.
 constexpr int shown_layers[] = {2, 4, 7, 12, 15, 16}, shown_of = 16;
 
+constexpr VectorKind plane_kinds[] = {values_read, hidden_states};
+
+struct PlanePanel {
+  const VectorKind* kind;
+  int layer;  // from 0
+  TsneResult result = {};
+};
+
 struct PlaneModel {
   std::string model, arch, title;
   OccurrencePlan plan;
-  std::vector<int> layers = {};  // from 0
-  std::vector<TsneResult> results = {};
+  std::vector<int> layers = {};
+  std::vector<PlanePanel> panels = {};  // of a kind after those of the one before, each from early to late layers
+
+  const PlanePanel* at(const VectorKind& kind, int layer) const {
+    const auto same = [&](const PlanePanel& panel) { return panel.kind == &kind && panel.layer == layer; };
+    const auto found = std::ranges::find_if(panels, same);
+    return found == panels.end() ? nullptr : &*found;
+  }
+  double mean_divergence(const VectorKind& kind) const {
+    std::vector<double> of_kind;
+    for (const PlanePanel& panel : panels)
+      if (panel.kind == &kind) of_kind.push_back(panel.result.divergence);
+    return mean_of_rows({of_kind});
+  }
 };
 
 // The same depths in a model of L layers, from the second one on.
@@ -40,45 +60,58 @@ std::vector<int> layers_like_shown(int L) {
 
 std::string plane_table(const PlaneModel& m, const TsneOptions& o) {
   std::string out = str(m.title, "\n",
-                        wrap(str("values as attention reads them; ", occurrences_text(m.plan), "; perplexity ",
-                                 o.perplexity, ", ", format_count(o.iterations), " iterations"),
+                        wrap(str(occurrences_text(m.plan), "; perplexity ", o.perplexity, ", ",
+                                 format_count(o.iterations), " iterations"),
                              80, 0),
                         "\n\n");
-  std::vector<std::vector<std::string>> table = {{"layer", "KL divergence"}};
-  for (size_t i = 0; i < m.layers.size(); ++i)
-    table.push_back({std::to_string(m.layers[i]), format_number("%.4f", m.results[i].divergence)});
+  std::vector<std::vector<std::string>> table = {{"layer"}};
+  for (const VectorKind& kind : plane_kinds) table[0].push_back(str("KL divergence, ", kind.column));
+  for (const int layer : m.layers) {
+    table.push_back({std::to_string(layer)});
+    for (const VectorKind& kind : plane_kinds) {
+      const PlanePanel* panel = m.at(kind, layer);
+      table.back().push_back(panel == nullptr ? "-" : format_number("%.4f", panel->result.divergence));
+    }
+  }
   return out + format_table(table);
 }
 
 nlohmann::json plane_json(const PlaneModel& m) {
   nlohmann::json json = occurrences_json(m.plan), panels = nlohmann::json::array();
-  for (size_t i = 0; i < m.layers.size(); ++i) {
+  for (const PlanePanel& panel : m.panels) {
     nlohmann::json x = nlohmann::json::array(), y = nlohmann::json::array();
-    for (const PlanePoint& point : m.results[i].points) x.push_back(point.x), y.push_back(point.y);
-    panels.push_back({{"layer", m.layers[i]}, {"kl_divergence", m.results[i].divergence}, {"x", x}, {"y", y}});
+    for (const PlanePoint& point : panel.result.points) x.push_back(point.x), y.push_back(point.y);
+    panels.push_back({{"what", panel.kind->key},
+                      {"layer", panel.layer},
+                      {"value", panel.kind->name(panel.layer)},
+                      {"kl_divergence", panel.result.divergence},
+                      {"x", x},
+                      {"y", y}});
   }
   json["model"] = utf8_or_escaped(m.model), json["arch"] = m.arch, json["panels"] = panels;
   return json;
 }
 
 std::string plane_csv(const std::vector<PlaneModel>& all) {
-  std::string out = "model,layer,class,x,y\n";
+  std::string out = "model,layer,what,class,x,y\n";
   for (const PlaneModel& m : all)
-    for (size_t i = 0; i < m.layers.size(); ++i)
-      for (size_t n = 0; n < m.results[i].points.size(); ++n)
-        out += str(csv_field(printable(m.model)), ",", m.layers[i], ",",
+    for (const PlanePanel& panel : m.panels)
+      for (size_t n = 0; n < panel.result.points.size(); ++n)
+        out += str(csv_field(printable(m.model)), ",", panel.layer, ",", panel.kind->key, ",",
                    csv_field(printable(m.plan.classes.names[n / static_cast<size_t>(m.plan.per_class)])), ",",
-                   csv_cell(m.results[i].points[n].x), ",", csv_cell(m.results[i].points[n].y), "\n");
+                   csv_cell(panel.result.points[n].x), ",", csv_cell(panel.result.points[n].y), "\n");
   return out;
 }
 
-ScatterRow plane_row(const PlaneModel& m, const std::string& name) {
-  ScatterRow row{name, {}};
-  for (size_t i = 0; i < m.layers.size(); ++i) {
-    ScatterPanel panel{str("layer ", m.layers[i], ", KL ", format_number("%.2f", m.results[i].divergence)), {}};
-    for (auto at = m.results[i].points.begin(); at != m.results[i].points.end(); at += m.plan.per_class)
-      panel.classes.emplace_back(at, at + m.plan.per_class);
-    row.panels.push_back(std::move(panel));
+ScatterRow plane_row(const PlaneModel& m, const VectorKind& kind, const std::string& name) {
+  ScatterRow row{str(name, ": ", kind.caption), {}};
+  for (const PlanePanel& panel : m.panels) {
+    if (panel.kind != &kind) continue;
+    const TsneResult& result = panel.result;
+    ScatterPanel drawn{str("layer ", panel.layer, ", KL ", format_number("%.2f", result.divergence)), {}};
+    for (auto at = result.points.begin(); at != result.points.end(); at += m.plan.per_class)
+      drawn.classes.emplace_back(at, at + m.plan.per_class);
+    row.panels.push_back(std::move(drawn));
   }
   return row;
 }
@@ -87,7 +120,7 @@ class TsneAnalysis : public Analysis {
  public:
   explicit TsneAnalysis(std::shared_ptr<OccurrenceOptions> shared) : shared_(std::move(shared)) {}
   std::string name() const override { return "tsne"; }
-  std::string about() const override { return "t-SNE of the values at four words, by layer"; }
+  std::string about() const override { return "t-SNE of values and hidden states at four words, by layer"; }
   void add_flags(CLI::App& app) override {
     own(app, {add_counts(app, "--layers", layers_, "tsne: layers, from 0 (default: six, from early to late)"),
               add_integer(app, "--tsne-vectors", per_class_, 20, 5000,
@@ -101,7 +134,7 @@ class TsneAnalysis : public Analysis {
   Finding finding(const AnalysisOptions& o) const override;
 
  private:
-  std::vector<int> layers_of(const Subject& subject, const Probe& probe) const;
+  std::vector<int> layers_of(const Subject& subject) const;
   std::shared_ptr<OccurrenceOptions> shared_;
   std::vector<int64_t> layers_;  // not negative
   int64_t per_class_ = 250, limit_ = 0;
@@ -109,35 +142,34 @@ class TsneAnalysis : public Analysis {
   std::vector<PlaneModel> all_;
 };
 
-std::vector<int> TsneAnalysis::layers_of(const Subject& subject, const Probe& probe) const {
+std::vector<int> TsneAnalysis::layers_of(const Subject& subject) const {
   std::vector<int> layers;
   for (const int64_t layer : layers_) {
     if (layer >= subject.layers())
       fail(Exit::usage, "--layers ", layer, ": the layers of ", subject.name, " are 0 to ", subject.layers() - 1);
     layers.push_back(static_cast<int>(layer));
   }
-  if (layers_.empty()) layers = layers_like_shown(subject.layers());
-  for (const int layer : layers_.empty() ? std::vector<int>() : layers)
-    if (!probe.has(str("value.", layer)))
-      fail(Exit::usage, "--layers ", layer, ": this layer of ", subject.name, " has no attention over tokens");
-  std::erase_if(layers, [&](int layer) { return !probe.has(str("value.", layer)); });
-  if (layers.empty()) fail(Exit::usage, subject.name, ": its layers have no attention over tokens, so no values");
-  return layers;
+  return layers_.empty() ? layers_like_shown(subject.layers()) : layers;
 }
 
 void TsneAnalysis::measure(Subject& subject, const AnalysisOptions& o) {
-  std::vector<int> layers = layers_of(subject, Probe(subject.model, 1, 1));
+  std::vector<int> layers = layers_of(subject);
   PlaneModel m{subject.name, subject.config().arch, subject.title(),
                plan_occurrences(subject, o, *shared_, per_class_, &limit_), std::move(layers)};
   note_fewer(m.plan, per_class_, subject);
   if (!all_.empty()) require_same_classes(all_[0].plan, all_[0].model, m.plan, m.model);
+  const Probe probe(subject.model, 1, 1);
   std::vector<std::string> names;
-  for (const int layer : m.layers) names.push_back(str("value.", layer));
+  for (const VectorKind& kind : plane_kinds)
+    for (const int layer : m.layers)
+      if (probe.has(kind.name(layer))) {  // a layer without attention over tokens has no values
+        m.panels.push_back({&kind, layer});
+        names.push_back(kind.name(layer));
+      }
   const VectorsByName vectors = collect_vectors(name(), subject, m.plan, names,
                                                 [&](int64_t C) { return tsne_flops(m.plan.vectors(), C, tsne_); });
   if (shared_->keep_vectors && !o.out.empty())
     std::printf("%s", write_vectors(name(), o, m.model, m.plan, vectors).c_str());
-  m.results.resize(names.size());
   Ticker ticker(printable(subject.name), "t-SNE's iteration");
   std::mutex telling;
   int64_t done = 0;
@@ -147,22 +179,24 @@ void TsneAnalysis::measure(Subject& subject, const AnalysisOptions& o) {
   };
   at_once(names.size(), [&](size_t i) {
     const Vectors& of_layer = vectors.at(names[i]);
-    m.results[i] = tsne(of_layer.rows, of_layer.C, tsne_, stepped);
+    m.panels[i].result = tsne(of_layer.rows, of_layer.C, tsne_, stepped);
   });
   all_.push_back(std::move(m));
 }
 
 Finding TsneAnalysis::finding(const AnalysisOptions&) const {
   Finding found;
-  found.title = "t-SNE of values at words";
+  found.title = "t-SNE of values and hidden states at words";
   std::vector<ScatterRow> rows;
   const std::vector<std::string> names = short_names_of(all_);
   std::vector<std::string> settings;
   for (const PlaneModel& m : all_) settings.push_back(occurrences_text(m.plan));
   for (const PlaneModel& m : all_) {
     found.add(plane_table(m, tsne_), plane_json(m));
-    rows.push_back(plane_row(m, names[rows.size()]));
   }
+  for (const VectorKind& kind : plane_kinds)
+    for (size_t i = 0; i < all_.size(); ++i) rows.push_back(plane_row(all_[i], kind, names[i]));
+  std::erase_if(rows, [](const ScatterRow& row) { return row.panels.empty(); });
   found.json.update(
       {{"perplexity", tsne_.perplexity},
        {"angle", tsne_.angle},
@@ -171,22 +205,24 @@ Finding TsneAnalysis::finding(const AnalysisOptions&) const {
        {"iterations", tsne_.iterations},
        {"same_places", std::ranges::all_of(all_, [&](const auto& m) { return same_places(m.plan, all_[0].plan); })}});
   found.csv = plane_csv(all_);
-  found.svg = scatter_svg("Values as attention reads them, by t-SNE", all_[0].plan.classes.names, rows);
+  found.svg = scatter_svg("Values and hidden states at words, by t-SNE", all_[0].plan.classes.names, rows);
   found.measured =
-      str("Each point is the value vector, as attention reads it, of one token: ", text_of_each(names, settings),
+      str("Each point is one token's vector: the value as attention reads it, or the hidden state that the layer puts "
+          "out. ",
+          text_of_each(names, settings),
           ". Barnes-Hut t-SNE (perplexity 30, angle 0.5, 1,000 iterations, start from two principal components, "
           "rows scaled to length 1) lays neighbours beside each other; distances between groups and directions "
           "mean nothing. KL is what the picture fails to tell, in nats: lower is truer.");
-  std::vector<double> means;
-  for (const PlaneModel& m : all_) {
-    std::vector<double> layers;
-    for (const TsneResult& result : m.results) layers.push_back(result.divergence);
-    means.push_back(mean_of_rows({layers}));
+  for (const VectorKind& kind : plane_kinds) {
+    std::vector<double> means;
+    for (const PlaneModel& m : all_) means.push_back(m.mean_divergence(kind));
+    const std::string what = str("Mean KL of ", kind.column, " over the layers shown, in nats");
+    found.shown += (found.shown.empty() ? "" : " ") + numbers_of_models(what, names, means, "%.2f");
   }
-  found.shown = numbers_of_models("Mean KL over the layers shown, in nats", names, means, "%.2f");
   found.paper =
       "LIMe (arXiv 2502.09245v2): in deep layers of a LLaMA the values at words as alike as is, are, was and were "
-      "often fall into regions that overlap, with LIMe they do not; version 1 shows it in its figure 6.";
+      "often fall into regions that overlap, with LIMe they do not; version 1 shows it in its figure 6. Hidden states "
+      "overlap in late layers of both models (version 1, figure 15).";
   return found;
 }
 
