@@ -415,9 +415,16 @@ std::string crosses(const std::vector<Curve>& curves, const Drawing& drawing, co
 // Of "test loss, mean over the seeds" the first part: what is drawn.
 std::string y_title(const std::string& caption) { return caption.substr(0, caption.find_first_of(",;:")); }
 
-std::string y_axis_title(const std::string& title, double middle, double height) {
-  const std::string turned = "text-anchor=\"middle\" transform=\"rotate(-90 " + px(indent) + " " + px(middle) + ")\"";
-  return text(indent, middle, turned + " font-size=\"13\"", title, static_cast<size_t>(height / 6.6));
+// Room for labels such as -0.0004 between the axis and its title.
+double x_of_y_title(const Axis& y) {
+  for (const auto& [v, label] : ticks_of(y, 6))
+    if (label.size() > 6 + (label.starts_with("\u2212") ? 2 : 0)) return indent / 2;
+  return indent;
+}
+
+std::string y_axis_title(const std::string& title, double x, double middle, double height) {
+  const std::string turned = "text-anchor=\"middle\" transform=\"rotate(-90 " + px(x) + " " + px(middle) + ")\"";
+  return text(x, middle, turned + " font-size=\"13\"", title, static_cast<size_t>(height / 6.6));
 }
 
 std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, double bottom) {
@@ -438,7 +445,7 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
   const std::string caption = panel.caption + (drawing.smooth ? ", running mean over " + window : "") +
                               (has_marks ? "; marks: " + panel.marks : "") + (log_y ? "; logarithmic" : "");
   const std::string title = y_title(panel.caption);
-  std::string out = axes(x, y, panel.shares) + y_axis_title(title, (top + bottom) / 2, bottom - top);
+  std::string out = axes(x, y, panel.shares) + y_axis_title(title, x_of_y_title(y), (top + bottom) / 2, bottom - top);
   if (caption != title) out += text(indent, top - 20, "font-size=\"13\"", caption);
   const std::string id = "plot" + std::to_string(number), corner = "x=\"" + px(x.from) + "\" y=\"" + px(top) + "\" ";
   const std::string size = "width=\"" + px(x.to - x.from + 3) + "\" height=\"" + px(bottom - top) + "\"";

@@ -142,6 +142,8 @@ grep -q 'running mean over 2 points' axis.svg || fail "the picture does not say 
 expect 0 picture a=a1 a=a2 --out axis.svg
 grep -q '<polygon' axis.svg && grep -q 'one standard deviation over the seeds' axis.svg || fail "no band"
 expect 0 picture a1 a2 --out axis.svg
+grep -q 'standard deviation' output && fail "one seed each has a standard deviation"
+expect 0 'mean and standard deviation over the seeds' a=a1 a=a2
 grep -q '<polygon' axis.svg && fail "a band around one run"
 
 # A long run, of which a point is the mean of two steps: the table has the last loss itself, and --smooth counts steps.

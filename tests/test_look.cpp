@@ -77,6 +77,12 @@ TEST_CASE("figures: numbers have true minus signs, and the y axis has its title"
   CHECK(count(picture, {"rotate(-90", ">change<", ">change, of all<"}) == std::vector<size_t>{1, 1, 1});
 }
 
+TEST_CASE("figures: the title of the y axis leaves room for long labels") {
+  const auto picture = [](double y) { return curve_svg("t", "x", {{"change", "", {{"a", {0, 1, 2}, {-y, 0, y}}}}}); };
+  CHECK(picture(2).find("rotate(-90 24.0 ") != std::string::npos);
+  CHECK(picture(0.0005).find("rotate(-90 12.0 ") != std::string::npos);
+}
+
 TEST_CASE("figures: the dark variant has the same marks in other colours") {
   const std::string picture = curve_svg("t", "x", {{"y", "", {{"llama", {0, 1}, {1, 2}}}}}), dark = svg::dark(picture);
   CHECK(count(picture, {"<polyline", "<text"}) == count(dark, {"<polyline", "<text"}));

@@ -109,7 +109,8 @@ TEST_CASE("page: everything is there, in order, and linked") {
   const std::string page = page_html(page_of("plain"));
   size_t last = 0;
   for (const char* part : {"<h1>Inside 2 models</h1>",
-                           "<th scope=\"col\">plain</th><th scope=\"col\">lime</th>",
+                           ">plain</th><th scope=\"col\">",
+                           ">lime</th>",
                            "<th scope=\"row\">layers</th><td>3</td><td>4</td>",
                            "text:plain",
                            "Made by crossply, commit ",
@@ -161,6 +162,7 @@ TEST_CASE("page: dark colours, and a key of the models for narrow screens") {
   const std::string html = page_html(page);
   CHECK(has(html, "@media (prefers-color-scheme: dark)"));
   CHECK(has(html, "svg [fill=\"#1f2933\"] { fill: "));
+  CHECK(count_of(html, "tap a figure to enlarge it") == 1);
   CHECK(count_of(html, "<ul class=\"key\">") == 2);  // of the pictures with lines, not of the heat map
   CHECK(count_of(html, "d=\"M0 5h28\" stroke-width=\"3\" stroke=\"#D55E00\" stroke-dasharray=\"7 3\"/>") == 3);
 }

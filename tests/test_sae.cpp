@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "cli/look.h"
 #include "engine/rng.h"
 #include "engine/safetensors.h"
 #include "eval/inside/analysis.h"
@@ -103,6 +104,11 @@ TEST_CASE("sae: two models beside each other, what is told and written, twice th
     CHECK(has(svg, part));
   CHECK(!has(svg, "nan"));
   CHECK(has(svg, ">satformer</text>"));
+  // Bars have the colours of their models' lines.
+  for (const char* arch : {"llama", "satformer"}) {
+    const std::string colour = colour_of_look(static_cast<size_t>(look_of_architecture(arch)));
+    CHECK_MESSAGE(has(svg, "height=\"12.0\" fill=\"" + colour + "\"/>"), arch);
+  }
   CHECK(!has(svg, scratch.path.string()));
   for (size_t at = svg.find(" id=\""); at != std::string::npos; at = svg.find(" id=\"", at + 1)) {
     const std::string id = svg.substr(at, svg.find('"', at + 5) + 1 - at);

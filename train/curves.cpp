@@ -339,7 +339,7 @@ std::string title_of(const Options& o, const std::vector<Group>& groups) {
   for (const Group& group : groups) {
     names += (names.empty() ? "" : ", ") + group.name;
     const json of = group.runs[0].settings.is_object() ? group.runs[0].settings.value("data", json()) : json();
-    const std::string own = holds<std::string>(of) ? of.get<std::string>() : "";
+    const std::string own = holds<std::string>(of) ? short_name(of.get<std::string>()) : "";
     data = data.empty() || data == own ? own : "several data sets";
   }
   return data + (data.empty() ? "" : ": ") + names;
@@ -365,8 +365,9 @@ Exit run(const Options& o) {
   choose_looks(curves, groups);
   const size_t smooth = points_to_smooth(o, groups, notes);
   if (o.loss == "test") notes += test_notes(groups) + validation_notes(groups);
-  std::printf("%s%s loss: of each run the last; mean and standard deviation over the seeds\n%s",
-              printable(table_of(groups, o.loss)).c_str(), o.loss.c_str(), printable(notes).c_str());
+  const bool several = std::ranges::any_of(groups, [](const Group& group) { return group.runs.size() > 1; });
+  std::printf("%s%s loss: of each run the last%s\n%s", printable(table_of(groups, o.loss)).c_str(), o.loss.c_str(),
+              several ? "; mean and standard deviation over the seeds" : "", printable(notes).c_str());
   if (o.out.empty()) return Exit::done;
   const bool bands = std::any_of(curves.begin(), curves.end(), [](const Curve& curve) { return !curve.low.empty(); });
   Panel panel{o.loss + " loss" + (bands ? std::string(", ") + about_bands : ""), "", curves};

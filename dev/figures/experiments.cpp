@@ -332,7 +332,8 @@ void small(Page& page) {
   const auto record = page.record("small");
   if (!record) return;
   page.curves("curves.svg", "A small experiment, to be repeated", arms_but(*record, ""));
-  page.differences("differences.svg", "Test losses", {{"", record->arm("llama"), arms_but(*record, "")}});
+  page.differences("differences.svg", "A small experiment: test losses, against LLaMA",
+                   {{"", record->arm("llama"), arms_but(*record, "")}});
 }
 
 // --- What all of it took

@@ -232,7 +232,7 @@ void Page::curves(const std::string& file, const std::string& subject, const std
   const bool several = std::ranges::any_of(arms, [](const LabelledArm& one) { return one.arm.runs.size() > 1; });
   const std::string bands = several ? str("; ", about_bands) : "; one seed";
   if (answers.empty()) picture(file, curve_svg(title, "tokens", {{"test loss" + bands, "", losses}}));
-  else picture(file, curve_svg(title, "updates", {{"correct answers" + bands, "", answers, true}}));
+  else picture(file, curve_svg(title, "step", {{"correct answers" + bands, "", answers, true}}));
   markdown_ += "## " + title + "\n\n![" + title + "](" + file + ")\n\n";
 }
 

@@ -344,7 +344,7 @@ Finding AttentionMaps::finding(const AnalysisOptions&) const {
       "Inheritune (arXiv 2404.08634), figures 9 and 12, drawn without the causal mask: in a GPT-2 Medium, early layers "
       "have structured patterns and late ones are almost uniform, but for the inherited model's. A lazy layer of an XL "
       "looks only at the first token.";
-  found.shown = numbers_of_models("Mean attention on the text's first token, in percent", names, on_first, "%.1f");
+  found.shown = numbers_of_models("Mean attention on the text's first token", names, on_first, "%.1f %%");
   return found;
 }
 

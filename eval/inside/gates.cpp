@@ -326,7 +326,7 @@ std::string gates_curves(const std::vector<GatesOfModel>& all, const std::vector
   std::vector<Panel> panels = {{"mean gate", "", {}},
                                {"gates that are exactly 0", "", {}},
                                {"variation of the heads' means: standard deviation / mean", "", {}},
-                               {"change of perplexity with one layer's gates set to 0", "set to their mean", {}}};
+                               {"change of perplexity, with one layer's gates set to 0", "set to their mean", {}}};
   panels[1].shares = true;
   for (Panel& panel : panels) panel.whole = true;
   for (size_t i = 0; i < all.size(); ++i) {

@@ -21,7 +21,7 @@ constexpr const char* page_policy =
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'\">";
 
-// A picture is 920 pixels wide. On a narrow screen it shrinks to fit, with a legend of its own size above it; a tap
+// A figure is 920 pixels wide. On a narrow screen it shrinks to fit, with a legend of its own size above it; a tap
 // (focus) shows it large, to be scrolled.
 constexpr const char* page_style = R"(
 :root { color-scheme: light dark; --paper: #fff; --ink: #1f2933; --weak: #52606d; --line: #cbd2d9; --box: #f5f7fa;
@@ -40,7 +40,7 @@ section, figure { margin: 0; }
 .key svg, th svg { width: 28px; height: 10px; margin-right: 6px; }
 figcaption p, .note { max-width: 76ch; }
 .note { color: var(--weak); }
-table { border-collapse: collapse; font-size: 15px; }
+table { border-collapse: collapse; font-size: 15px; overflow-wrap: break-word; }
 th, td { padding: 4px 16px 4px 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top;
   min-width: 7em; max-width: 26em; }
 th[scope=row] { white-space: nowrap; }
@@ -137,12 +137,12 @@ std::string head_of(const Page& page) {
   out += html_element("h1", page.models.size() == 1 ? "Inside a model" : str("Inside ", page.models.size(), " models"));
   out +=
       "<p>What goes on inside trained language models, measured on data. Layers, heads and tokens are numbered from 0; "
-      "a window is a run of tokens that the model reads from its beginning. Under each picture stands what these "
+      "a window is a run of tokens that the model reads from its beginning. Under each figure stands what these "
       "models show, how it was measured, and what a paper saw in larger models, where one did.</p>\n";
   if (page.analyses > page.sections.size())
     out += str("<p class=\"note\">Not complete: ", page.sections.size(), " of ", page.analyses,
                " analyses are here.</p>\n");
-  out += table_of_models(page.models);
+  out += "<p class=\"key note\">On a narrow screen, tap a figure to enlarge it.</p>\n" + table_of_models(page.models);
   out += "<p>Data: " + html_text(printable(page.data)) + ". Seed of all that is random: " + std::to_string(page.seed) +
          ". Made by crossply, commit " + html_text(commit()) + ". The command that makes this page again:</p>\n" +
          html_element("pre", printable(page.command), " class=\"command\"");

@@ -233,13 +233,15 @@ class Routing : public Analysis {
 };
 
 // Where the first map of a model has its largest number.
+// Of rows that have a choice: the first layer reads only itself.
 std::string largest_in(const RoutedModel& m, const std::string& name) {
   if (m.found.bands.empty() || m.found.bands[0].maps.empty()) return "";
   const RoutingMap& map = m.found.bands[0].maps[0];
   double largest = NAN;
   size_t row = 0, column = 0;
+  const auto is_number = [](double x) { return std::isfinite(x); };
   for (size_t r = 0; r < map.rows.size(); ++r)
-    for (size_t c = 0; c < map.rows[r].size(); ++c)
+    for (size_t c = 0; c < map.rows[r].size() && std::ranges::count_if(map.rows[r], is_number) > 1; ++c)
       if (const double x = map.rows[r][c]; std::isfinite(x) && !(std::abs(x) <= std::abs(largest)))
         largest = x, row = r, column = c;
   if (!std::isfinite(largest)) return "";

@@ -412,7 +412,7 @@ Finding SparseAutoencoder::finding(const AnalysisOptions& o) const {
     explained.push_back(100 * one.held_out.fve);
   }
   found.svg = sae_svg(all_, names, looks);
-  found.shown = numbers_of_models("Variance of held-out values explained, in percent", names, explained, "%.1f");
+  found.shown = numbers_of_models("Variance of held-out values explained", names, explained, "%.1f %%");
   found.measured = sae_measured(all_, names, o.seed, flags_.max_density == 0);
   found.paper =
       "SATFormer (arXiv 2605.03953), at 760M parameters, 24,576 features and 100 million tokens: more than 99 % of the "

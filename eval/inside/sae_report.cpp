@@ -3,6 +3,7 @@
 
 #include "cli/curve.h"
 #include "cli/format.h"
+#include "cli/look.h"
 #include "cli/svg.h"
 #include "engine/json.h"
 #include "engine/printable.h"
@@ -150,8 +151,14 @@ nlohmann::json sae_gates_json(const SaeFinding& m) {
 // The picture.
 
 constexpr double sae_picture_width = 920;
-// Beside each other distinct in grey, too; of a model each, again from the first for the fifth.
-constexpr const char* label_colours[] = {"#0072B2", "#E69F00", "#009E73", "#56B4E9"};
+
+// The model's colour, as in all figures. A second model of that colour is paler.
+std::string fill_of_bar(const std::vector<int>& looks, size_t i) {
+  const std::string colour = colour_of_look(static_cast<size_t>(looks[i]));
+  const auto same = std::count_if(looks.begin(), looks.begin() + static_cast<std::ptrdiff_t>(i),
+                                  [&](int look) { return colour_of_look(static_cast<size_t>(look)) == colour; });
+  return colour + (same == 0 ? "" : "\" fill-opacity=\"" + svg::fixed(std::pow(0.55, same), 2));
+}
 
 std::string label_bar(double x, double y, double width, double height, const std::string& colour) {
   return "<rect x=\"" + svg::px(x) + "\" y=\"" + svg::px(y) + "\" width=\"" + svg::px(width) + "\" height=\"" +
@@ -159,7 +166,8 @@ std::string label_bar(double x, double y, double width, double height, const std
 }
 
 // Bars for each label, one for each model, with their numbers at the end.
-std::string label_bars_svg(const std::vector<SaeFinding>& all, const std::vector<std::string>& names) {
+std::string label_bars_svg(const std::vector<SaeFinding>& all, const std::vector<std::string>& names,
+                           const std::vector<int>& looks) {
   const double begin = 240, top = 70, each = 13, room = sae_picture_width - begin - 90;
   const double row = each * static_cast<double>(all.size()) + 10;
   int64_t most = 1;
@@ -169,8 +177,7 @@ std::string label_bars_svg(const std::vector<SaeFinding>& all, const std::vector
       svg::text(24, 30, "font-size=\"16\" fill=\"#1f2933\"", "Retained features by label of their tokens");
   double x = 24;
   for (size_t i = 0; i < all.size(); ++i) {
-    out +=
-        label_bar(x, 44, 12, 12, label_colours[i % std::size(label_colours)]) + svg::text(x + 18, 54, "", names[i], 40);
+    out += label_bar(x, 44, 12, 12, fill_of_bar(looks, i)) + svg::text(x + 18, 54, "", names[i], 40);
     x += 40 + 7 * static_cast<double>(std::min<size_t>(40, names[i].size()));
   }
   double y = top;
@@ -187,7 +194,7 @@ std::string label_bars_svg(const std::vector<SaeFinding>& all, const std::vector
       const int64_t count = all[i].label_count(label);
       const double length = room * static_cast<double>(count) / static_cast<double>(most);
       const double at = y + 5 + each * static_cast<double>(i);
-      out += label_bar(begin, at, std::max(length, 0.5), each - 2, label_colours[i % std::size(label_colours)]) +
+      out += label_bar(begin, at, std::max(length, 0.5), each - 2, fill_of_bar(looks, i)) +
              svg::text(begin + length + 6, at + each - 3, "font-size=\"10\"", format_count(count));
     }
     y += row;
@@ -312,7 +319,7 @@ std::string sae_svg(const std::vector<SaeFinding>& all, const std::vector<std::s
                     const std::vector<int>& looks) {
   std::vector<std::string> parts = {sae_losses_svg(all, names, looks)};
   if (std::any_of(all.begin(), all.end(), [](const SaeFinding& m) { return !m.texts.empty(); }))
-    parts.push_back(label_bars_svg(all, names));
+    parts.push_back(label_bars_svg(all, names, looks));
   for (size_t i = 0; i < all.size(); ++i)
     if (!all[i].gates.empty()) parts.push_back(sae_gates_svg(all[i], names[i]));
   return svg::below_each_other("Sparse autoencoder of the first layer's values", parts);

@@ -222,8 +222,7 @@ Finding SeparabilityAnalysis::finding(const AnalysisOptions& o) const {
       if (const Separability* s = m.at(separated_kinds[0], i)) layers.push_back(100 * s->mean());
     means.push_back(mean_of_rows({layers}));
   }
-  found.shown =
-      numbers_of_models("Mean accuracy on values over the layers, in percent", short_names_of(all_), means, "%.1f");
+  found.shown = numbers_of_models("Mean accuracy on values over the layers", short_names_of(all_), means, "%.1f %%");
   found.paper =
       "LIMe (arXiv 2502.09245v2), of 1,668 places of each of is, are, was and were in FineWeb-Edu: values are told "
       "apart better with LIMe than in a LLaMA, layer by layer, and hidden states less well. Version 1 says how much "

@@ -212,7 +212,7 @@ Finding AttentionSinks::finding(const AnalysisOptions& o) const {
       if (number == &HeadSight::first) first.push_back(100 * mean_of_rows(band.maps.back().rows));
       add_mean_column(band.maps.back());
     }
-  found.shown = numbers_of_models("Mean attention on the first token, in percent", names, first, "%.1f");
+  found.shown = numbers_of_models("Mean attention on the first token", names, first, "%.1f %%");
   const std::string windows = all_[0].lengths.text() + if_of_first();
   found.json.update(
       {{"sequences", all_[0].lengths.windows}, {"sink_threshold", sink_threshold}, {"same_windows", same_windows()}});
