@@ -73,7 +73,12 @@ onload = () => {
   let wide = '';
   for (const e of inside.document.body.querySelectorAll('*'))
     if (e.getBoundingClientRect().right > root.clientWidth + 1 && !scrolls(e.parentElement)) wide += ' ' + e.tagName;
-  const flat = [...inside.document.querySelectorAll('.picture svg')].filter(e => e.getBoundingClientRect().height < 100).length;
+  // Figures scale with the window, in both directions alike, and none vanishes.
+  const is_flat = e => {
+    const shown = e.getBoundingClientRect(), drawn = e.viewBox.baseVal;
+    return !(shown.width > 250 && Math.abs(shown.height / shown.width - drawn.height / drawn.width) < 0.01);
+  };
+  const flat = [...inside.document.querySelectorAll('.picture svg')].filter(is_flat).length;
   document.body.textContent = `client ${root.clientWidth} scroll ${root.scrollWidth} flat ${flat} wide:${wide}.` +
     ` loaded ${inside.performance.getEntriesByType('resource').length}`;
 };
