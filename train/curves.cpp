@@ -4,7 +4,11 @@
 // one curve: their mean, in a band of one standard deviation to both sides. Only the number of blocks may be another,
 // which a note says: Inheritune ends with as many as a seed needs.
 //
+// --against compares all runs with one: differences, and what each needs for that one's final loss. --y routing and
+// --y maps draw what evaluations say of routing.
+//
 //   curves --out fig.svg runs/llama runs/lime comparison
+//   curves --out fig.svg --against llama --x flops runs/llama runs/lime
 //   curves --out fig.svg random=runs/a/seed_1 random=runs/a/seed_2 inherited=runs/b/seed_1 inherited=runs/b/seed_2
 #include <algorithm>
 #include <cerrno>
@@ -13,6 +17,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 
 #include "cli/curve.h"
@@ -27,7 +32,9 @@
 #include "eval/statistics.h"
 #include "models/json_file.h"
 #include "train/environment.h"
+#include "train/equal_loss.h"
 #include "train/options.h"
+#include "train/routing_curves.h"
 #include "train/run_curves.h"
 
 using namespace crossply;
@@ -38,7 +45,7 @@ using nlohmann::json;
 
 struct Options {
   std::vector<std::string> runs;  // DIR or NAME=DIR
-  std::string out, title, loss = "test", x = "step";
+  std::string out, title, loss = "test", x = "step", y = "loss", against;
   int64_t smooth = 0;
   bool log_x = false, log_y = false;
 };
@@ -52,8 +59,10 @@ const std::map<std::string, std::string> x_labels = {{"step", "step"},
 // A run, its losses by step, and its flags.json; null where there is none.
 struct Run {
   std::string dir;
-  SteppedCurve losses;
+  SteppedCurve losses;  // over --x
   json settings;
+  std::map<std::string, SteppedCurve> over = {};  // over every axis that there is
+  std::map<double, double> sequences = {};        // by step, of the test loss
   double last = NAN, width = 1;  // the loss of the last step; steps that a point of `losses` stands for
   std::string missing = "";      // why there are no losses
 };
@@ -79,32 +88,39 @@ double factor_of(const Options& o, const std::string& dir) {
   return factor;
 }
 
+// Where both are finite.
+SteppedCurve losses_over(const RunCurves& all, const std::string& axis, bool test, double flops_per_token) {
+  const std::vector<double>&steps = test ? all.test_step : all.step, &losses = test ? all.test_loss : all.loss;
+  const std::vector<double>& xs = axis == "step"      ? steps
+                                  : axis == "seconds" ? (test ? all.test_seconds : all.seconds)
+                                                      : (test ? all.test_tokens : all.tokens);
+  SteppedCurve curve;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const double x = axis == "flops" ? flops_per_token * xs[i] : xs[i];
+    if (!std::isfinite(losses[i]) || !std::isfinite(x)) continue;
+    curve.step.push_back(steps[i]), curve.x.push_back(x), curve.y.push_back(losses[i]);
+  }
+  return curve;
+}
+
 Run read_run(const Options& o, const std::string& dir) {
   const std::string path = dir + "/metrics.jsonl";
   if (!path_exists(path))
     fail(Exit::no_input, path, ": no such file; ", dir, " must be a run directory, or that of a comparison");
   const bool test = o.loss == "test";
   const RunCurves all = read_curves(path);
-  const double factor = factor_of(o, dir);
-  const std::vector<double>&steps = test ? all.test_step : all.step, &losses = test ? all.test_loss : all.loss;
-  const std::vector<double>& xs = o.x == "step"      ? steps
-                                  : o.x == "seconds" ? (test ? all.test_seconds : all.seconds)
-                                                     : (test ? all.test_tokens : all.tokens);
+  factor_of(o, dir);
+  const double flops = recorded_flops_per_token(dir + "/environment.jsonl");
   Run run{dir, {}, read_run_settings(dir)};
-  size_t lost = 0;
-  for (size_t i = 0; i < steps.size(); ++i) {
-    const double x = factor * xs[i];
-    if (!std::isfinite(losses[i])) continue;
-    if (!std::isfinite(x)) {
-      ++lost;
-      continue;
-    }
-    run.losses.step.push_back(steps[i]), run.losses.x.push_back(x), run.losses.y.push_back(losses[i]);
-  }
+  for (const auto& [axis, label] : x_labels) run.over[axis] = losses_over(all, axis, test, flops);
+  run.losses = run.over.at(o.x);
+  for (size_t i = 0; i < all.test_step.size() && test; ++i)
+    if (const double n = all.test_sequences[i]; std::isfinite(n)) run.sequences[all.test_step[i]] = n;
   if (run.losses.x.empty())
-    run.missing = lost > 0 ? str(path, ": its lines have no number of ", o.x, ", which --x needs")
-                           : str(path, ": it has no ", test ? "test" : "training", " loss yet",
-                                 test && !all.step.empty() ? "; --loss train draws what there is" : "");
+    run.missing = !run.over.at("step").x.empty()
+                      ? str(path, ": its lines have no number of ", o.x, ", which --x needs")
+                      : str(path, ": it has no ", test ? "test" : "training", " loss yet",
+                            test && !all.step.empty() ? "; --loss train draws what there is" : "");
   else run.last = run.losses.y.back();
   if (test) return run;
   if (const double last = last_loss(all); std::isfinite(last)) run.last = last;
@@ -234,19 +250,30 @@ std::string check_flags(const Group& group) {
   return note;
 }
 
-// A line for each flag that says what test losses are of, where the runs have it otherwise.
-std::string test_notes(const std::vector<Group>& groups) {
-  std::string notes;
-  for (const char* key : {"data", "val_data", "seq", "test_samples", "eval_samples", "eval_rule"}) {
+using Differences = std::vector<std::pair<std::string, std::set<std::string>>>;
+
+// Of the flags that say what losses are of, those that the runs have otherwise, with a row for each value.
+Differences loss_differences(const std::vector<Group>& groups, bool test) {
+  Differences differences;
+  std::vector<std::string> keys = {"data", "seq"};
+  if (test) keys = {"data", "val_data", "seq", "test_samples", "eval_samples", "eval_rule"};
+  for (const std::string& key : keys) {
     std::set<std::string> values, rows;
     for (const Group& group : groups)
       for (const Run& run : group.runs) {
         if (run.settings.is_null()) continue;
-        const json value = run.settings.value(key, key == std::string("eval_rule") ? json("first") : json());
+        const json value = run.settings.value(key, key == "eval_rule" ? json("first") : json());
         values.insert(value.dump());
-        rows.insert(group.name + ": " + (value == 0 && key == std::string("eval_samples") ? "0 (all)" : value.dump()));
+        rows.insert(group.name + ": " + (value == 0 && key == "eval_samples" ? "0 (all)" : value.dump()));
       }
-    if (values.size() < 2) continue;
+    if (values.size() > 1) differences.emplace_back(key, rows);
+  }
+  return differences;
+}
+
+std::string test_notes(const std::vector<Group>& groups) {
+  std::string notes;
+  for (const auto& [key, rows] : loss_differences(groups, true)) {
     notes += str("note: the test losses are not of the same sequences, ", key, " differs:\n");
     for (const std::string& row : rows) notes += "  " + row + "\n";
   }
@@ -282,8 +309,8 @@ Curve curve_of(const Group& group, std::string& notes) {
     if (group.named)
       fail(Exit::usage, "'", printable(group.name), "': ", group.runs[0].dir, " ends at step ", end, ", ", run.dir,
            " at step ", run.losses.step.back(), "; finish them, or give them names of their own");
-    notes += str("note: the runs of '", group.name, "' do not end together; their curve ends at step ", mean.last,
-                 ", the table has the last loss of each\n");
+    notes += str("note: the runs of '", group.name, "' do not end together; their curve ends at step ",
+                 mean.step.back(), ", the table has the last loss of each\n");
     break;
   }
   return mean.curve;
@@ -322,14 +349,12 @@ std::string architecture_of(const Group& group) {
   return "";
 }
 
-// Curves of architectures that are all different have these' looks, whatever they are called.
-void choose_looks(std::vector<Curve>& curves, const std::vector<Group>& groups) {
+// Curves of architectures that are all different have these' looks, whatever they are called; -1: by their names.
+std::vector<int> choose_looks(const std::vector<Group>& groups) {
   std::vector<std::string> names;
   std::set<std::string> different;
   for (const Group& group : groups) names.push_back(architecture_of(group)), different.insert(names.back());
-  if (different.size() != groups.size()) return;  // then by their names
-  const std::vector<int> looks = looks_of(names);
-  for (size_t i = 0; i < curves.size(); ++i) curves[i].look = looks[i];
+  return different.size() == groups.size() ? looks_of(names) : std::vector<int>(groups.size(), -1);
 }
 
 // "arith:4: llama, lime", where --title says nothing else.
@@ -345,6 +370,15 @@ std::string title_of(const Options& o, const std::vector<Group>& groups) {
   return data + (data.empty() ? "" : ": ") + names;
 }
 
+std::string x_title(const Options& o) { return x_labels.at(o.x) + (o.log_x ? "; logarithmic" : ""); }
+
+// Where a run's seconds were measured: machine and device; null where it does not say.
+json where_run(const Group& group) {
+  json of = recorded_environment(group.runs[0].dir + "/environment.jsonl");
+  if (of.is_object()) of.erase("build");
+  return of;
+}
+
 // An older picture may go, any other file stays.
 void check_replaceable(const std::string& path) {
   const std::filesystem::file_type type = type_of(path);
@@ -353,26 +387,159 @@ void check_replaceable(const std::string& path) {
     fail(Exit::usage, "--out ", path, " exists and is no picture; move it away or choose another name");
 }
 
+// -----------------------------------------------------------------------------------------------------------------
+// --against
+
+// The mean of a group's runs over an axis.
+MeasuredLoss measured_loss(const Group& group, const std::string& axis) {
+  std::vector<SteppedCurve> losses;
+  for (const Run& run : group.runs) losses.push_back(run.over.at(axis));
+  const MeanCurve mean = mean_of(losses);
+  MeasuredLoss out{mean.curve.x, mean.curve.y, {}, mean.step};
+  for (const double step : mean.step) {
+    const auto of = [&](const Run& run) {
+      const auto found = run.sequences.find(step);
+      return found == run.sequences.end() ? 0 : found->second;
+    };
+    const double first = of(group.runs[0]);
+    const bool same = std::ranges::all_of(group.runs, [&](const Run& run) { return of(run) == first; });
+    out.sequences.push_back(same ? first : NAN);
+  }
+  return out;
+}
+
+// So many steps are averaged: of the training loss a fiftieth of the reference run, where --smooth says nothing.
+double steps_averaged(const Options& o, const Group& reference) {
+  if (o.loss == "test") return std::max<double>(1, static_cast<double>(o.smooth));  // evaluations
+  return o.smooth > 0 ? static_cast<double>(o.smooth)
+                      : std::max(1.0, std::round(reference.runs[0].losses.step.back() / 50));
+}
+
+ComparedRun compared_run(const Options& o, const Group& group, double steps) {
+  ComparedRun out{group.name};
+  double width = 1;
+  for (const Run& run : group.runs) width = std::max(width, run.width);
+  const auto points = static_cast<size_t>(std::max(1.0, std::round(steps / width)));
+  std::vector<double> last;
+  for (const Run& run : group.runs) {
+    const std::vector<double>& y = run.over.at("step").y;
+    const auto n = static_cast<std::ptrdiff_t>(std::min(points, y.size()));
+    last.push_back(points == 1 ? run.last : std::accumulate(y.end() - n, y.end(), 0.0) / static_cast<double>(n));
+  }
+  const Spread spread = spread_of(last);
+  out.last = spread.mean, out.error = spread.error();
+  for (const auto& [axis, label] : x_labels) {
+    const MeasuredLoss measured = mean_of_last(measured_loss(group, axis), points);
+    if (!measured.x.empty()) out.over[axis] = measured;
+    else if (axis == "flops")
+      out.lacks[axis] =
+          str(group.runs[0].dir, "/environment.jsonl has no \"flops_per_token\"; resume the run, which ", "records it");
+    else out.lacks[axis] = str(group.runs[0].dir, "/metrics.jsonl has no number of ", axis);
+  }
+  if (!out.over.contains("step"))
+    fail(Exit::usage, "--smooth ", o.smooth, ": '", printable(group.name), "' has fewer points than that");
+  out.sequences = out.over.at("step").sequences.back();
+  return out;
+}
+
+const Group& reference_of(const Options& o, const std::vector<Group>& groups) {
+  std::string names;
+  for (const Group& group : groups) {
+    if (group.name == o.against) return group;
+    names += (names.empty() ? "" : ", ") + group.name;
+  }
+  fail(Exit::usage, "--against ", printable(o.against), ": no run has this name; the names are: ", printable(names));
+}
+
+void refuse_other_losses(const Options& o, const std::vector<Group>& groups) {
+  std::string keys;
+  for (const auto& [key, rows] : loss_differences(groups, o.loss == "test")) keys += (keys.empty() ? "" : ", ") + key;
+  if (keys.empty()) return;
+  fail(Exit::usage, "--against ", printable(o.against), ": the runs' losses are not of the same sequences: ", keys,
+       o.loss == "test" ? " differs; train with the same, or leave out --against" : " differs; leave out --against");
+}
+
+// Adds what it says to the picture, and returns it as text.
+std::string compare_against(const Options& o, const std::vector<Group>& groups, const std::vector<int>& looks,
+                            std::vector<Panel>& panels) {
+  refuse_other_losses(o, groups);
+  const Group& first = reference_of(o, groups);
+  const double steps = steps_averaged(o, first);
+  const ComparedRun a = compared_run(o, first, steps);
+  const json place = where_run(first);
+  std::vector<ComparedRun> others;
+  Panel panel{str(o.loss, " loss minus ", first.name, "'s"), "", {}};
+  panel.whole = true, panel.smooth = panels[0].smooth;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (&groups[i] == &first) continue;
+    others.push_back(compared_run(o, groups[i], steps));
+    if (const json other = where_run(groups[i]); !place.is_null() && !other.is_null() && place != other)
+      others.back().lacks.emplace("seconds", str("it ran on another machine than ", first.name));
+    Curve difference = difference_of(measured_loss(groups[i], o.x), measured_loss(first, o.x));
+    difference.name = groups[i].name, difference.look = looks[i];
+    if (!difference.x.empty()) panel.curves.push_back(difference);
+  }
+  if (others.empty()) fail(Exit::usage, "--against ", printable(o.against), ": there is no other run; name one more");
+  if (!panel.curves.empty()) panels.push_back(panel);
+  const std::string average = o.loss == "test" ? (steps > 1 ? str(" (mean over ", steps, " evaluations)") : "")
+                                               : str(" (mean over ", steps, " steps)");
+  return comparison_against(a, others, o.loss + (o.loss == "train" ? "ing" : "") + " loss" + average);
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// --y routing and --y maps
+
+Exit draw_routing(const Options& o, const std::vector<Group>& groups) {
+  const std::vector<int> looks = choose_looks(groups);
+  std::vector<RoutedRuns> all;
+  std::string notes;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    RoutedRuns routed{groups[i].name, looks[i]};
+    for (const Run& run : groups[i].runs) {
+      const std::string path = run.dir + "/metrics.jsonl";
+      auto points = read_routing(path, o.x == "flops" ? "tokens" : o.x, factor_of(o, run.dir));
+      if (!points.empty()) routed.runs.push_back(std::move(points));
+      else notes += str("note: passed over: ", path, ": no evaluation has \"routing\"\n");
+    }
+    if (!routed.runs.empty()) all.push_back(std::move(routed));
+  }
+  if (all.empty())
+    fail(Exit::bad_data, "--y ", o.y, ": no evaluation of these runs has \"routing\": their layers read the layer ",
+         "below alone, or an older version trained them; analyze --what routing reads checkpoints");
+  const std::vector<Panel> panels = routing_panels(all);
+  std::printf("%s%s", printable(routing_table(panels)).c_str(), printable(notes).c_str());
+  if (o.out.empty()) return Exit::done;
+  write_picture(o.out, o.y == "maps" ? routing_maps_svg(title_of(o, groups), all)
+                                     : curve_svg(title_of(o, groups), x_title(o), panels, o.log_x));
+  std::printf("picture: %s\n", printable(o.out).c_str());
+  return Exit::done;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+
 Exit run(const Options& o) {
   check_replaceable(o.out);
   const auto [groups, read_notes] = read_groups(o);
+  if (o.y != "loss") return draw_routing(o, groups);
   std::vector<Curve> curves;
   std::string notes = read_notes;
   for (const Group& group : groups) {
     notes += check_flags(group);
     curves.push_back(curve_of(group, notes));
   }
-  choose_looks(curves, groups);
+  const std::vector<int> looks = choose_looks(groups);
+  for (size_t i = 0; i < curves.size(); ++i) curves[i].look = looks[i];
   const size_t smooth = points_to_smooth(o, groups, notes);
   if (o.loss == "test") notes += test_notes(groups) + validation_notes(groups);
   std::printf("%s%s loss: of each run the last; mean and standard deviation over the seeds\n%s",
               printable(table_of(groups, o.loss)).c_str(), o.loss.c_str(), printable(notes).c_str());
-  if (o.out.empty()) return Exit::done;
   const bool bands = std::any_of(curves.begin(), curves.end(), [](const Curve& curve) { return !curve.low.empty(); });
   Panel panel{o.loss + " loss" + (bands ? std::string(", ") + about_bands : ""), "", curves};
   panel.log_y = o.log_y, panel.smooth = smooth;
-  write_picture(o.out,
-                curve_svg(title_of(o, groups), x_labels.at(o.x) + (o.log_x ? "; logarithmic" : ""), {panel}, o.log_x));
+  std::vector<Panel> panels = {panel};
+  if (!o.against.empty()) std::printf("%s", printable(compare_against(o, groups, looks, panels)).c_str());
+  if (o.out.empty()) return Exit::done;
+  write_picture(o.out, curve_svg(title_of(o, groups), x_title(o), panels, o.log_x));
   std::printf("picture: %s\n", printable(o.out).c_str());
   return Exit::done;
 }
@@ -388,9 +555,18 @@ int main(int argc, char** argv) {
         ->type_name("[NAME=]DIR...")
         ->required();
     add_text(app, "--out", o.out, "FILE", "the picture: a name in .svg, .png or .pdf");
-    const std::vector<Need> picture = {{"--out"}};
+    const std::vector<Need> picture = {{"--out"}}, losses = {{"--y", {"loss"}}};
     needs(app, add_text(app, "--title", o.title, "TEXT", "its title (default: the data and the runs' names)"), picture);
-    add_choice(app, "--loss", o.loss, {"test", "train"}, "test or train");
+    add_choice(
+        app, "--y", o.y, {"loss", "routing", "maps"},
+        "loss; or what the connections across depth do, at each evaluation: routing, a panel for each number, or "
+        "maps, at up to eight evaluations");
+    needs(app, add_choice(app, "--loss", o.loss, {"test", "train"}, "test or train"), losses);
+    needs(app,
+          add_text(app, "--against", o.against, "NAME",
+                   "compare with the run of this name: differences of losses, and the tokens, FLOPs and seconds until "
+                   "its final loss; with --loss train, of means over --smooth steps"),
+          losses);
     needs(app,
           add_choice(
               app, "--x", o.x, {"step", "tokens", "flops", "seconds"},
@@ -401,7 +577,7 @@ int main(int argc, char** argv) {
                       "draw the mean of N points around each: steps of the training loss, evaluations of the test "
                       "loss; as they are, pale, behind it where there are few curves (1: no mean; 0: a fiftieth of "
                       "long curves)"),
-          picture);
+          {{"--out"}, {"--against"}});
     needs(app, app.add_flag("--log-x", o.log_x, "logarithmic x axis"), picture);
     needs(app, app.add_flag("--log-y", o.log_y, "logarithmic y axis (which losses over a decade have anyway)"),
           picture);
