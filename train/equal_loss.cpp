@@ -40,17 +40,20 @@ Curve difference_of(const MeasuredLoss& b, const MeasuredLoss& a) {
 MeasuredLoss mean_of_last(const MeasuredLoss& loss, size_t n) {
   MeasuredLoss out;
   for (size_t i = n - 1; i < loss.x.size(); ++i) {
-    double sum = 0;
-    for (size_t k = i + 1 - n; k <= i; ++k) sum += loss.y[k];
+    double sum = 0, sequences = loss.sequences[i];
+    for (size_t k = i + 1 - n; k <= i; ++k) {
+      sum += loss.y[k];
+      if (loss.sequences[k] != sequences) sequences = NAN;  // comparable with nothing
+    }
     out.x.push_back(loss.x[i]), out.y.push_back(sum / static_cast<double>(n));
-    out.sequences.push_back(loss.sequences[i]), out.step.push_back(loss.step[i]);
+    out.sequences.push_back(sequences), out.step.push_back(loss.step[i]);
   }
   return out;
 }
 
 size_t last_comparable(const MeasuredLoss& loss) {
   size_t last = loss.x.size() - 1;
-  while (loss.sequences[last] != loss.sequences[0]) --last;
+  while (last > 0 && loss.sequences[last] != loss.sequences[0]) --last;
   return last;
 }
 

@@ -109,10 +109,12 @@ std::vector<RoutingPoint> read_routing(const std::string& path, const std::strin
     if (!routing.is_object()) return;
     RoutingPoint point{number_in(line.value("step", json())), factor * number_in(line.value(axis, json()))};
     if (!std::isfinite(point.step) || !std::isfinite(point.x)) return;
-    for (const auto& [name, value] : part_of_line(routing, "numbers").items())
+    const json numbers = part_of_line(routing, "numbers"), curves = part_of_line(routing, "curves"),
+               maps = part_of_line(routing, "maps");
+    for (const auto& [name, value] : numbers.items())
       if (value.is_number()) point.numbers[name] = value.get<double>();
-    for (const auto& [name, value] : part_of_line(routing, "curves").items()) point.curves[name] = numbers_in(value);
-    for (const auto& [name, value] : part_of_line(routing, "maps").items()) point.maps[name] = rows_in(value);
+    for (const auto& [name, value] : curves.items()) point.curves[name] = numbers_in(value);
+    for (const auto& [name, value] : maps.items()) point.maps[name] = rows_in(value);
     points.push_back(std::move(point));
   });
   return points;
