@@ -50,7 +50,8 @@ TEST_CASE("equal loss: it is reached between two points, never, or before the fi
   const MeasuredLoss loss = measured({5, 4, 2, 3});
   CHECK(reach(loss, 3, 0).x == 2.5);
   CHECK(reach(loss, 4, 0).x == 2);
-  CHECK(reach(loss, 2, 0).x == 3);
+  CHECK(reach(loss, 2, 0).how == Reached::How::not_for_good);  // chance, perhaps
+  CHECK(reach(measured({5, 2, 4, 2, 1}), 3, 0).x == 3.5);
   CHECK(reach(loss, 1.99, 0).how == Reached::How::never);
   CHECK(reach(loss, 1.99, 0).lowest == 2);
   CHECK(reach(loss, 5, 0).how == Reached::How::before_first);
@@ -82,6 +83,9 @@ TEST_CASE("equal loss: the report says how much less, which loss, and why a numb
   CHECK(has(never, "lime  +0.5000     -        -      -        -"));
   CHECK(has(never, "note: lime never reaches llama's test loss 2.0000: its lowest is 2.5000\n"));
   CHECK(!has(never, "reaches llama's final"));
+  const std::string chance = comparison_against(a, {compared("lime", {5, 1, 2.5})}, "test loss");
+  CHECK(has(chance, "note: lime does not stay below llama's test loss 2.0000: its lowest is 1.0000, its last 2.5000"));
+  CHECK(!has(chance, " % of its"));
   const std::string early = comparison_against(a, {compared("lime", {1.5, 1})}, "test loss");
   CHECK(has(early, "note: lime is below llama's test loss 2.0000 from its first point on"));
   CHECK(!has(early, " % of its"));

@@ -408,11 +408,13 @@ MeasuredLoss measured_loss(const Group& group, const std::string& axis) {
   return out;
 }
 
-// So many steps are averaged: of the training loss a fiftieth of the reference run, where --smooth says nothing.
+// So many steps are averaged: of the training loss a fiftieth of the reference run, where --smooth says nothing, but
+// enough that single steps do not decide.
 double steps_averaged(const Options& o, const Group& reference) {
-  if (o.loss == "test") return std::max<double>(1, static_cast<double>(o.smooth));  // evaluations
-  return o.smooth > 0 ? static_cast<double>(o.smooth)
-                      : std::max(1.0, std::round(reference.runs[0].losses.step.back() / 50));
+  constexpr double fewest = 10;
+  if (o.loss == "test" || o.smooth > 0)
+    return std::max<double>(1, static_cast<double>(o.smooth));  // evaluations, steps
+  return std::max(fewest, std::round(reference.runs[0].losses.step.back() / 50));
 }
 
 ComparedRun compared_run(const Options& o, const Group& group, double steps) {
@@ -437,7 +439,8 @@ ComparedRun compared_run(const Options& o, const Group& group, double steps) {
     else out.lacks[axis] = str(group.runs[0].dir, "/metrics.jsonl has no number of ", axis);
   }
   if (!out.over.contains("step"))
-    fail(Exit::usage, "--smooth ", o.smooth, ": '", printable(group.name), "' has fewer points than that");
+    fail(Exit::usage, "--against: '", printable(group.name), "' has fewer than the ", points,
+         " points that are averaged; give a smaller --smooth");
   out.sequences = out.over.at("step").sequences.back();
   return out;
 }

@@ -58,15 +58,19 @@ size_t last_comparable(const MeasuredLoss& loss) {
 }
 
 Reached reach(const MeasuredLoss& loss, double wanted, double sequences) {
-  Reached found{Reached::How::never, NAN, INFINITY};
+  Reached found{Reached::How::never, NAN, INFINITY, NAN};
   size_t before = loss.x.size();
   for (size_t i = 0; i < loss.x.size(); ++i) {
     if (loss.sequences[i] != sequences) continue;
-    found.lowest = std::min(found.lowest, loss.y[i]);
-    if (found.how == Reached::How::never && loss.y[i] <= wanted) {
-      const bool first = before == loss.x.size();
-      found.how = first ? Reached::How::before_first : Reached::How::there;
-      found.x = first ? NAN : between(loss.y[before], loss.x[before], loss.y[i], loss.x[i], wanted);
+    const bool above = loss.y[i] > wanted, first = before == loss.x.size();
+    found.lowest = std::min(found.lowest, loss.y[i]), found.last = loss.y[i];
+    if (above) {
+      found.how = found.lowest <= wanted ? Reached::How::not_for_good : Reached::How::never, found.x = NAN;
+    } else if (first) {
+      found.how = Reached::How::before_first;
+    } else if (loss.y[before] > wanted) {
+      found.how = Reached::How::there;
+      found.x = between(loss.y[before], loss.x[before], loss.y[i], loss.x[i], wanted);
     }
     before = i;
   }
@@ -128,6 +132,9 @@ std::string refusal(const ComparedRun& a, const ComparedRun& b, const Wanted& wa
                "a smaller --eval-every or --smooth\n");
   if (std::isinf(there.lowest))
     return str("note: ", b.name, " has no loss over ", wanted.sequences, " test sequences, as ", goal, " is\n");
+  if (there.how == Reached::How::not_for_good)
+    return str("note: ", b.name, " does not stay below ", goal, format_number(": its lowest is %.4f", there.lowest),
+               format_number(", its last %.4f; no place is given\n", there.last));
   return str("note: ", b.name, " never reaches ", goal, format_number(": its lowest is %.4f", there.lowest), "\n");
 }
 

@@ -24,11 +24,12 @@ MeasuredLoss mean_of_last(const MeasuredLoss& loss, size_t n);
 // The last point that is over as many sequences as the first one. The last evaluation of a run may be over more.
 size_t last_comparable(const MeasuredLoss& loss);
 
-// Where a loss is first reached, by points over so many sequences: on the line between the points around it.
+// Where a loss is reached for good, by points over so many sequences: on the line between the points around it. A point
+// below it that a later one is above may be chance.
 struct Reached {
-  enum class How { there, before_first, never } how;
-  double x;       // where it is there
-  double lowest;  // of all these points
+  enum class How { there, before_first, never, not_for_good } how;
+  double x;             // where it is there
+  double lowest, last;  // of all these points
 };
 Reached reach(const MeasuredLoss& loss, double wanted, double sequences);
 
