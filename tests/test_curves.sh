@@ -165,8 +165,8 @@ mkdir routed
 for step in 1 2 3; do
   echo "{\"step\":$step,\"loss\":1,\"test_loss\":1,\"routing\":{\"numbers\":{\"entropy.m\":0.$step},\"curves\":{\"c\":[null,0.5]},\"maps\":{\"m\":[[1],[0.$step,0.5]]}}}"
 done >routed/metrics.jsonl
-expect 0 '^entropy of m, nats +routed +0[.]100 +0[.]300$' --y routing routed --out routing.svg
-grep -q 'entropy of m' routing.svg || fail "no panel of the entropy"
+expect 0 '^entropy[.]m +routed +0[.]100 +0[.]300$' --y routing routed --out routing.svg
+grep -q 'entropy over the sources' routing.svg || fail "no panel of the entropy"
 expect 0 '^note: passed over: a1/metrics.jsonl: no evaluation has "routing"' --y routing routed a1
 expect 0 picture --y maps routed --out maps.svg
 grep -q '>step 2<' maps.svg && grep -q '>m<' maps.svg || fail "no maps over training"

@@ -483,7 +483,12 @@ std::string compare_against(const Options& o, const std::vector<Group>& groups, 
     if (!difference.x.empty()) panel.curves.push_back(difference);
   }
   if (others.empty()) fail(Exit::usage, "--against ", printable(o.against), ": there is no other run; name one more");
-  if (!panel.curves.empty()) panels.push_back(panel);
+  if (!panel.curves.empty()) {
+    const std::vector<double>& x = panels[0].curves[0].x;
+    panel.curves.push_back({"", {x.front(), x.back()}, {0, 0}});
+    panel.curves.back().reference = true;
+    panels.push_back(panel);
+  }
   const std::string average = o.loss == "test" ? (steps > 1 ? str(" (mean over ", steps, " evaluations)") : "")
                                                : str(" (mean over ", steps, " steps)");
   return comparison_against(a, others, o.loss + (o.loss == "train" ? "ing" : "") + " loss" + average);
@@ -509,9 +514,12 @@ Exit draw_routing(const Options& o, const std::vector<Group>& groups) {
   if (all.empty())
     fail(Exit::bad_data, "--y ", o.y, ": no evaluation of these runs has \"routing\": their layers read the layer ",
          "below alone, or an older version trained them; analyze --what routing reads checkpoints");
-  const std::vector<Panel> panels = routing_panels(all);
-  std::printf("%s%s", printable(routing_table(panels)).c_str(), printable(notes).c_str());
+  const std::vector<RoutedNumber> numbers = routed_numbers(all);
+  const std::vector<Panel> panels = routing_panels(numbers, all);
+  std::printf("%s%s", printable(routing_table(numbers, all)).c_str(), printable(notes).c_str());
   if (o.out.empty()) return Exit::done;
+  if (o.y == "routing" && panels.empty())
+    fail(Exit::bad_data, "--y routing: no number of these runs changes; leave out --out for the table");
   write_picture(o.out, o.y == "maps" ? routing_maps_svg(title_of(o, groups), all)
                                      : curve_svg(title_of(o, groups), x_title(o), panels, o.log_x));
   std::printf("picture: %s\n", printable(o.out).c_str());

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "cli/format.h"
+#include "cli/look.h"
 #include "cli/svg.h"
 #include "eval/inside/heat_map.h"
 #include "train/metrics.h"
@@ -40,13 +41,18 @@ json part_of_line(const json& routing, const char* part) {
   return found.is_object() ? found : json::object();
 }
 
-std::string caption_of(const std::string& number) {
-  const auto rest = [&](const std::string& start) { return number.substr(start.size()); };
-  if (number.starts_with("entropy.")) return "entropy of " + rest("entropy.") + ", nats";
-  if (number.starts_with("newest_share.")) return "share of the newest source in " + rest("newest_share.");
-  if (number.starts_with("first_share.")) return "share of source 0 in " + rest("first_share.");
-  if (number.starts_with("mean.")) return "mean of " + rest("mean.") + ", over layers";
-  return number;
+// "entropy" of "entropy.alpha".
+std::string kind_of(const std::string& number) { return number.substr(0, number.find('.')); }
+
+std::string caption_of(const std::string& kind) {
+  if (kind == "entropy") return "entropy over the sources, in nats: mean over readers";
+  if (kind == "newest_share") return "share of the newest source: mean over readers";
+  if (kind == "first_share") return "share of source 0: mean over readers";
+  return kind == "mean" ? "mean over layers" : kind;
+}
+
+bool never_changes(const std::vector<double>& y) {
+  return std::ranges::all_of(y, [&](double one) { return one == y[0]; });
 }
 
 SteppedCurve curve_of(const std::vector<RoutingPoint>& run, const std::string& number) {
@@ -120,34 +126,52 @@ std::vector<RoutingPoint> read_routing(const std::string& path, const std::strin
   return points;
 }
 
-std::vector<Panel> routing_panels(const std::vector<RoutedRuns>& all) {
+std::vector<RoutedNumber> routed_numbers(const std::vector<RoutedRuns>& all) {
   std::set<std::string> names;
   for (const RoutedRuns& runs : all)
     for (const auto& run : runs.runs)
       for (const auto& [name, value] : run.back().numbers) names.insert(name);
-  std::vector<Panel> panels;
-  for (const std::string& name : names) {
-    Panel panel{caption_of(name), "", {}};
-    panel.whole = true, panel.smooth = 1;
-    for (const RoutedRuns& runs : all) {
+  std::vector<RoutedNumber> numbers;
+  for (const std::string& name : names)
+    for (size_t i = 0; i < all.size(); ++i) {
       std::vector<SteppedCurve> curves;
-      for (const auto& run : runs.runs) curves.push_back(curve_of(run, name));
-      Curve mean = mean_of(curves).curve;
-      if (mean.x.empty()) continue;
-      mean.name = runs.name, mean.look = runs.look;
-      panel.curves.push_back(mean);
+      for (const auto& run : all[i].runs) curves.push_back(curve_of(run, name));
+      const Curve mean = mean_of(curves).curve;
+      if (!mean.x.empty()) numbers.push_back({name, i, mean});
     }
-    if (!panel.curves.empty()) panels.push_back(panel);
-  }
-  return panels;
+  return numbers;
 }
 
-std::string routing_table(const std::vector<Panel>& panels) {
+std::string routing_table(const std::vector<RoutedNumber>& numbers, const std::vector<RoutedRuns>& all) {
   std::vector<std::vector<std::string>> rows = {{"number", "run", "first", "last"}};
-  for (const Panel& panel : panels)
-    for (const Curve& curve : panel.curves)
-      rows.push_back({panel.caption, curve.name, routing_number(curve.y.front()), routing_number(curve.y.back())});
+  for (const RoutedNumber& one : numbers)
+    rows.push_back(
+        {one.number, all[one.runs].name, routing_number(one.curve.y.front()), routing_number(one.curve.y.back())});
   return format_table(rows);
+}
+
+std::vector<Panel> routing_panels(const std::vector<RoutedNumber>& numbers, const std::vector<RoutedRuns>& all) {
+  std::vector<Panel> panels;
+  std::map<std::string, std::vector<int>> lines;  // of each kind, the curves of each run so far
+  for (const RoutedNumber& one : numbers) {
+    const bool bound = one.number == "entropy.most";
+    if (never_changes(one.curve.y) && !bound) continue;
+    const std::string kind = kind_of(one.number), caption = caption_of(kind);
+    auto panel = std::ranges::find(panels, caption, &Panel::caption);
+    if (panel == panels.end()) {
+      panel = panels.insert(panels.end(), Panel{caption, "", {}});
+      panel->whole = true, panel->smooth = 1;
+    }
+    std::vector<int>& drawn = lines[kind];
+    drawn.resize(all.size());
+    const RoutedRuns& runs = all[one.runs];
+    const std::string rest = kind == one.number ? "" : one.number.substr(kind.size() + 1);
+    Curve& curve = panel->curves.emplace_back(one.curve);
+    curve.name = all.size() > 1 ? runs.name + (rest.empty() ? "" : " " + rest) : rest.empty() ? kind : rest;
+    curve.reference = bound;
+    if (runs.look >= 0 && !bound) curve.look = same_colour(runs.look, std::min(drawn[one.runs]++, 3));
+  }
+  return panels;
 }
 
 std::string routing_maps_svg(const std::string& title, const std::vector<RoutedRuns>& all) {

@@ -27,10 +27,17 @@ struct RoutedRuns {
   int look;
   std::vector<std::vector<RoutingPoint>> runs = {};
 };
-// A panel for each number, with a curve for each name: the mean of its runs.
-std::vector<Panel> routing_panels(const std::vector<RoutedRuns>& all);
-// The first and the last of these numbers.
-std::string routing_table(const std::vector<Panel>& panels);
+// A number over the evaluations: the mean of the runs of one name.
+struct RoutedNumber {
+  std::string number;  // "entropy.alpha"
+  size_t runs;         // which of all
+  Curve curve;
+};
+std::vector<RoutedNumber> routed_numbers(const std::vector<RoutedRuns>& all);
+// The first and the last of each.
+std::string routing_table(const std::vector<RoutedNumber>& numbers, const std::vector<RoutedRuns>& all);
+// A panel for each kind of number, with a curve for each map; without numbers that never change.
+std::vector<Panel> routing_panels(const std::vector<RoutedNumber>& numbers, const std::vector<RoutedRuns>& all);
 // Of each name's first run: its maps at up to eight evaluations, and its curves over all of them.
 std::string routing_maps_svg(const std::string& title, const std::vector<RoutedRuns>& all);
 
