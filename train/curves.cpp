@@ -17,7 +17,6 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <set>
 
 #include "cli/curve.h"
@@ -31,8 +30,8 @@
 #include "engine/printable.h"
 #include "eval/statistics.h"
 #include "models/json_file.h"
+#include "train/against.h"
 #include "train/environment.h"
-#include "train/equal_loss.h"
 #include "train/options.h"
 #include "train/routing_curves.h"
 #include "train/run_curves.h"
@@ -50,30 +49,8 @@ struct Options {
   bool log_x = false, log_y = false;
 };
 
-// What --x takes, and what the axis then says.
-const std::map<std::string, std::string> x_labels = {{"step", "step"},
-                                                     {"tokens", "tokens"},
-                                                     {"flops", "FLOPs of training"},
-                                                     {"seconds", "seconds of training, without pauses"}};
-
-// A run, its losses by step, and its flags.json; null where there is none.
-struct Run {
-  std::string dir;
-  SteppedCurve losses;  // over --x
-  json settings;
-  std::map<std::string, SteppedCurve> over = {};  // over every axis that there is
-  std::map<double, double> sequences = {};        // by step, of the test loss
-  double last = NAN, width = 1;  // the loss of the last step; steps that a point of `losses` stands for
-  std::string missing = "";      // why there are no losses
-};
-// The runs of one name.
-struct Group {
-  std::string name, path;  // path: a name that no other has
-  bool named = true;       // by the command line, which could name it otherwise
-  std::vector<Run> runs = {};
-};
 struct Groups {
-  std::vector<Group> all;
+  std::vector<CurveGroup> all;
   std::string notes;
 };
 
@@ -103,7 +80,7 @@ SteppedCurve losses_over(const RunCurves& all, const std::string& axis, bool tes
   return curve;
 }
 
-Run read_run(const Options& o, const std::string& dir) {
+CurveRun read_run(const Options& o, const std::string& dir) {
   const std::string path = dir + "/metrics.jsonl";
   if (!path_exists(path))
     fail(Exit::no_input, path, ": no such file; ", dir, " must be a run directory, or that of a comparison");
@@ -111,7 +88,7 @@ Run read_run(const Options& o, const std::string& dir) {
   const RunCurves all = read_curves(path);
   factor_of(o, dir);
   const double flops = recorded_flops_per_token(dir + "/environment.jsonl");
-  Run run{dir, {}, read_run_settings(dir)};
+  CurveRun run{dir, {}, read_run_settings(dir)};
   for (const auto& [axis, label] : x_labels) run.over[axis] = losses_over(all, axis, test, flops);
   run.losses = run.over.at(o.x);
   for (size_t i = 0; i < all.test_step.size() && test; ++i)
@@ -135,9 +112,10 @@ std::string last_part(const std::string& dir) {
   return trimmed.substr(trimmed.rfind('/') + 1);
 }
 
-void add_run(Groups& groups, const Group& like, const Run& run) {
+void add_run(Groups& groups, const CurveGroup& like, const CurveRun& run) {
   if (!run.missing.empty()) fail(Exit::bad_data, run.missing);
-  auto group = std::find_if(groups.all.begin(), groups.all.end(), [&](const Group& g) { return g.path == like.path; });
+  auto group =
+      std::find_if(groups.all.begin(), groups.all.end(), [&](const CurveGroup& g) { return g.path == like.path; });
   if (group == groups.all.end()) group = groups.all.insert(groups.all.end(), like);
   group->runs.push_back(run);
 }
@@ -176,7 +154,7 @@ void add_comparison(const Options& o, Groups& groups, const std::string& name, c
     const auto rate = rates.find(own);
     if (rate != rates.end() && run.value("lr", json()) != rate->second) continue;
     if (!path_exists(place + "/metrics.jsonl")) continue;
-    const Run read = read_run(o, place);
+    const CurveRun read = read_run(o, place);
     if (read.missing.empty())
       add_run(groups, {name.empty() ? own : name + " " + own, (name.empty() ? dir : name) + " " + own, false}, read);
     else groups.notes += "note: passed over: " + read.missing + "\n";
@@ -213,8 +191,8 @@ Groups read_groups(const Options& o) {
   Groups groups;
   for (const std::string& argument : o.runs) add_argument(o, groups, argument);
   std::map<std::string, int> times;
-  for (const Group& group : groups.all) ++times[group.name];
-  for (Group& group : groups.all)
+  for (const CurveGroup& group : groups.all) ++times[group.name];
+  for (CurveGroup& group : groups.all)
     if (!group.named && times[group.name] > 1) group.name = group.path;
   return groups;
 }
@@ -229,10 +207,10 @@ bool may_differ(const std::string& key, const json& a, const json& b) {
 bool is_depth(const std::string& key) { return key == "/config/n_layer" || key == "/config/num_hidden_layers"; }
 
 // Throws Exit::usage where runs of one name have other flags. Returns a note where they have other numbers of blocks.
-std::string check_flags(const Group& group) {
+std::string check_flags(const CurveGroup& group) {
   std::string note;
-  const Run* first = nullptr;
-  for (const Run& run : group.runs) {
+  const CurveRun* first = nullptr;
+  for (const CurveRun& run : group.runs) {
     if (run.settings.is_null()) continue;
     if (first == nullptr) first = &run;
     const json was = first->settings.flatten(), is = run.settings.flatten();
@@ -250,28 +228,7 @@ std::string check_flags(const Group& group) {
   return note;
 }
 
-using Differences = std::vector<std::pair<std::string, std::set<std::string>>>;
-
-// Of the flags that say what losses are of, those that the runs have otherwise, with a row for each value.
-Differences loss_differences(const std::vector<Group>& groups, bool test) {
-  Differences differences;
-  std::vector<std::string> keys = {"data", "seq"};
-  if (test) keys = {"data", "val_data", "seq", "test_samples", "eval_samples", "eval_rule"};
-  for (const std::string& key : keys) {
-    std::set<std::string> values, rows;
-    for (const Group& group : groups)
-      for (const Run& run : group.runs) {
-        if (run.settings.is_null()) continue;
-        const json value = run.settings.value(key, key == "eval_rule" ? json("first") : json());
-        values.insert(value.dump());
-        rows.insert(group.name + ": " + (value == 0 && key == "eval_samples" ? "0 (all)" : value.dump()));
-      }
-    if (values.size() > 1) differences.emplace_back(key, rows);
-  }
-  return differences;
-}
-
-std::string test_notes(const std::vector<Group>& groups) {
+std::string test_notes(const std::vector<CurveGroup>& groups) {
   std::string notes;
   for (const auto& [key, rows] : loss_differences(groups, true)) {
     notes += str("note: the test losses are not of the same sequences, ", key, " differs:\n");
@@ -281,11 +238,11 @@ std::string test_notes(const std::vector<Group>& groups) {
 }
 
 // A line for each name whose runs were tested on files that they trained on.
-std::string validation_notes(const std::vector<Group>& groups) {
+std::string validation_notes(const std::vector<CurveGroup>& groups) {
   std::string notes;
-  for (const Group& group : groups) {
+  for (const CurveGroup& group : groups) {
     ValidationFiles files;
-    for (const Run& run : group.runs)
+    for (const CurveRun& run : group.runs)
       if (files.trained_on == 0) files = recorded_validation_files(run.dir + "/environment.jsonl");
     if (files.trained_on > 0)
       notes += str("note: '", group.name, "': ", files.trained_on, " of ", files.all, " validation file",
@@ -297,14 +254,14 @@ std::string validation_notes(const std::vector<Group>& groups) {
 
 // At the steps that all of them have. Where the command line named them, their last one must be everybody's; else a
 // note says where the curve ends.
-Curve curve_of(const Group& group, std::string& notes) {
+Curve curve_of(const CurveGroup& group, std::string& notes) {
   std::vector<SteppedCurve> losses;
-  for (const Run& run : group.runs) losses.push_back(run.losses);
+  for (const CurveRun& run : group.runs) losses.push_back(run.losses);
   MeanCurve mean = mean_of(losses);
   if (mean.curve.x.empty()) fail(Exit::bad_data, "'", printable(group.name), "': its runs have no step in common");
   mean.curve.name = group.name;
   const double end = losses[0].step.back();
-  for (const Run& run : group.runs) {
+  for (const CurveRun& run : group.runs) {
     if (run.losses.step.back() == end) continue;
     if (group.named)
       fail(Exit::usage, "'", printable(group.name), "': ", group.runs[0].dir, " ends at step ", end, ", ", run.dir,
@@ -316,11 +273,11 @@ Curve curve_of(const Group& group, std::string& notes) {
   return mean.curve;
 }
 
-std::string table_of(const std::vector<Group>& groups, const std::string& loss) {
+std::string table_of(const std::vector<CurveGroup>& groups, const std::string& loss) {
   std::vector<std::vector<std::string>> rows = {{"run", "seeds", "steps", loss + " loss", "+-"}};
-  for (const Group& group : groups) {
+  for (const CurveGroup& group : groups) {
     std::vector<double> last;
-    for (const Run& run : group.runs) last.push_back(run.last);
+    for (const CurveRun& run : group.runs) last.push_back(run.last);
     const Spread s = spread_of(last);
     rows.push_back({group.name, std::to_string(last.size()),
                     format_count(static_cast<int64_t>(group.runs[0].losses.step.back())), format_number("%.4f", s.mean),
@@ -330,10 +287,10 @@ std::string table_of(const std::vector<Group>& groups, const std::string& loss) 
 }
 
 // --smooth in points of the curves. A long run's stand for several steps each; one picture has one number of points.
-size_t points_to_smooth(const Options& o, const std::vector<Group>& groups, std::string& notes) {
+size_t points_to_smooth(const Options& o, const std::vector<CurveGroup>& groups, std::string& notes) {
   double width = 1;
-  for (const Group& group : groups)
-    for (const Run& run : group.runs) width = std::max(width, run.width);
+  for (const CurveGroup& group : groups)
+    for (const CurveRun& run : group.runs) width = std::max(width, run.width);
   const double points = o.smooth == 0 ? 0 : std::max(1.0, std::round(static_cast<double>(o.smooth) / width));
   if (o.smooth > 1 && width > 1)
     notes += str("note: a point of the longest curve is the mean of ", width, " steps: --smooth ", o.smooth,
@@ -341,7 +298,7 @@ size_t points_to_smooth(const Options& o, const std::vector<Group>& groups, std:
   return static_cast<size_t>(points);
 }
 
-std::string architecture_of(const Group& group) {
+std::string architecture_of(const CurveGroup& group) {
   const json& settings = group.runs[0].settings;
   for (const char* place : {"/config/crossply/arch", "/config/model_type"})
     if (const json::json_pointer at(place); settings.contains(at) && holds<std::string>(settings.at(at)))
@@ -350,18 +307,18 @@ std::string architecture_of(const Group& group) {
 }
 
 // Curves of architectures that are all different have these' looks, whatever they are called; -1: by their names.
-std::vector<int> choose_looks(const std::vector<Group>& groups) {
+std::vector<int> choose_looks(const std::vector<CurveGroup>& groups) {
   std::vector<std::string> names;
   std::set<std::string> different;
-  for (const Group& group : groups) names.push_back(architecture_of(group)), different.insert(names.back());
+  for (const CurveGroup& group : groups) names.push_back(architecture_of(group)), different.insert(names.back());
   return different.size() == groups.size() ? looks_of(names) : std::vector<int>(groups.size(), -1);
 }
 
 // "arith:4: llama, lime", where --title says nothing else.
-std::string title_of(const Options& o, const std::vector<Group>& groups) {
+std::string title_of(const Options& o, const std::vector<CurveGroup>& groups) {
   if (!o.title.empty()) return o.title;
   std::string names, data;
-  for (const Group& group : groups) {
+  for (const CurveGroup& group : groups) {
     names += (names.empty() ? "" : ", ") + group.name;
     const json of = group.runs[0].settings.is_object() ? group.runs[0].settings.value("data", json()) : json();
     const std::string own = holds<std::string>(of) ? of.get<std::string>() : "";
@@ -372,13 +329,6 @@ std::string title_of(const Options& o, const std::vector<Group>& groups) {
 
 std::string x_title(const Options& o) { return x_labels.at(o.x) + (o.log_x ? "; logarithmic" : ""); }
 
-// Where a run's seconds were measured: machine and device; null where it does not say.
-json where_run(const Group& group) {
-  json of = recorded_environment(group.runs[0].dir + "/environment.jsonl");
-  if (of.is_object()) of.erase("build");
-  return of;
-}
-
 // An older picture may go, any other file stays.
 void check_replaceable(const std::string& path) {
   const std::filesystem::file_type type = type_of(path);
@@ -388,122 +338,15 @@ void check_replaceable(const std::string& path) {
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// --against
-
-// The mean of a group's runs over an axis.
-MeasuredLoss measured_loss(const Group& group, const std::string& axis) {
-  std::vector<SteppedCurve> losses;
-  for (const Run& run : group.runs) losses.push_back(run.over.at(axis));
-  const MeanCurve mean = mean_of(losses);
-  MeasuredLoss out{mean.curve.x, mean.curve.y, {}, mean.step};
-  for (const double step : mean.step) {
-    const auto of = [&](const Run& run) {
-      const auto found = run.sequences.find(step);
-      return found == run.sequences.end() ? 0 : found->second;
-    };
-    const double first = of(group.runs[0]);
-    const bool same = std::ranges::all_of(group.runs, [&](const Run& run) { return of(run) == first; });
-    out.sequences.push_back(same ? first : NAN);
-  }
-  return out;
-}
-
-// So many steps are averaged: of the training loss a fiftieth of the reference run, where --smooth says nothing, but
-// enough that single steps do not decide.
-double steps_averaged(const Options& o, const Group& reference) {
-  constexpr double fewest = 10;
-  if (o.loss == "test" || o.smooth > 0)
-    return std::max<double>(1, static_cast<double>(o.smooth));  // evaluations, steps
-  return std::max(fewest, std::round(reference.runs[0].losses.step.back() / 50));
-}
-
-ComparedRun compared_run(const Options& o, const Group& group, double steps) {
-  ComparedRun out{group.name};
-  double width = 1;
-  for (const Run& run : group.runs) width = std::max(width, run.width);
-  const auto points = static_cast<size_t>(std::max(1.0, std::round(steps / width)));
-  std::vector<double> last;
-  for (const Run& run : group.runs) {
-    const std::vector<double>& y = run.over.at("step").y;
-    const auto n = static_cast<std::ptrdiff_t>(std::min(points, y.size()));
-    last.push_back(points == 1 ? run.last : std::accumulate(y.end() - n, y.end(), 0.0) / static_cast<double>(n));
-  }
-  const Spread spread = spread_of(last);
-  out.last = spread.mean, out.error = spread.error();
-  for (const auto& [axis, label] : x_labels) {
-    const MeasuredLoss measured = mean_of_last(measured_loss(group, axis), points);
-    if (!measured.x.empty()) out.over[axis] = measured;
-    else if (axis == "flops")
-      out.lacks[axis] =
-          str(group.runs[0].dir, "/environment.jsonl has no \"flops_per_token\"; resume the run, which ", "records it");
-    else out.lacks[axis] = str(group.runs[0].dir, "/metrics.jsonl has no number of ", axis);
-  }
-  if (!out.over.contains("step"))
-    fail(Exit::usage, "--against: '", printable(group.name), "' has fewer than the ", points,
-         " points that are averaged; give a smaller --smooth");
-  out.sequences = out.over.at("step").sequences.back();
-  return out;
-}
-
-const Group& reference_of(const Options& o, const std::vector<Group>& groups) {
-  std::string names;
-  for (const Group& group : groups) {
-    if (group.name == o.against) return group;
-    names += (names.empty() ? "" : ", ") + group.name;
-  }
-  fail(Exit::usage, "--against ", printable(o.against), ": no run has this name; the names are: ", printable(names));
-}
-
-void refuse_other_losses(const Options& o, const std::vector<Group>& groups) {
-  std::string keys;
-  for (const auto& [key, rows] : loss_differences(groups, o.loss == "test")) keys += (keys.empty() ? "" : ", ") + key;
-  if (keys.empty()) return;
-  fail(Exit::usage, "--against ", printable(o.against), ": the runs' losses are not of the same sequences: ", keys,
-       o.loss == "test" ? " differs; train with the same, or leave out --against" : " differs; leave out --against");
-}
-
-// Adds what it says to the picture, and returns it as text.
-std::string compare_against(const Options& o, const std::vector<Group>& groups, const std::vector<int>& looks,
-                            std::vector<Panel>& panels) {
-  refuse_other_losses(o, groups);
-  const Group& first = reference_of(o, groups);
-  const double steps = steps_averaged(o, first);
-  const ComparedRun a = compared_run(o, first, steps);
-  const json place = where_run(first);
-  std::vector<ComparedRun> others;
-  Panel panel{str(o.loss, " loss minus ", first.name, "'s"), "", {}};
-  panel.whole = true, panel.smooth = panels[0].smooth;
-  for (size_t i = 0; i < groups.size(); ++i) {
-    if (&groups[i] == &first) continue;
-    others.push_back(compared_run(o, groups[i], steps));
-    if (const json other = where_run(groups[i]); !place.is_null() && !other.is_null() && place != other)
-      others.back().lacks.emplace("seconds", str("it ran on another machine than ", first.name));
-    Curve difference = difference_of(measured_loss(groups[i], o.x), measured_loss(first, o.x));
-    difference.name = groups[i].name, difference.look = looks[i];
-    if (!difference.x.empty()) panel.curves.push_back(difference);
-  }
-  if (others.empty()) fail(Exit::usage, "--against ", printable(o.against), ": there is no other run; name one more");
-  if (!panel.curves.empty()) {
-    const std::vector<double>& x = panels[0].curves[0].x;
-    panel.curves.push_back({"", {x.front(), x.back()}, {0, 0}});
-    panel.curves.back().reference = true;
-    panels.push_back(panel);
-  }
-  const std::string average = o.loss == "test" ? (steps > 1 ? str(" (mean over ", steps, " evaluations)") : "")
-                                               : str(" (mean over ", steps, " steps)");
-  return comparison_against(a, others, o.loss + (o.loss == "train" ? "ing" : "") + " loss" + average);
-}
-
-// -----------------------------------------------------------------------------------------------------------------
 // --y routing and --y maps
 
-Exit draw_routing(const Options& o, const std::vector<Group>& groups) {
+Exit draw_routing(const Options& o, const std::vector<CurveGroup>& groups) {
   const std::vector<int> looks = choose_looks(groups);
   std::vector<RoutedRuns> all;
   std::string notes;
   for (size_t i = 0; i < groups.size(); ++i) {
     RoutedRuns routed{groups[i].name, looks[i]};
-    for (const Run& run : groups[i].runs) {
+    for (const CurveRun& run : groups[i].runs) {
       const std::string path = run.dir + "/metrics.jsonl";
       auto points = read_routing(path, o.x == "flops" ? "tokens" : o.x, factor_of(o, run.dir));
       if (!points.empty()) routed.runs.push_back(std::move(points));
@@ -534,7 +377,7 @@ Exit run(const Options& o) {
   if (o.y != "loss") return draw_routing(o, groups);
   std::vector<Curve> curves;
   std::string notes = read_notes;
-  for (const Group& group : groups) {
+  for (const CurveGroup& group : groups) {
     notes += check_flags(group);
     curves.push_back(curve_of(group, notes));
   }
@@ -548,7 +391,8 @@ Exit run(const Options& o) {
   Panel panel{o.loss + " loss" + (bands ? std::string(", ") + about_bands : ""), "", curves};
   panel.log_y = o.log_y, panel.smooth = smooth;
   std::vector<Panel> panels = {panel};
-  if (!o.against.empty()) std::printf("%s", printable(compare_against(o, groups, looks, panels)).c_str());
+  if (!o.against.empty())
+    std::printf("%s", printable(compare_against({o.against, o.loss, o.x, o.smooth}, groups, looks, panels)).c_str());
   if (o.out.empty()) return Exit::done;
   write_picture(o.out, curve_svg(title_of(o, groups), x_title(o), panels, o.log_x));
   std::printf("picture: %s\n", printable(o.out).c_str());
