@@ -44,6 +44,7 @@ def expected(run):
   for text in (run / "metrics.jsonl").read_text().splitlines():
     line = json.loads(text)
     step = line.pop("step")
+    line.pop("routing", None)  # an object, which TensorBoard does not get
     for key, number in line.items():
       curves.setdefault(TAGS.get(key, key), []).append((step, as_float32(number)))
   return curves

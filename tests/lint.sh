@@ -47,7 +47,7 @@ data: engine cli data/bpe
 models: engine kernels/block kernels/attention kernels/depth kernels/reference
 eval: engine kernels kernels/block kernels/attention kernels/optim ranks cli data models
 eval/inside: engine kernels kernels/block kernels/attention kernels/optim cli data models eval
-train: engine kernels kernels/block kernels/attention kernels/depth kernels/optim ranks cli data models eval
+train: engine kernels kernels/block kernels/attention kernels/depth kernels/optim ranks cli data models eval eval/inside
 '
 # file:line: room -> room, for every include of the repository's own files.
 includes() {

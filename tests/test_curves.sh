@@ -125,6 +125,53 @@ done
 expect 0 picture measured --x tokens --log-x --log-y --out axis.svg
 grep -q '>tokens; logarithmic<' axis.svg && grep -q '>test loss; logarithmic<' axis.svg || fail "no logarithmic axes"
 expect 65 'a1/metrics.jsonl: its lines have no number of tokens, which --x needs' a1 --x tokens --out axis.svg
+# Against another run: 100 tokens a step, so many FLOPs a token and seconds a step. lime is at llama's last loss, 2,
+# after 1.75 of 4 steps.
+measure() {  # measure DIR FLOPS SECONDS LOSS...
+  local dir=$1 flops=$2 seconds=$3 step=0 loss
+  shift 3
+  mkdir -p "$dir" && : >"$dir/metrics.jsonl"
+  [ "$flops" = none ] || echo "{\"flops_per_token\":$flops}" >"$dir/environment.jsonl"
+  for loss; do
+    step=$((step + 1))
+    echo "{\"step\":$step,\"tokens\":${step}00,\"seconds\":$((step * seconds)),\"loss\":$loss,\"test_loss\":$loss,\"test_sequences\":8}"
+  done >>"$dir/metrics.jsonl"
+}
+measure llama 1 2 5 4 3 2
+measure lime 2 2 5 1
+expect 0 "^lime reaches llama's final test loss 2[.]0000 after 87[.]5 % of its FLOPs: 12[.]5 % fewer$" --against llama llama lime
+grep -qE '^lime +-1[.]0000 +- +43[.]8 % +87[.]5 % +43[.]8 %$' output || fail "no row of differences and ratios"
+expect 0 'picture' --against llama --x flops --out against.svg llama lime
+grep -q "test loss minus llama's" against.svg || fail "the picture has no difference"
+expect 0 "^llama never reaches lime's|^note: llama never reaches lime's test loss 1[.]0000: its lowest is 2[.]0000$" --against lime llama lime
+grep -qE '^llama +[+]1[.]0000 +- +- +- +-$' output && ! grep -q 'reaches lime.s final' output || fail "a ratio where there is none"
+expect 0 "^lime reaches llama's final training loss .mean over 2 steps. 2[.]5000 after" --loss train --smooth 2 --against llama llama lime
+measure unknown none 2 5 1
+expect 0 '^note: no FLOPs for unknown: unknown/environment.jsonl has no "flops_per_token"; resume the run' --against llama llama unknown
+grep -q "unknown reaches llama's final test loss 2.0000 after 43.8 % of its tokens" output || fail "no ratio of tokens"
+expect 64 "--against lima: no run has this name; the names are: llama, lime" --against lima llama lime
+expect 64 "there is no other run" --against llama llama
+echo '{"data": "text:a", "seq": 8}' >llama/flags.json
+echo '{"data": "text:b", "seq": 8}' >lime/flags.json
+expect 64 "the runs' losses are not of the same sequences: data differs" --against llama llama lime
+rm llama/flags.json lime/flags.json
+for where in llama lime; do
+  echo "{\"build\":1,\"device\":\"cpu\",\"machine\":\"of $where\",\"flops_per_token\":1}" >$where/environment.jsonl
+done
+expect 0 '^note: no seconds for lime: it ran on another machine than llama' --against llama llama lime
+
+# Routing, as evaluations of a run write it: a panel for each number, and maps over training.
+mkdir routed
+for step in 1 2 3; do
+  echo "{\"step\":$step,\"loss\":1,\"test_loss\":1,\"routing\":{\"numbers\":{\"entropy.m\":0.$step},\"curves\":{\"c\":[null,0.5]},\"maps\":{\"m\":[[1],[0.$step,0.5]]}}}"
+done >routed/metrics.jsonl
+expect 0 '^entropy[.]m +routed +0[.]100 +0[.]300$' --y routing routed --out routing.svg
+grep -q 'entropy over the sources' routing.svg || fail "no panel of the entropy"
+expect 0 '^note: passed over: a1/metrics.jsonl: no evaluation has "routing"' --y routing routed a1
+expect 0 picture --y maps routed --out maps.svg
+grep -q '>step 2<' maps.svg && grep -q '>m<' maps.svg || fail "no maps over training"
+expect 65 'no evaluation of these runs has "routing"' --y routing a1
+expect 64 '^error: --against' --y routing --against routed routed a1
 # A file that may not be read; root may read all, so somebody else looks where that is possible.
 cp -r a1 forbidden && chmod 000 forbidden/metrics.jsonl
 other=()

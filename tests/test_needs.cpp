@@ -214,7 +214,7 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       {"score", "--model --tokenizer --prefix-token --batch-tokens --device"},
       {"gradients", "--model --tokens --batch --seq --out --device --dtype --matmul"},
       {"analyze", "--model --data --what --dump --out --sequences --length --seed --split --val-data --device"},
-      {"curves", "--out --loss"},
+      {"curves", "--out --y"},
       {"prepare", "--out --tokenizer --vocab --eot --field --special-tokens --skip-bad --val --shard-tokens"},
       {"transplant", "--model --out --blocks --inherit --width --heads --rescale-q --seed --refresh"},
       {"tokenize", "--tokenizer --decode"}};

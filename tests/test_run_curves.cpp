@@ -25,8 +25,9 @@ json line_of(int64_t step, int64_t eval_every = 0) {
 
 size_t numbers_in(const RunCurves& c) {
   size_t sum = 0;
-  for (const auto* list : {&c.step, &c.loss, &c.tokens, &c.seconds, &c.test_step, &c.test_loss, &c.test_tokens,
-                           &c.test_seconds, &c.answer_step, &c.answers, &c.steps_valid, &c.hard_answers, &c.tail})
+  for (const auto* list :
+       {&c.step, &c.loss, &c.tokens, &c.seconds, &c.test_step, &c.test_loss, &c.test_tokens, &c.test_seconds,
+        &c.test_sequences, &c.answer_step, &c.answers, &c.steps_valid, &c.hard_answers, &c.tail})
     sum += list->capacity();
   return sum;
 }

@@ -4,7 +4,11 @@
 // one curve: their mean, in a band of one standard deviation to both sides. Only the number of blocks may be another,
 // which a note says: Inheritune ends with as many as a seed needs.
 //
+// --against compares all runs with one: differences, and what each needs for that one's final loss. --y routing and
+// --y maps draw what evaluations say of routing.
+//
 //   curves --out fig.svg runs/llama runs/lime comparison
+//   curves --out fig.svg --against llama --x flops runs/llama runs/lime
 //   curves --out fig.svg random=runs/a/seed_1 random=runs/a/seed_2 inherited=runs/b/seed_1 inherited=runs/b/seed_2
 #include <algorithm>
 #include <cerrno>
@@ -26,8 +30,10 @@
 #include "engine/printable.h"
 #include "eval/statistics.h"
 #include "models/json_file.h"
+#include "train/against.h"
 #include "train/environment.h"
 #include "train/options.h"
+#include "train/routing_curves.h"
 #include "train/run_curves.h"
 
 using namespace crossply;
@@ -38,33 +44,13 @@ using nlohmann::json;
 
 struct Options {
   std::vector<std::string> runs;  // DIR or NAME=DIR
-  std::string out, title, loss = "test", x = "step";
+  std::string out, title, loss = "test", x = "step", y = "loss", against;
   int64_t smooth = 0;
   bool log_x = false, log_y = false;
 };
 
-// What --x takes, and what the axis then says.
-const std::map<std::string, std::string> x_labels = {{"step", "step"},
-                                                     {"tokens", "tokens"},
-                                                     {"flops", "FLOPs of training"},
-                                                     {"seconds", "seconds of training, without pauses"}};
-
-// A run, its losses by step, and its flags.json; null where there is none.
-struct Run {
-  std::string dir;
-  SteppedCurve losses;
-  json settings;
-  double last = NAN, width = 1;  // the loss of the last step; steps that a point of `losses` stands for
-  std::string missing = "";      // why there are no losses
-};
-// The runs of one name.
-struct Group {
-  std::string name, path;  // path: a name that no other has
-  bool named = true;       // by the command line, which could name it otherwise
-  std::vector<Run> runs = {};
-};
 struct Groups {
-  std::vector<Group> all;
+  std::vector<CurveGroup> all;
   std::string notes;
 };
 
@@ -79,32 +65,39 @@ double factor_of(const Options& o, const std::string& dir) {
   return factor;
 }
 
-Run read_run(const Options& o, const std::string& dir) {
+// Where both are finite.
+SteppedCurve losses_over(const RunCurves& all, const std::string& axis, bool test, double flops_per_token) {
+  const std::vector<double>&steps = test ? all.test_step : all.step, &losses = test ? all.test_loss : all.loss;
+  const std::vector<double>& xs = axis == "step"      ? steps
+                                  : axis == "seconds" ? (test ? all.test_seconds : all.seconds)
+                                                      : (test ? all.test_tokens : all.tokens);
+  SteppedCurve curve;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const double x = axis == "flops" ? flops_per_token * xs[i] : xs[i];
+    if (!std::isfinite(losses[i]) || !std::isfinite(x)) continue;
+    curve.step.push_back(steps[i]), curve.x.push_back(x), curve.y.push_back(losses[i]);
+  }
+  return curve;
+}
+
+CurveRun read_run(const Options& o, const std::string& dir) {
   const std::string path = dir + "/metrics.jsonl";
   if (!path_exists(path))
     fail(Exit::no_input, path, ": no such file; ", dir, " must be a run directory, or that of a comparison");
   const bool test = o.loss == "test";
   const RunCurves all = read_curves(path);
-  const double factor = factor_of(o, dir);
-  const std::vector<double>&steps = test ? all.test_step : all.step, &losses = test ? all.test_loss : all.loss;
-  const std::vector<double>& xs = o.x == "step"      ? steps
-                                  : o.x == "seconds" ? (test ? all.test_seconds : all.seconds)
-                                                     : (test ? all.test_tokens : all.tokens);
-  Run run{dir, {}, read_run_settings(dir)};
-  size_t lost = 0;
-  for (size_t i = 0; i < steps.size(); ++i) {
-    const double x = factor * xs[i];
-    if (!std::isfinite(losses[i])) continue;
-    if (!std::isfinite(x)) {
-      ++lost;
-      continue;
-    }
-    run.losses.step.push_back(steps[i]), run.losses.x.push_back(x), run.losses.y.push_back(losses[i]);
-  }
+  factor_of(o, dir);
+  const double flops = recorded_flops_per_token(dir + "/environment.jsonl");
+  CurveRun run{dir, {}, read_run_settings(dir)};
+  for (const auto& [axis, label] : x_labels) run.over[axis] = losses_over(all, axis, test, flops);
+  run.losses = run.over.at(o.x);
+  for (size_t i = 0; i < all.test_step.size() && test; ++i)
+    if (const double n = all.test_sequences[i]; std::isfinite(n)) run.sequences[all.test_step[i]] = n;
   if (run.losses.x.empty())
-    run.missing = lost > 0 ? str(path, ": its lines have no number of ", o.x, ", which --x needs")
-                           : str(path, ": it has no ", test ? "test" : "training", " loss yet",
-                                 test && !all.step.empty() ? "; --loss train draws what there is" : "");
+    run.missing = !run.over.at("step").x.empty()
+                      ? str(path, ": its lines have no number of ", o.x, ", which --x needs")
+                      : str(path, ": it has no ", test ? "test" : "training", " loss yet",
+                            test && !all.step.empty() ? "; --loss train draws what there is" : "");
   else run.last = run.losses.y.back();
   if (test) return run;
   if (const double last = last_loss(all); std::isfinite(last)) run.last = last;
@@ -119,9 +112,10 @@ std::string last_part(const std::string& dir) {
   return trimmed.substr(trimmed.rfind('/') + 1);
 }
 
-void add_run(Groups& groups, const Group& like, const Run& run) {
+void add_run(Groups& groups, const CurveGroup& like, const CurveRun& run) {
   if (!run.missing.empty()) fail(Exit::bad_data, run.missing);
-  auto group = std::find_if(groups.all.begin(), groups.all.end(), [&](const Group& g) { return g.path == like.path; });
+  auto group =
+      std::find_if(groups.all.begin(), groups.all.end(), [&](const CurveGroup& g) { return g.path == like.path; });
   if (group == groups.all.end()) group = groups.all.insert(groups.all.end(), like);
   group->runs.push_back(run);
 }
@@ -160,7 +154,7 @@ void add_comparison(const Options& o, Groups& groups, const std::string& name, c
     const auto rate = rates.find(own);
     if (rate != rates.end() && run.value("lr", json()) != rate->second) continue;
     if (!path_exists(place + "/metrics.jsonl")) continue;
-    const Run read = read_run(o, place);
+    const CurveRun read = read_run(o, place);
     if (read.missing.empty())
       add_run(groups, {name.empty() ? own : name + " " + own, (name.empty() ? dir : name) + " " + own, false}, read);
     else groups.notes += "note: passed over: " + read.missing + "\n";
@@ -197,8 +191,8 @@ Groups read_groups(const Options& o) {
   Groups groups;
   for (const std::string& argument : o.runs) add_argument(o, groups, argument);
   std::map<std::string, int> times;
-  for (const Group& group : groups.all) ++times[group.name];
-  for (Group& group : groups.all)
+  for (const CurveGroup& group : groups.all) ++times[group.name];
+  for (CurveGroup& group : groups.all)
     if (!group.named && times[group.name] > 1) group.name = group.path;
   return groups;
 }
@@ -213,10 +207,10 @@ bool may_differ(const std::string& key, const json& a, const json& b) {
 bool is_depth(const std::string& key) { return key == "/config/n_layer" || key == "/config/num_hidden_layers"; }
 
 // Throws Exit::usage where runs of one name have other flags. Returns a note where they have other numbers of blocks.
-std::string check_flags(const Group& group) {
+std::string check_flags(const CurveGroup& group) {
   std::string note;
-  const Run* first = nullptr;
-  for (const Run& run : group.runs) {
+  const CurveRun* first = nullptr;
+  for (const CurveRun& run : group.runs) {
     if (run.settings.is_null()) continue;
     if (first == nullptr) first = &run;
     const json was = first->settings.flatten(), is = run.settings.flatten();
@@ -234,19 +228,9 @@ std::string check_flags(const Group& group) {
   return note;
 }
 
-// A line for each flag that says what test losses are of, where the runs have it otherwise.
-std::string test_notes(const std::vector<Group>& groups) {
+std::string test_notes(const std::vector<CurveGroup>& groups) {
   std::string notes;
-  for (const char* key : {"data", "val_data", "seq", "test_samples", "eval_samples", "eval_rule"}) {
-    std::set<std::string> values, rows;
-    for (const Group& group : groups)
-      for (const Run& run : group.runs) {
-        if (run.settings.is_null()) continue;
-        const json value = run.settings.value(key, key == std::string("eval_rule") ? json("first") : json());
-        values.insert(value.dump());
-        rows.insert(group.name + ": " + (value == 0 && key == std::string("eval_samples") ? "0 (all)" : value.dump()));
-      }
-    if (values.size() < 2) continue;
+  for (const auto& [key, rows] : loss_differences(groups, true)) {
     notes += str("note: the test losses are not of the same sequences, ", key, " differs:\n");
     for (const std::string& row : rows) notes += "  " + row + "\n";
   }
@@ -254,11 +238,11 @@ std::string test_notes(const std::vector<Group>& groups) {
 }
 
 // A line for each name whose runs were tested on files that they trained on.
-std::string validation_notes(const std::vector<Group>& groups) {
+std::string validation_notes(const std::vector<CurveGroup>& groups) {
   std::string notes;
-  for (const Group& group : groups) {
+  for (const CurveGroup& group : groups) {
     ValidationFiles files;
-    for (const Run& run : group.runs)
+    for (const CurveRun& run : group.runs)
       if (files.trained_on == 0) files = recorded_validation_files(run.dir + "/environment.jsonl");
     if (files.trained_on > 0)
       notes += str("note: '", group.name, "': ", files.trained_on, " of ", files.all, " validation file",
@@ -270,30 +254,30 @@ std::string validation_notes(const std::vector<Group>& groups) {
 
 // At the steps that all of them have. Where the command line named them, their last one must be everybody's; else a
 // note says where the curve ends.
-Curve curve_of(const Group& group, std::string& notes) {
+Curve curve_of(const CurveGroup& group, std::string& notes) {
   std::vector<SteppedCurve> losses;
-  for (const Run& run : group.runs) losses.push_back(run.losses);
+  for (const CurveRun& run : group.runs) losses.push_back(run.losses);
   MeanCurve mean = mean_of(losses);
   if (mean.curve.x.empty()) fail(Exit::bad_data, "'", printable(group.name), "': its runs have no step in common");
   mean.curve.name = group.name;
   const double end = losses[0].step.back();
-  for (const Run& run : group.runs) {
+  for (const CurveRun& run : group.runs) {
     if (run.losses.step.back() == end) continue;
     if (group.named)
       fail(Exit::usage, "'", printable(group.name), "': ", group.runs[0].dir, " ends at step ", end, ", ", run.dir,
            " at step ", run.losses.step.back(), "; finish them, or give them names of their own");
-    notes += str("note: the runs of '", group.name, "' do not end together; their curve ends at step ", mean.last,
-                 ", the table has the last loss of each\n");
+    notes += str("note: the runs of '", group.name, "' do not end together; their curve ends at step ",
+                 mean.step.back(), ", the table has the last loss of each\n");
     break;
   }
   return mean.curve;
 }
 
-std::string table_of(const std::vector<Group>& groups, const std::string& loss) {
+std::string table_of(const std::vector<CurveGroup>& groups, const std::string& loss) {
   std::vector<std::vector<std::string>> rows = {{"run", "seeds", "steps", loss + " loss", "+-"}};
-  for (const Group& group : groups) {
+  for (const CurveGroup& group : groups) {
     std::vector<double> last;
-    for (const Run& run : group.runs) last.push_back(run.last);
+    for (const CurveRun& run : group.runs) last.push_back(run.last);
     const Spread s = spread_of(last);
     rows.push_back({group.name, std::to_string(last.size()),
                     format_count(static_cast<int64_t>(group.runs[0].losses.step.back())), format_number("%.4f", s.mean),
@@ -303,10 +287,10 @@ std::string table_of(const std::vector<Group>& groups, const std::string& loss) 
 }
 
 // --smooth in points of the curves. A long run's stand for several steps each; one picture has one number of points.
-size_t points_to_smooth(const Options& o, const std::vector<Group>& groups, std::string& notes) {
+size_t points_to_smooth(const Options& o, const std::vector<CurveGroup>& groups, std::string& notes) {
   double width = 1;
-  for (const Group& group : groups)
-    for (const Run& run : group.runs) width = std::max(width, run.width);
+  for (const CurveGroup& group : groups)
+    for (const CurveRun& run : group.runs) width = std::max(width, run.width);
   const double points = o.smooth == 0 ? 0 : std::max(1.0, std::round(static_cast<double>(o.smooth) / width));
   if (o.smooth > 1 && width > 1)
     notes += str("note: a point of the longest curve is the mean of ", width, " steps: --smooth ", o.smooth,
@@ -314,7 +298,7 @@ size_t points_to_smooth(const Options& o, const std::vector<Group>& groups, std:
   return static_cast<size_t>(points);
 }
 
-std::string architecture_of(const Group& group) {
+std::string architecture_of(const CurveGroup& group) {
   const json& settings = group.runs[0].settings;
   for (const char* place : {"/config/crossply/arch", "/config/model_type"})
     if (const json::json_pointer at(place); settings.contains(at) && holds<std::string>(settings.at(at)))
@@ -322,21 +306,19 @@ std::string architecture_of(const Group& group) {
   return "";
 }
 
-// Curves of architectures that are all different have these' looks, whatever they are called.
-void choose_looks(std::vector<Curve>& curves, const std::vector<Group>& groups) {
+// Curves of architectures that are all different have these' looks, whatever they are called; -1: by their names.
+std::vector<int> choose_looks(const std::vector<CurveGroup>& groups) {
   std::vector<std::string> names;
   std::set<std::string> different;
-  for (const Group& group : groups) names.push_back(architecture_of(group)), different.insert(names.back());
-  if (different.size() != groups.size()) return;  // then by their names
-  const std::vector<int> looks = looks_of(names);
-  for (size_t i = 0; i < curves.size(); ++i) curves[i].look = looks[i];
+  for (const CurveGroup& group : groups) names.push_back(architecture_of(group)), different.insert(names.back());
+  return different.size() == groups.size() ? looks_of(names) : std::vector<int>(groups.size(), -1);
 }
 
 // "arith:4: llama, lime", where --title says nothing else.
-std::string title_of(const Options& o, const std::vector<Group>& groups) {
+std::string title_of(const Options& o, const std::vector<CurveGroup>& groups) {
   if (!o.title.empty()) return o.title;
   std::string names, data;
-  for (const Group& group : groups) {
+  for (const CurveGroup& group : groups) {
     names += (names.empty() ? "" : ", ") + group.name;
     const json of = group.runs[0].settings.is_object() ? group.runs[0].settings.value("data", json()) : json();
     const std::string own = holds<std::string>(of) ? short_name(of.get<std::string>()) : "";
@@ -344,6 +326,8 @@ std::string title_of(const Options& o, const std::vector<Group>& groups) {
   }
   return data + (data.empty() ? "" : ": ") + names;
 }
+
+std::string x_title(const Options& o) { return x_labels.at(o.x) + (o.log_x ? "; logarithmic" : ""); }
 
 // An older picture may go, any other file stays.
 void check_replaceable(const std::string& path) {
@@ -353,27 +337,65 @@ void check_replaceable(const std::string& path) {
     fail(Exit::usage, "--out ", path, " exists and is no picture; move it away or choose another name");
 }
 
+// -----------------------------------------------------------------------------------------------------------------
+// --y routing and --y maps
+
+Exit draw_routing(const Options& o, const std::vector<CurveGroup>& groups) {
+  const std::vector<int> looks = choose_looks(groups);
+  std::vector<RoutedRuns> all;
+  std::string notes;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    RoutedRuns routed{groups[i].name, looks[i]};
+    for (const CurveRun& run : groups[i].runs) {
+      const std::string path = run.dir + "/metrics.jsonl";
+      auto points = read_routing(path, o.x == "flops" ? "tokens" : o.x, factor_of(o, run.dir));
+      if (!points.empty()) routed.runs.push_back(std::move(points));
+      else notes += str("note: passed over: ", path, ": no evaluation has \"routing\"\n");
+    }
+    if (!routed.runs.empty()) all.push_back(std::move(routed));
+  }
+  if (all.empty())
+    fail(Exit::bad_data, "--y ", o.y, ": no evaluation of these runs has \"routing\": their layers read the layer ",
+         "below alone, or an older version trained them; analyze --what routing reads checkpoints");
+  const std::vector<RoutedNumber> numbers = routed_numbers(all);
+  const std::vector<Panel> panels = routing_panels(numbers, all);
+  std::printf("%s%s", printable(routing_table(numbers, all)).c_str(), printable(notes).c_str());
+  if (o.out.empty()) return Exit::done;
+  if (o.y == "routing" && panels.empty())
+    fail(Exit::bad_data, "--y routing: no number of these runs changes; leave out --out for the table");
+  write_picture(o.out, o.y == "maps" ? routing_maps_svg(title_of(o, groups), all)
+                                     : curve_svg(title_of(o, groups), x_title(o), panels, o.log_x));
+  std::printf("picture: %s\n", printable(o.out).c_str());
+  return Exit::done;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+
 Exit run(const Options& o) {
   check_replaceable(o.out);
   const auto [groups, read_notes] = read_groups(o);
+  if (o.y != "loss") return draw_routing(o, groups);
   std::vector<Curve> curves;
   std::string notes = read_notes;
-  for (const Group& group : groups) {
+  for (const CurveGroup& group : groups) {
     notes += check_flags(group);
     curves.push_back(curve_of(group, notes));
   }
-  choose_looks(curves, groups);
+  const std::vector<int> looks = choose_looks(groups);
+  for (size_t i = 0; i < curves.size(); ++i) curves[i].look = looks[i];
   const size_t smooth = points_to_smooth(o, groups, notes);
   if (o.loss == "test") notes += test_notes(groups) + validation_notes(groups);
-  const bool several = std::ranges::any_of(groups, [](const Group& group) { return group.runs.size() > 1; });
+  const bool several = std::ranges::any_of(groups, [](const CurveGroup& group) { return group.runs.size() > 1; });
   std::printf("%s%s loss: of each run the last%s\n%s", printable(table_of(groups, o.loss)).c_str(), o.loss.c_str(),
               several ? "; mean and standard deviation over the seeds" : "", printable(notes).c_str());
-  if (o.out.empty()) return Exit::done;
   const bool bands = std::any_of(curves.begin(), curves.end(), [](const Curve& curve) { return !curve.low.empty(); });
   Panel panel{o.loss + " loss" + (bands ? std::string(", ") + about_bands : ""), "", curves};
   panel.log_y = o.log_y, panel.smooth = smooth;
-  write_picture(o.out,
-                curve_svg(title_of(o, groups), x_labels.at(o.x) + (o.log_x ? "; logarithmic" : ""), {panel}, o.log_x));
+  std::vector<Panel> panels = {panel};
+  if (!o.against.empty())
+    std::printf("%s", printable(compare_against({o.against, o.loss, o.x, o.smooth}, groups, looks, panels)).c_str());
+  if (o.out.empty()) return Exit::done;
+  write_picture(o.out, curve_svg(title_of(o, groups), x_title(o), panels, o.log_x));
   std::printf("picture: %s\n", printable(o.out).c_str());
   return Exit::done;
 }
@@ -389,9 +411,18 @@ int main(int argc, char** argv) {
         ->type_name("[NAME=]DIR...")
         ->required();
     add_text(app, "--out", o.out, "FILE", "the picture: a name in .svg, .png or .pdf");
-    const std::vector<Need> picture = {{"--out"}};
+    const std::vector<Need> picture = {{"--out"}}, losses = {{"--y", {"loss"}}};
     needs(app, add_text(app, "--title", o.title, "TEXT", "its title (default: the data and the runs' names)"), picture);
-    add_choice(app, "--loss", o.loss, {"test", "train"}, "test or train");
+    add_choice(
+        app, "--y", o.y, {"loss", "routing", "maps"},
+        "loss; or what the connections across depth do, at each evaluation: routing, a panel for each number, or "
+        "maps, at up to eight evaluations");
+    needs(app, add_choice(app, "--loss", o.loss, {"test", "train"}, "test or train"), losses);
+    needs(app,
+          add_text(app, "--against", o.against, "NAME",
+                   "compare with the run of this name: differences of losses, and the tokens, FLOPs and seconds until "
+                   "its final loss; with --loss train, of means over --smooth steps"),
+          losses);
     needs(app,
           add_choice(
               app, "--x", o.x, {"step", "tokens", "flops", "seconds"},
@@ -402,7 +433,7 @@ int main(int argc, char** argv) {
                       "draw the mean of N points around each: steps of the training loss, evaluations of the test "
                       "loss; as they are, pale, behind it where there are few curves (1: no mean; 0: a fiftieth of "
                       "long curves)"),
-          picture);
+          {{"--out"}, {"--against"}});
     needs(app, app.add_flag("--log-x", o.log_x, "logarithmic x axis"), picture);
     needs(app, app.add_flag("--log-y", o.log_y, "logarithmic y axis (which losses over a decade have anyway)"),
           picture);

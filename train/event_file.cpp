@@ -122,7 +122,7 @@ std::string tag_of(const std::string& key) {
 std::string EventFile::summary_record(const nlohmann::json& line) {
   std::string values;
   for (const auto& [key, number] : line.items())
-    if (key != "step")
+    if (key != "step" && number.is_number())  // routing is an object
       values += text_field(1, text_field(1, tag_of(key)) + float_field(2, static_cast<float>(number.get<double>())));
   return event(line["step"].get<int64_t>(), text_field(5, values));
 }

@@ -11,14 +11,14 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t longest_line = 4096;  // ours have a few hundred bytes
+constexpr size_t longest_line = 1 << 20;  // ours have a few hundred bytes, with routing up to some hundred thousand
 
 // Whether it is a line of ours, for a step after `last`.
 bool is_metrics_line(const json& line, int64_t last) {
   if (!line.is_object() || !line.contains("step") || !line["step"].is_number_unsigned() || !line.contains("loss"))
     return false;
   for (const auto& [key, value] : line.items())
-    if (!value.is_number()) return false;
+    if (!value.is_number() && !(key == "routing" && value.is_object())) return false;
   return line["step"].get<int64_t>() > last;
 }
 

@@ -15,6 +15,7 @@
 #include "engine/printable.h"
 #include "engine/shell.h"
 #include "eval/answers.h"
+#include "eval/inside/routing_summary.h"
 #include "eval/own_tensors.h"
 #include "kernels/devices.h"
 #include "models/checkpoint.h"
@@ -215,6 +216,21 @@ void Run::note_straggler() {
                     " s of its own for a step, others take ", format_number("%.3g s", tally.median_busy)));
 }
 
+// By rank 0, from the weights, and where tokens have weights of their own, from a few of the test sequences.
+void Run::look_at_routing() {
+  if (!has_learned_routing(trainer_.config())) return;
+  trainer_.gather_values();
+  if (o_.job->place.leads()) {
+    try {
+      routing_ = routing_summary(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test).dump();
+    } catch (const Error& error) {
+      if (error.code != Exit::not_finite) throw;
+      progress_.say(str("note: metrics.jsonl has no routing of this step: ", error.what()));
+    }
+  }
+  o_.job->barrier("routing");
+}
+
 void Run::evaluate() {
   o_.job->enter(Stage::evaluate, trainer_.steps_done());
   const int64_t size = data_.test->size(), tested = sequences_tested(o_, size, trainer_.steps_done() == o_.steps);
@@ -224,6 +240,7 @@ void Run::evaluate() {
   const Source& set = o_.eval_rule == "first" ? *data_.test : static_cast<const Source&>(spread);
   const double loss = trainer_.evaluate(set, tested);
   scores_ = {{"test_loss", loss}};
+  look_at_routing();
   std::string text = str("step ", trainer_.steps_done(), ": test loss ", format_number("%.4f", loss));
   if (tested < size) text += " (" + format_count(tested) + " of " + format_count(size) + " sequences)";
   else if (o_.eval_samples < size) text += " (all " + format_count(size) + " sequences)";
@@ -260,6 +277,7 @@ void Run::write_metrics() {
   if (!scores_.empty())
     line["test_sequences"] = sequences_tested(o_, data_.test->size(), trainer_.steps_done() == o_.steps);
   scores_.clear();
+  if (!routing_.empty()) line["routing"] = json::parse(std::exchange(routing_, ""));
   if (const Tally& t = trainer_.tally; times_waiting()) {
     line["waiting_s"] = trainer_.waited;
     line["busy_least_s"] = t.least_busy, line["busy_median_s"] = t.median_busy, line["busy_most_s"] = t.most_busy;

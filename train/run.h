@@ -40,7 +40,8 @@ class Run {
   // The status line, with the step just done.
   void show_progress();
   bool time_to_evaluate() const { return is_due(eval_every_); }
-  // The test loss and, of a task, the answers to its prompts: said, and added to the step's line of metrics.
+  // The test loss and, of a task, the answers to its prompts: said, and added to the step's line of metrics, and so is
+  // what the model's connections across depth do.
   void evaluate();
   // The step's line of metrics.jsonl, and of what else is asked for.
   void write_metrics();
@@ -59,6 +60,7 @@ class Run {
   void draw();
   void conclude() const;
   void note_straggler();
+  void look_at_routing();
   // On a GPU the host waits once a step, for loss and norm.
   bool times_waiting() const { return !o_.job->place.alone() && backend_of(o_.device) != Backend::cuda; }
   bool is_due(int64_t every) const { return trainer_.steps_done() % every == 0 || trainer_.steps_done() == o_.steps; }
@@ -71,6 +73,7 @@ class Run {
   const int64_t eval_every_, save_every_;
   int64_t saved_;                                       // the step of the last checkpoint
   std::vector<std::pair<const char*, double>> scores_;  // of the last step's evaluation, for its line of metrics
+  std::string routing_;                                 // of the same, as JSON; "": none
   Progress progress_;
   std::optional<Metrics> metrics_;  // of rank 0, as what follows
   std::optional<MetricsTable> table_;

@@ -69,8 +69,8 @@ void CurveBuilder::add(const json& line) {
   add_step(step, loss_of(line), tokens, seconds);
   RunCurves& c = curves_;
   if (!std::isnan(test))
-    add_evaluation({&c.test_step, &c.test_loss, &c.test_tokens, &c.test_seconds}, {step, test, tokens, seconds},
-                   test_width_);
+    add_evaluation({&c.test_step, &c.test_loss, &c.test_tokens, &c.test_seconds, &c.test_sequences},
+                   {step, test, tokens, seconds, number(line, "test_sequences")}, test_width_);
   if (!std::isnan(answers))
     add_evaluation({&c.answer_step, &c.answers, &c.steps_valid, &c.hard_answers},
                    {step, answers, number(line, "steps_valid"), number(line, "hard_correct")}, answer_width_);
@@ -149,7 +149,7 @@ MeanCurve mean_of(const std::vector<SteppedCurve>& curves) {
   for (const auto& [step, values] : at) {
     if (values.y.size() != curves.size()) continue;
     const Spread y = spread_of(values.y);
-    out.last = step;
+    out.step.push_back(step);
     out.curve.x.push_back(spread_of(values.x).mean), out.curve.y.push_back(y.mean);
     if (y.n > 1) out.curve.low.push_back(y.mean - y.sd), out.curve.high.push_back(y.mean + y.sd);
   }

@@ -14,6 +14,7 @@ struct RunCurves {
   std::vector<double> tokens, seconds;       // at these, from the start; NaN where a line has none
   std::vector<double> test_step, test_loss;  // of every evaluation
   std::vector<double> test_tokens = {}, test_seconds = {};
+  std::vector<double> test_sequences = {};                // that the test loss is of; NaN where a line does not say
   std::vector<double> answer_step, answers, steps_valid;  // shares of 1; empty where the data is no task
   std::vector<double> hard_answers;  // of those that a known shortcut does not find; NaN where the task has none
   std::vector<double> tail = {};     // where points stand for several steps: the loss of each of the last fiftieth
@@ -50,8 +51,8 @@ struct SteppedCurve {
   std::vector<double> step, x, y;
 };
 struct MeanCurve {
-  Curve curve;      // without a name
-  double last = 0;  // its last step
+  Curve curve;                    // without a name
+  std::vector<double> step = {};  // of each point
 };
 // The mean at the steps at which all have finite numbers; of several, in a band of a sample standard deviation to both
 // sides.

@@ -84,6 +84,45 @@ std::string strongest_of(const std::vector<double>& row) {
 
 namespace {
 
+double mean_of_finite(const std::vector<double>& numbers) { return mean_of_rows({numbers}); }
+
+// Of magnitudes; NaN where there is nothing to read.
+std::vector<double> shares_of(std::vector<double> row) {
+  double sum = 0;
+  for (const double x : row) sum += std::isfinite(x) ? std::abs(x) : 0;
+  for (double& x : row) x = sum > 0 ? std::abs(x) / sum : NAN;
+  return row;
+}
+
+void add_map_facts(const RoutingMap& map, RoutingFound& found) {
+  std::vector<double> entropy, newest, first;
+  for (size_t r = 0; r < map.rows.size(); ++r) {
+    const std::vector<double> shares = shares_of(map.rows[r]);
+    const auto sources = std::ranges::count_if(shares, [](double x) { return std::isfinite(x); });
+    if (sources > 0) entropy.push_back(map_entropy(shares));
+    if (sources > 1) newest.push_back(shares.at(r)), first.push_back(shares[0]);
+  }
+  const std::pair<const char*, double> facts[] = {{"entropy.", mean_of_finite(entropy)},
+                                                  {"newest_share.", mean_of_finite(newest)},
+                                                  {"first_share.", mean_of_finite(first)}};
+  for (const auto& [what, value] : facts)
+    if (const auto there = [&](const auto& fact) { return fact.first == what + map.name; };
+        std::ranges::none_of(found.facts, there))
+      found.facts.emplace_back(what + map.name, value);
+}
+
+}  // namespace
+
+void add_summary(RoutingFound& found) {
+  if (!found.bands.empty())
+    for (const RoutingMap& map : found.bands[0].maps) add_map_facts(map, found);
+  else
+    for (const RoutingCurve& curve : found.curves)
+      if (!curve.reference) found.facts.emplace_back("mean." + curve.name, mean_of_finite(curve.y));
+}
+
+namespace {
+
 // -----------------------------------------------------------------------------------------------------------------
 // Telling.
 
@@ -224,6 +263,7 @@ class Routing : public Analysis {
     const int64_t N = std::ssize(m.windows);
     m.found = kind.look(
         {probe, subject.model.params, config, subject.name, m.windows, [&](int64_t done) { ticker.tell(done, N); }});
+    add_summary(m.found);
     all_.push_back(std::move(m));
   }
   Finding finding(const AnalysisOptions& o) const override;

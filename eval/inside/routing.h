@@ -70,6 +70,7 @@ struct RoutingKind {
   bool reads_data;  // else the weights say it all
   RoutingFound (*look)(const RoutingInput& in);
   const char *measured, *paper;  // captions
+  bool fixed = false;            // training changes nothing of it
 };
 RoutingKind lime_routing();
 RoutingKind lime_static_routing();
@@ -91,6 +92,13 @@ RoutingKind ala_routing();
 
 // Null where an architecture's layers read the one below alone.
 const RoutingKind* find_routing(const std::string& arch);
+
+// Adds to the facts what the maps of the first band say in one number each. Rows are taken as shares of magnitudes:
+//   entropy.MAP        -sum a ln a in nats, the mean over rows
+//   newest_share.MAP   of the diagonal, what a reader's own layer or the one below has made; rows with several sources
+//   first_share.MAP    the same of column 0
+// Without maps, mean.CURVE: of each curve.
+void add_summary(RoutingFound& found);
 
 // The weights W_l (K, (l+1)*K) with which layer l of a lime mixes the heads of all layers so far, whatever its routing.
 std::vector<double> lime_weights(const RoutingInput& in, int l);

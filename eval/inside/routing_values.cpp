@@ -204,23 +204,35 @@ RoutingKind shortcuts_routing() {
 }
 RoutingKind sla_routing() {
   return {
-      "sla", false, look_skips, skips_measured,
+      "sla",
+      false,
+      look_skips,
+      skips_measured,
       "Skip-layer attention (arXiv 2406.11274) is a design; no picture of it is compared with here. As others report, "
       "its best for 12 layers, a small GPT-2, is 9 heads that read 9 layers below. The vertical attention paper "
       "(openreview.net, A6uabXKiXc) lets 1 of 3 heads read 4 layers below in a model of 6 layers, 3 of 6 read 6 "
-      "below in one of 8, and 6 of 12 read 9 below in one of 12, and shows no map of it."};
+      "below in one of 8, and 6 of 12 read 9 below in one of 12, and shows no map of it.",
+      true};
 }
 RoutingKind kv_share_routing() {
-  return {"kv_share", false, look_skips, skips_measured,
+  return {"kv_share",
+          false,
+          look_skips,
+          skips_measured,
           "Cross-layer attention (arXiv 2405.12981) and the shared suffix of Gemma 3n are designs; there is nothing to "
-          "compare a map with."};
+          "compare a map with.",
+          true};
 }
 RoutingKind ala_routing() {
   return {
-      "ala", false, look_skips, skips_measured,
+      "ala",
+      false,
+      look_skips,
+      skips_measured,
       "Adaptive layerwise attention (arXiv 2409.10870) is a design; here in the simple form of the vertical attention "
       "paper (openreview.net, A6uabXKiXc), whose last layer's heads each read another one of every second layer, and "
-      "which shows no map of it."};
+      "which shows no map of it.",
+      true};
 }
 
 }  // namespace crossply

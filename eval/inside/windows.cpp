@@ -21,6 +21,10 @@ std::string WindowLengths::text() const {
              shortest == longest ? "" : str(shortest, " to "), longest, longest == 1 ? " token" : " tokens");
 }
 
+int64_t scored_length(const std::vector<int32_t>& targets) {
+  return targets.rend() - std::find_if(targets.rbegin(), targets.rend(), [](int32_t target) { return target >= 0; });
+}
+
 std::vector<TokenWindow> random_windows(const Source& source, int64_t T, int64_t N, uint64_t seed) {
   const int64_t S = source.seq_len();
   CHECK_THAT(T >= 1 && T <= S, "windows of ", T, " tokens from sequences of ", S);
@@ -33,10 +37,9 @@ std::vector<TokenWindow> random_windows(const Source& source, int64_t T, int64_t
     const int64_t place = random.below(places);
     if (task) source.read(place, tokens.data(), targets.data());
     else source.read_at(place, T, tokens.data(), targets.data());
-    const auto last = std::find_if(targets.rbegin(), targets.rend(), [](int32_t target) { return target >= 0; });
     windows.push_back({{tokens.begin(), tokens.begin() + T},
                        {targets.begin(), targets.begin() + T},
-                       std::min<int64_t>(T, targets.rend() - last),
+                       std::min(T, scored_length(targets)),
                        place});
   }
   return windows;

@@ -24,6 +24,9 @@ struct WindowLengths {
   std::string text() const;  // "128 windows of 256 tokens"
 };
 
+// How many of these tokens count: up to the last one that is scored.
+int64_t scored_length(const std::vector<int32_t>& targets);
+
 // N windows of T tokens, at most a sequence of the source: of files, from any place of the split with the same chance.
 // They depend on the files, what of them is in the split, T and the seed, not on the source's sequences. Of a task, a
 // random sequence, taken from its start and at most up to the end of its answer.
