@@ -1,6 +1,7 @@
 // curves --against: the runs of a figure, compared with one of them.
 #pragma once
 
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -16,7 +17,7 @@ namespace crossply {
 struct CurveRun {
   std::string dir;
   SteppedCurve losses;  // over --x
-  json settings;
+  nlohmann::json settings;
   std::map<std::string, SteppedCurve> over = {};  // over every axis that there is
   std::map<double, double> sequences = {};        // by step, of the test loss
   double last = NAN, width = 1;  // the loss of the last step; steps that a point of `losses` stands for
