@@ -22,9 +22,9 @@ MeasuredLoss measured(const std::vector<double>& y, double each = 1, double sequ
   return loss;
 }
 
-ComparedRun compared(const std::string& name, const std::vector<double>& y, double flops = 1, double sequences = 0,
+RunLosses compared(const std::string& name, const std::vector<double>& y, double flops = 1, double sequences = 0,
                      double last_sequences = -1) {
-  ComparedRun run{name, y.back(), NAN, last_sequences >= 0 ? last_sequences : sequences};
+  RunLosses run{name, y.back(), NAN, last_sequences >= 0 ? last_sequences : sequences};
   for (const char* axis : {"step", "tokens", "flops", "seconds"})
     run.over[axis] = measured(y, axis == std::string("flops") ? flops : 1, sequences, last_sequences);
   return run;
@@ -70,17 +70,17 @@ TEST_CASE("equal loss: means of training losses know nothing of later steps") {
 
 TEST_CASE("equal loss: the report says how much less, which loss, and why a number is missing") {
   // Twice the FLOPs a step, and half of the steps and a little: 1.75 steps, 3.5 of 4 FLOPs.
-  const ComparedRun a = compared("llama", {5, 4, 3, 2});
+  const RunLosses a = compared("llama", {5, 4, 3, 2});
   const std::string fewer = comparison_against(a, {compared("lime", {5, 1}, 2)}, "test loss");
   CHECK(has(fewer, "against llama, test loss 2.0000"));
-  CHECK(has(fewer, "lime  -1.0000     -   43.8 %  87.5 %  43.8 %"));
+  CHECK(has(fewer, "lime     -1.0000   -  43.8 %  87.5 %   43.8 %\n"));
   CHECK(has(fewer, "lime reaches llama's final test loss 2.0000 after 87.5 % of its FLOPs: 12.5 % fewer\n"));
   CHECK(!has(fewer, "note"));
   const std::string more = comparison_against(a, {compared("lime", {5, 1}, 4)}, "test loss");
   CHECK(has(more, "after 175.0 % of its FLOPs: 75.0 % more\n"));
 
   const std::string never = comparison_against(a, {compared("lime", {5, 2.5})}, "test loss");
-  CHECK(has(never, "lime  +0.5000     -        -      -        -"));
+  CHECK(has(never, "lime     +0.5000   -       -      -        -\n"));
   CHECK(has(never, "note: lime never reaches llama's test loss 2.0000: its lowest is 2.5000\n"));
   CHECK(!has(never, "reaches llama's final"));
   const std::string chance = comparison_against(a, {compared("lime", {5, 1, 2.5})}, "test loss");
@@ -90,7 +90,7 @@ TEST_CASE("equal loss: the report says how much less, which loss, and why a numb
   CHECK(has(early, "note: lime is below llama's test loss 2.0000 from its first point on"));
   CHECK(!has(early, " % of its"));
 
-  ComparedRun without = compared("lime", {5, 1});
+  RunLosses without = compared("lime", {5, 1});
   without.over.erase("flops"), without.lacks["flops"] = "x has no \"flops_per_token\"; resume the run";
   const std::string lacking = comparison_against(a, {without}, "test loss");
   CHECK(has(lacking, "note: no FLOPs for lime: x has no \"flops_per_token\"; resume the run\n"));
@@ -98,9 +98,9 @@ TEST_CASE("equal loss: the report says how much less, which loss, and why a numb
 }
 
 TEST_CASE("equal loss: a last evaluation over more sequences is not compared with those before") {
-  const ComparedRun a = compared("llama", {5, 4, 2}, 1, 8, 100);
+  const RunLosses a = compared("llama", {5, 4, 2}, 1, 8, 100);
   const std::string text = comparison_against(a, {compared("lime", {4.5, 3.5, 1}, 1, 8, 100)}, "test loss");
-  CHECK(has(text, "lime  -1.0000"));  // of the ends, both over 100
+  CHECK(has(text, "lime     -1.0000"));  // of the ends, both over 100
   CHECK(has(text, "lime reaches llama's test loss 4.0000 of step 2 after 75.0 % of its tokens: 25.0 % fewer\n"));
   CHECK(has(text,
             "note: llama's last test loss is over other test sequences than those before; equal loss is taken at "

@@ -68,8 +68,8 @@ double steps_averaged(const Against& o, const CurveGroup& reference) {
   return std::max(fewest, std::round(reference.runs[0].losses.step.back() / 50));
 }
 
-ComparedRun compared_run(const Against& o, const CurveGroup& group, double steps) {
-  ComparedRun out{group.name};
+RunLosses compared_run(const Against& o, const CurveGroup& group, double steps) {
+  RunLosses out{group.name};
   double width = 1;
   for (const CurveRun& run : group.runs) width = std::max(width, run.width);
   const auto points = static_cast<size_t>(std::max(1.0, std::round(steps / width)));
@@ -120,9 +120,9 @@ std::string compare_against(const Against& o, const std::vector<CurveGroup>& gro
   refuse_other_losses(o, groups);
   const CurveGroup& first = reference_of(o, groups);
   const double steps = steps_averaged(o, first);
-  const ComparedRun a = compared_run(o, first, steps);
+  const RunLosses a = compared_run(o, first, steps);
   const json place = where_run(first);
-  std::vector<ComparedRun> others;
+  std::vector<RunLosses> others;
   Panel panel{str(o.loss, " loss minus ", first.name, "'s"), "", {}};
   panel.whole = true, panel.smooth = panels[0].smooth;
   for (size_t i = 0; i < groups.size(); ++i) {

@@ -93,7 +93,7 @@ struct Wanted {
   bool last;  // of that run
 };
 
-Wanted wanted_of(const ComparedRun& a) {
+Wanted wanted_of(const RunLosses& a) {
   const MeasuredLoss& loss = a.over.at("step");
   const size_t at = last_comparable(loss);
   return {loss.y[at], loss.sequences[at], loss.step[at], at + 1 == loss.x.size()};
@@ -110,8 +110,8 @@ struct Ratio {
   std::string note = "";
 };
 
-Ratio ratio_of(const ComparedRun& a, const ComparedRun& b, const Wanted& wanted, const Axis& axis) {
-  for (const ComparedRun* run : {&a, &b})
+Ratio ratio_of(const RunLosses& a, const RunLosses& b, const Wanted& wanted, const Axis& axis) {
+  for (const RunLosses* run : {&a, &b})
     if (const auto why = run->lacks.find(axis.key); why != run->lacks.end())
       return {NAN, str("note: no ", axis.name, " for ", run->name, ": ", why->second, "\n")};
   const Reached there = reach(b.over.at(axis.key), wanted.loss, wanted.sequences);
@@ -122,7 +122,7 @@ Ratio ratio_of(const ComparedRun& a, const ComparedRun& b, const Wanted& wanted,
 std::string percent(double share) { return std::isnan(share) ? "-" : format_number("%.1f %%", 100 * share); }
 
 // Why there is no ratio at all, as a line; "" where there is one.
-std::string refusal(const ComparedRun& a, const ComparedRun& b, const Wanted& wanted, const std::string& loss) {
+std::string refusal(const RunLosses& a, const RunLosses& b, const Wanted& wanted, const std::string& loss) {
   const Reached there = reach(b.over.at("step"), wanted.loss, wanted.sequences);
   const std::string goal = str(a.name, "'s ", loss, format_number(" %.4f", wanted.loss));
   if (there.how == Reached::How::there) return "";
@@ -139,7 +139,7 @@ std::string refusal(const ComparedRun& a, const ComparedRun& b, const Wanted& wa
 }
 
 // "lime reaches llama's final test loss 2.3100 after 84.7 % of its FLOPs: 15.3 % fewer"
-std::string sentence(const ComparedRun& a, const ComparedRun& b, const Wanted& wanted, const std::string& loss,
+std::string sentence(const RunLosses& a, const RunLosses& b, const Wanted& wanted, const std::string& loss,
                      double share, const Axis& axis) {
   return str(b.name, " reaches ", a.name, "'s ", wanted.last ? "final " : "", loss, format_number(" %.4f", wanted.loss),
              wanted.last ? "" : str(" of step ", wanted.step), " after ", percent(share), " of its ", axis.name, ": ",
@@ -148,7 +148,7 @@ std::string sentence(const ComparedRun& a, const ComparedRun& b, const Wanted& w
 
 }  // namespace
 
-std::string comparison_against(const ComparedRun& a, const std::vector<ComparedRun>& others, const std::string& loss) {
+std::string comparison_against(const RunLosses& a, const std::vector<RunLosses>& others, const std::string& loss) {
   const Wanted wanted = wanted_of(a);
   std::vector<std::vector<std::string>> rows = {{"run", "difference", "+-", "tokens", "FLOPs", "seconds"}};
   std::string sentences, notes;
@@ -158,7 +158,7 @@ std::string comparison_against(const ComparedRun& a, const std::vector<ComparedR
   const auto once = [&](const std::string& note) {
     if (notes.find(note) == std::string::npos) notes += note;
   };
-  for (const ComparedRun& b : others) {
+  for (const RunLosses& b : others) {
     const bool same = a.sequences == b.sequences;
     const double error = std::hypot(a.error, b.error);
     rows.push_back({b.name, same ? format_number("%+.4f", b.last - a.last) : "-",

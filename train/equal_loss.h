@@ -34,7 +34,7 @@ struct Reached {
 Reached reach(const MeasuredLoss& loss, double wanted, double sequences);
 
 // A run, or the mean of several, for the comparison.
-struct ComparedRun {
+struct RunLosses {
   std::string name;
   double last = 0, error = 0, sequences = 0;      // its last loss, the standard error over seeds (NaN: one seed)
   std::map<std::string, MeasuredLoss> over = {};  // "step", "tokens", "flops", "seconds"
@@ -42,6 +42,6 @@ struct ComparedRun {
 };
 // A table of differences, and of what each run needs to reach the loss of `a`, with a line for each number that is
 // missing. loss: "test loss", or how training losses are averaged.
-std::string comparison_against(const ComparedRun& a, const std::vector<ComparedRun>& others, const std::string& loss);
+std::string comparison_against(const RunLosses& a, const std::vector<RunLosses>& others, const std::string& loss);
 
 }  // namespace crossply
