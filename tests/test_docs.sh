@@ -88,7 +88,7 @@ found doc_commands.sh "$expected" \
   "$(tests/doc_commands.sh "$build" "$work" | grep -oE '^docs/page.md:[0-9]+' | sort -t: -k2n)"
 
 others="analyze compare curves evaluate figures generate gradients prepare score tokenize transplant"
-for program in $(cd "$build" && echo train_*) $others; do "$build/$program" --help || failures=1; done >"$work/help"
+for program in $(cd "$build" && echo train_*) $others; do "$build/$program" --help-all || failures=1; done >"$work/help"
 "$python" tests/docs.py . "$work/help" || failures=$((failures + 1))
 tests/doc_commands.sh "$build" . || failures=$((failures + 1))
 [ $failures = 0 ] && echo "docs: as the programs are"
