@@ -52,6 +52,7 @@ program() {
     flag=${flag//myidea/lime}
     case $last in
       --data | --val-data | --tokenizer) flag=${flag/#prosqa:*/prosqa} && supply "$flag" ;;
+      --sae-labels) echo id,label >"$flag" ;;
     esac
     last=$flag
     [[ $flag = ... || $name$flag = compare--resume ]] || flags+=("$flag")
