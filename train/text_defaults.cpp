@@ -35,8 +35,8 @@ int64_t usual_seq_of(int64_t tokens) {
   return 512;
 }
 
-// Our trials found 0.003 best for 66 thousand to ten million parameters (docs/claims.md); beyond, it falls as in the
-// papers: 0.001 for 130 million. One digit.
+// Our trials found 0.002 to 0.004 best for 66 thousand to 2.4 million parameters (docs/claims.md). From ten million on
+// it falls as in the papers: 0.001 for 130 million. One digit.
 double usual_lr_of(int64_t parameters) {
   const double lr = 3e-3 * std::min(1.0, std::pow(1e7 / static_cast<double>(parameters), 0.4));
   const double digit = std::pow(10.0, std::floor(std::log10(lr)));
