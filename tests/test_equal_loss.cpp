@@ -23,7 +23,7 @@ MeasuredLoss measured(const std::vector<double>& y, double each = 1, double sequ
 }
 
 RunLosses compared(const std::string& name, const std::vector<double>& y, double flops = 1, double sequences = 0,
-                     double last_sequences = -1) {
+                   double last_sequences = -1) {
   RunLosses run{name, y.back(), NAN, last_sequences >= 0 ? last_sequences : sequences};
   for (const char* axis : {"step", "tokens", "flops", "seconds"})
     run.over[axis] = measured(y, axis == std::string("flops") ? flops : 1, sequences, last_sequences);

@@ -65,7 +65,8 @@ std::string value_of(const Shown& flag) {
                                                             {"--router-init", "random"},
                                                             {"--decay", "routers"},
                                                             {"--lambda2", "frozen"},
-                                                            {"--router-bound", "literal"}};
+                                                            {"--router-bound", "literal"},
+                                                            {"--loss", "train"}};
   if (values.contains(flag.name)) return values.at(flag.name);
   if (flag.type.empty()) return "";
   return flag.type.starts_with(" INT") ? "3" : flag.type == " FLOAT" ? "0.5" : flag.type == " BOOL" ? "false" : "x";
@@ -109,7 +110,8 @@ Words against(const std::string& need) {
                                                             {"--sharing", "cla"},
                                                             {"--intermediate-sizes", "[24,24,24,24]"},
                                                             {"--data", "text:none"},
-                                                            {"--top-p", "1"}};
+                                                            {"--top-p", "1"},
+                                                            {"--y", "routing"}};
   const std::string flag = need.substr(0, need.find(' '));
   if (need == "--sharing cla") return {flag, "list"};
   return values.contains(flag) ? Words{flag, values.at(flag)} : Words{};

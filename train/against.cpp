@@ -68,7 +68,7 @@ double steps_averaged(const Against& o, const CurveGroup& reference) {
   return std::max(fewest, std::round(reference.runs[0].losses.step.back() / 50));
 }
 
-RunLosses compared_run(const Against& o, const CurveGroup& group, double steps) {
+RunLosses compared_run(const CurveGroup& group, double steps) {
   RunLosses out{group.name};
   double width = 1;
   for (const CurveRun& run : group.runs) width = std::max(width, run.width);
@@ -120,14 +120,14 @@ std::string compare_against(const Against& o, const std::vector<CurveGroup>& gro
   refuse_other_losses(o, groups);
   const CurveGroup& first = reference_of(o, groups);
   const double steps = steps_averaged(o, first);
-  const RunLosses a = compared_run(o, first, steps);
+  const RunLosses a = compared_run(first, steps);
   const json place = where_run(first);
   std::vector<RunLosses> others;
   Panel panel{str(o.loss, " loss minus ", first.name, "'s"), "", {}};
   panel.whole = true, panel.smooth = panels[0].smooth;
   for (size_t i = 0; i < groups.size(); ++i) {
     if (&groups[i] == &first) continue;
-    others.push_back(compared_run(o, groups[i], steps));
+    others.push_back(compared_run(groups[i], steps));
     if (const json other = where_run(groups[i]); !place.is_null() && !other.is_null() && place != other)
       others.back().lacks.emplace("seconds", str("it ran on another machine than ", first.name));
     Curve difference = difference_of(measured_loss(groups[i], o.x), measured_loss(first, o.x));
@@ -142,7 +142,7 @@ std::string compare_against(const Against& o, const std::vector<CurveGroup>& gro
     panels.push_back(panel);
   }
   const std::string average = o.loss == "test" ? (steps > 1 ? str(" (mean over ", steps, " evaluations)") : "")
-                                               : str(" (mean over ", steps, " steps)");
+                                               : str(" (mean over ", steps, steps == 1 ? " step)" : " steps)");
   return comparison_against(a, others, o.loss + (o.loss == "train" ? "ing" : "") + " loss" + average);
 }
 
