@@ -6,6 +6,8 @@
 
 #include <string>
 
+extern char** environ;  // of POSIX, but in no header of macOS
+
 namespace crossply {
 
 timespec modified_time(const struct stat& status);
