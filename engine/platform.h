@@ -6,7 +6,7 @@
 
 #include <string>
 
-extern char** environ;  // of POSIX, but in no header of macOS
+extern "C" char** environ;  // of POSIX, but in no header of macOS
 
 namespace crossply {
 

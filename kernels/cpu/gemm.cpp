@@ -21,7 +21,7 @@ constexpr int64_t registers = 16, register_lanes = 8, lanes = 8;
 #endif
 constexpr int64_t tile_cols = 2 * lanes, parts = tile_cols / register_lanes;
 constexpr int64_t tile_rows = (registers - 1 - parts) / parts;  // 14 with AVX-512, else 6
-constexpr int64_t l2_floats = 524288;        // of 2 MiB
+constexpr int64_t l2_floats = 524288;                           // of 2 MiB
 constexpr int64_t k_block = 256;             // a tile of a (tile_rows, k_block) stays in the L1 cache,
 constexpr int64_t n_block = 1024;            // a packed block of b (k_block, n_block) in L2,
 constexpr int64_t m_block = 24 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
@@ -82,8 +82,7 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
   auto step = [&](int64_t d) __attribute__((always_inline)) {
     Part row[parts];
 #pragma GCC unroll 4
-    for (int p = 0; p < parts; ++p)
-      load(row[p], b + p * register_lanes / lanes * b_half + p * register_lanes % lanes);
+    for (int p = 0; p < parts; ++p) load(row[p], b + p * register_lanes / lanes * b_half + p * register_lanes % lanes);
 #pragma GCC unroll 14
     for (int i = 0; i < R; ++i) {
       const float x = k_inner ? rows[i / 3][i % 3 * stride + d] : a[i];
