@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/file.h"
+#include "engine/platform.h"
 #include "engine/printable.h"
 
 namespace crossply {

@@ -10,6 +10,7 @@
 #include "cli/stop.h"
 #include "data/digest.h"
 #include "data/paths.h"
+#include "engine/platform.h"
 #include "engine/printable.h"
 #include "engine/rng.h"
 
@@ -30,12 +31,8 @@ SourceFile source_of(const std::string& path) {
   const std::string absolute = fs::absolute(path, ignored).lexically_normal().string();
   if (!S_ISREG(status.st_mode)) return {absolute};
   const auto nanoseconds = [](const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
-  return {absolute,
-          static_cast<uint64_t>(status.st_size),
-          nanoseconds(status.st_mtim),
-          true,
-          status.st_ino,
-          nanoseconds(status.st_ctim)};
+  return {absolute,      static_cast<uint64_t>(status.st_size), nanoseconds(modified_time(status)), true,
+          status.st_ino, nanoseconds(changed_time(status))};
 }
 
 }  // namespace

@@ -4,9 +4,6 @@
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#ifdef __linux__
-#include <sys/prctl.h>
-#endif
 
 #include <cerrno>
 #include <csignal>
@@ -14,6 +11,7 @@
 #include <sstream>
 
 #include "cli/stop.h"
+#include "engine/platform.h"
 #include "engine/python_files.h"
 
 namespace crossply {
@@ -21,9 +19,7 @@ namespace {
 
 // In the child: becomes the program.
 [[noreturn]] void run_script(char* const* argv, ScriptEnd end, int pipe, int report, pid_t parent) {
-#ifdef __linux__
-  if (end == ScriptEnd::input) ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-#endif
+  if (end == ScriptEnd::input) die_with_parent();
   if (::getppid() != parent) ::_exit(127);  // it ended before
   const int standard = end == ScriptEnd::input ? STDIN_FILENO : STDOUT_FILENO;
   if (pipe == standard) ::fcntl(pipe, F_SETFD, 0);
@@ -55,12 +51,7 @@ std::string python_program() {
 
 void make_pipe(Descriptor& read, Descriptor& write) {
   int ends[2];
-#ifdef __linux__
-  if (::pipe2(ends, O_CLOEXEC) != 0) fail_io("make", "a pipe", errno);
-#else
-  if (::pipe(ends) != 0) fail_io("make", "a pipe", errno);
-  for (const int end : ends) ::fcntl(end, F_SETFD, FD_CLOEXEC);
-#endif
+  if (!open_pipe(ends)) fail_io("make", "a pipe", errno);
   read = Descriptor(ends[0]), write = Descriptor(ends[1]);
 }
 

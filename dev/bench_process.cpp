@@ -15,6 +15,7 @@
 
 #include "dev/bench.h"
 #include "engine/check.h"
+#include "engine/platform.h"
 
 extern char** environ;
 
@@ -55,8 +56,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 }  // namespace
 
 std::string script_path(const std::string& script) {
-  std::error_code no_program;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", no_program);
+  const std::filesystem::path program = own_program();
   return (program.parent_path() / BENCH_SCRIPTS / script).string();
 }
 

@@ -13,6 +13,7 @@
 #include <system_error>
 
 #include "engine/leftovers.h"
+#include "engine/platform.h"
 
 namespace crossply {
 namespace {
@@ -90,8 +91,9 @@ InputFile::InputFile(const std::string& path) : path_(path) {
   struct stat status;
   if (::fstat(fd_.get(), &status) != 0) fail_io("inspect", path, errno);
   if (!S_ISREG(status.st_mode)) fail(Exit::bad_data, path, ": is not a regular file");
-  identity_ = {status.st_dev, status.st_ino, static_cast<uint64_t>(status.st_size), status.st_mtim.tv_sec,
-               status.st_mtim.tv_nsec};
+  const timespec modified = modified_time(status);
+  identity_ = {static_cast<uint64_t>(status.st_dev), status.st_ino, static_cast<uint64_t>(status.st_size),
+               modified.tv_sec, modified.tv_nsec};
 }
 
 void InputFile::read(uint64_t offset, void* out, uint64_t bytes) const {

@@ -68,7 +68,7 @@ std::vector<int64_t> Decoder::read(const std::vector<std::vector<int32_t>>& prom
              step_.position);
   std::vector<int64_t> counts;
   for (const auto& prompt : prompts) {
-    const int64_t count = std::min(std::ssize(prompt), max_length_) - 1;
+    const int64_t count = std::min<int64_t>(std::ssize(prompt), max_length_) - 1;
     const bool pays = count >= std::max(least_chunk, rows_ / rows_of_a_token);
     if (pays) read_row(std::ssize(counts), prompt.data(), count);
     counts.push_back(pays ? count : 0);

@@ -280,7 +280,7 @@ Exit run(const Options& o) {
                  o.prompt ? "the prompt" : (format_count(cut) + " of the prompts").c_str(),
                  format_count(o.keep_last).c_str());
   int64_t used = 0;
-  for (const Prompt& prompt : prompts) used = std::max(used, std::ssize(prompt.tokens));
+  for (const Prompt& prompt : prompts) used = std::max<int64_t>(used, std::ssize(prompt.tokens));
   const int64_t longest = config.max_position_embeddings, trained = trained_length(model.dir);
   const int64_t length = std::min(used + std::min(o.max_new, longest), longest);
   if (trained > 0 && length > trained)
@@ -288,7 +288,7 @@ Exit run(const Options& o) {
                  format_count(trained).c_str());
   const Dtype real = o.dtype == "bf16" ? Dtype::bf16 : Dtype::f32;
   if (real == Dtype::bf16) model.params.allocate_narrow(), refresh_narrow(model.params);
-  const int64_t rows = std::min(o.batch, std::ssize(prompts) * o.samples);
+  const int64_t rows = std::min<int64_t>(o.batch, std::ssize(prompts) * o.samples);
   Generator generator{o,       tokenizer,
                       prompts, ending_tokens(model, tokenizer),
                       longest, {*model.device, model.params, config, rows, length, real}};

@@ -14,6 +14,7 @@
 
 #include "engine/json.h"
 #include "engine/leftovers.h"
+#include "engine/platform.h"
 #include "engine/printable.h"
 #include "engine/sha256.h"
 #include "models/modelling_file.h"
@@ -297,8 +298,7 @@ void CheckpointWriter::publish() {
   const std::string aside = final_ + old_suffix;
   if (::rename(fresh.c_str(), final_.c_str()) == 0) return sync_directory(parent_of(final_));
   if (errno != ENOTEMPTY && errno != EEXIST) fail_io("rename " + fresh + " to", final_, errno);
-  if (is_only_a_checkpoint(final_) &&
-      ::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) == 0) {
+  if (is_only_a_checkpoint(final_) && exchange_paths(fresh, final_)) {
     sync_directory(parent_of(final_));
     return remove_tree(fresh);
   }

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "engine/platform.h"
+
 namespace crossply {
 
 #ifdef CROSSPLY_MPI
@@ -13,12 +15,7 @@ std::string mpi_library() { return CROSSPLY_MPI; }
 
 // The module stays open, for the Comm's code is in it; its names are for all, for Open MPI's plugins need MPI's.
 std::unique_ptr<Comm> make_mpi_comm(const Place& place) {
-#ifdef __APPLE__
-  std::string file = "@executable_path/comm_mpi.so";
-#else
-  std::error_code none;
-  std::string file = std::filesystem::read_symlink("/proc/self/exe", none).parent_path() / "comm_mpi.so";
-#endif
+  std::string file = std::filesystem::path(own_program()).parent_path() / "comm_mpi.so";
   if (const char* named = std::getenv("CROSSPLY_MPI_MODULE")) file = named;
   void* module = dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
   void* make = module == nullptr ? nullptr : dlsym(module, "crossply_mpi_comm");

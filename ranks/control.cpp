@@ -10,6 +10,7 @@
 #include <future>
 
 #include "engine/json.h"
+#include "engine/platform.h"
 #include "engine/printable.h"
 
 namespace crossply {
@@ -256,7 +257,7 @@ void Control::watch() {
     for (size_t i = 0; i < sockets.size(); ++i) {
       if (sockets[i].revents == 0) continue;
       if (i < peers.size()) serve(*peers[i]);
-      else if (Descriptor guest(::accept4(sockets[i].fd, nullptr, nullptr, SOCK_CLOEXEC)); guest.get() >= 0)
+      else if (Descriptor guest(accept_connection(sockets[i].fd)); guest.get() >= 0)
         guests_.push_back({-1, Link(std::move(guest)), time, {}});
     }
     guests_.remove_if([&](const Peer& guest) { return is_closed(guest) || time > guest.heard + hello_seconds; });

@@ -9,6 +9,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "engine/platform.h"
+
 namespace crossply {
 
 double seconds_now() {
@@ -18,6 +20,7 @@ double seconds_now() {
 Link::Link(Descriptor socket) : socket_(std::move(socket)) {
   const int on = 1;  // a record leaves at once
   ::setsockopt(fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  refuse_sigpipe(fd());
 }
 
 void Link::post(const Record& record, const std::string& text) {
@@ -36,7 +39,7 @@ void Link::post(const Record& record, const std::string& text) {
 // An error is left to receive(), which meets it, too.
 void Link::send_some() {
   while (!out_.empty()) {
-    const auto send = [&] { return ::send(fd(), out_.data(), out_.size(), MSG_DONTWAIT | MSG_NOSIGNAL); };
+    const auto send = [&] { return ::send(fd(), out_.data(), out_.size(), MSG_DONTWAIT | send_without_signal); };
     const ssize_t sent = uninterrupted(send);
     if (sent <= 0) return;
     out_.erase(0, static_cast<size_t>(sent));
@@ -83,7 +86,7 @@ std::vector<Address> resolve(const std::string& host, const std::string& port) {
 Link connect_to(const std::string& endpoint, int seconds) {
   const size_t space = endpoint.find(' ');
   for (Address& address : resolve(endpoint.substr(0, space), endpoint.substr(space + 1))) {
-    Descriptor socket(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    Descriptor socket(open_socket(address.bytes.ss_family));
     const timeval limit{seconds, 0};
     ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  // of connect(), too
     if (::connect(socket.get(), address.get(), address.length) == 0) return Link(std::move(socket));

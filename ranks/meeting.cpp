@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "engine/numbers.h"
+#include "engine/platform.h"
 #include "engine/rng.h"
 #include "ranks/link.h"
 
@@ -66,7 +67,8 @@ std::vector<std::string> hosts_of_leader(const Place& place, const std::string& 
 }
 
 Descriptor listen_at(Address& address) {
-  Descriptor socket(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  Descriptor socket(open_socket(address.bytes.ss_family));
+  never_block(socket.get());
   const int on = 1;
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(socket.get(), address.get(), address.length) != 0 || ::listen(socket.get(), SOMAXCONN) != 0 ||

@@ -4,7 +4,6 @@
 #include <omp.h>
 #include <poll.h>
 #include <spawn.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,6 +23,7 @@
 #include "engine/byte_names.h"
 #include "engine/json.h"
 #include "engine/memory.h"
+#include "engine/platform.h"
 #include "kernels/devices.h"
 #include "train/environment.h"
 #include "train/run.h"
@@ -85,7 +85,7 @@ std::string label_of(const Comparison& comparison, const ComparedRun& run, int64
 struct Pipe {
   Pipe() {
     int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) fail_io("create", "a pipe", errno);
+    if (!open_pipe(ends)) fail_io("create", "a pipe", errno);
     read = Descriptor(ends[0]), write = Descriptor(ends[1]);
   }
   Descriptor read, write;
@@ -140,7 +140,7 @@ RunProcess::RunProcess(const Comparison& comparison, size_t place, const std::st
   posix_spawn_file_actions_adddup2(&actions, reply_.write.get(), reply_descriptor);
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);  // a Ctrl-C is for the parent, which passes it on
-  const int error = ::posix_spawn(&pid_, "/proc/self/exe", &actions, &attributes, arguments, environ);
+  const int error = ::posix_spawn(&pid_, own_program().c_str(), &actions, &attributes, arguments, environ);
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) fail_io("start", "a process for " + run_name(comparison, comparison.runs[place]), error);
@@ -402,7 +402,7 @@ void train_side_by_side(Comparison& comparison, int64_t jobs, const std::functio
 static ComparedRun read_request(const std::string& request) {
   try {
     const json task = try_parse_json(request);
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // as one process: what kills the comparison kills its runs
+    die_with_parent();  // as one process: what kills the comparison kills its runs
     if (task.at("parent") != ::getppid()) fail(Exit::usage, "the comparison has ended");
     ComparedRun run{parse_arch_list(task.at("name").get<std::string>())[0], {}, {}};
     take_settings(task.at("settings"), "--one-run", run.options);

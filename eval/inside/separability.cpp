@@ -107,7 +107,7 @@ double LinearProbe::accuracy(const float* rows, const std::vector<int>& labels,
   double sum = 0;
   int64_t batches = 0;
   for (size_t begin = 0; begin < test.size(); begin += batch, ++batches) {
-    const size_t end = std::min(test.size(), begin + batch);
+    const size_t end = std::min<size_t>(test.size(), begin + batch);
     int64_t right = 0;
     for (size_t k = begin; k < end; ++k)
       right += probabilities_of(*this, rows + test[k] * C, p) == labels[static_cast<size_t>(test[k])];

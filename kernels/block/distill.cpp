@@ -63,7 +63,7 @@ void distill_forward_cpu(float* losses, float* ce, S* dinp, const Grad& dweight,
   const std::vector<int64_t>& scored = scored_rows(losses, dinp, targets, rows, C);
   for (int64_t n = 0; n < rows; ++n)
     if (targets[n] < 0) ce[n] = 0;
-  const int64_t most = std::min(std::ssize(scored), chunk_rows<S>(V));
+  const int64_t most = std::min<int64_t>(std::ssize(scored), chunk_rows<S>(V));
   S* u = head_scratch<S>(most * (V + width), 7);  // the teacher's logits, which products leave alone
   S* gathered = u + most * V;
   for_logits(scored, dinp, dweight, inp, weight, V, C, stream, [&](const int64_t* row, int64_t count, S* z) {

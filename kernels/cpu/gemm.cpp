@@ -11,15 +11,17 @@
 namespace crossply {
 namespace {
 
-// A tile of c stays in registers while k runs: tile_rows x 2 vectors, which leaves room for two vectors of b and one of
-// a in 32 (AVX-512) or 16 registers.
-#ifdef __AVX512F__
-constexpr int64_t lanes = 16, tile_rows = 14;
+// A tile of c, tile_rows x tile_cols, stays in registers while k runs, beside a row of b and one element of a.
+#if defined(__AVX512F__)
+constexpr int64_t registers = 32, register_lanes = 16, lanes = 16;
+#elif defined(__ARM_NEON)
+constexpr int64_t registers = 32, register_lanes = 4, lanes = 8;
 #else
-constexpr int64_t lanes = 8, tile_rows = 6;
+constexpr int64_t registers = 16, register_lanes = 8, lanes = 8;
 #endif
-constexpr int64_t tile_cols = 2 * lanes;
-constexpr int64_t l2_floats = 524288;        // of 2 MiB
+constexpr int64_t tile_cols = 2 * lanes, parts = tile_cols / register_lanes;
+constexpr int64_t tile_rows = (registers - 1 - parts) / parts;  // 14 with AVX-512, else 6
+constexpr int64_t l2_floats = 524288;                           // of 2 MiB
 constexpr int64_t k_block = 256;             // a tile of a (tile_rows, k_block) stays in the L1 cache,
 constexpr int64_t n_block = 1024;            // a packed block of b (k_block, n_block) in L2,
 constexpr int64_t m_block = 24 * tile_rows;  // and a packed block of a (m_block, k_block) beside it
@@ -27,6 +29,8 @@ constexpr int64_t few_columns = lanes;       // of which half a tile would be em
 constexpr int64_t few = 384;                 // rows or columns whose blocks leave room for the next ones in L2
 
 using Vec = float __attribute__((vector_size(lanes * sizeof(float))));
+// Not Vec: g++ keeps a vector that is wider than a register in memory.
+using Part = float __attribute__((vector_size(register_lanes * sizeof(float))));
 
 // -----------------------------------------------------------------------------------------------------------------
 // Transposing in registers.
@@ -70,18 +74,20 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
     rows[g] = a + 3 * g * stride;
     opaque(rows[g]);
   }
-  Vec sum[R][2];
+  Part sum[R][parts];
 #pragma GCC unroll 14
-  for (int i = 0; i < R; ++i) sum[i][0] = sum[i][1] = Vec{};
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 4
+    for (Part& part : sum[i]) part = Part{};
   auto step = [&](int64_t d) __attribute__((always_inline)) {
-    Vec b0, b1;
-    load(b0, b);
-    load(b1, b + b_half);
+    Part row[parts];
+#pragma GCC unroll 4
+    for (int p = 0; p < parts; ++p) load(row[p], b + p * register_lanes / lanes * b_half + p * register_lanes % lanes);
 #pragma GCC unroll 14
     for (int i = 0; i < R; ++i) {
       const float x = k_inner ? rows[i / 3][i % 3 * stride + d] : a[i];
-      sum[i][0] += x * b0;
-      sum[i][1] += x * b1;
+#pragma GCC unroll 4
+      for (int p = 0; p < parts; ++p) sum[i][p] += x * row[p];
     }
     b += ldb;
     if (!k_inner) a += stride;
@@ -98,11 +104,11 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
   if (n == tile_cols) {
 #pragma GCC unroll 14
     for (int i = 0; i < R; ++i) {
-      for (int h = 0; h < 2; ++h) {
-        float* to = c + h * lanes;
-        Vec old{};
+      for (int p = 0; p < parts; ++p) {
+        float* to = c + p * register_lanes;
+        Part old{};
         if (add) load(old, to);
-        store(to, old + sum[i][h]);
+        store(to, old + sum[i][p]);
       }
       c += ldc;
       opaque(c);

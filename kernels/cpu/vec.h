@@ -27,7 +27,11 @@ using Register = Vec16;  // as wide as the registers
 struct Vec16 {
   Vec8 low, high;
 };
+#ifdef __ARM_NEON
+using Register = Vec4;
+#else
 using Register = Vec8;
+#endif
 
 #define LANE_BY_LANE(op)                                                                                         \
   [[gnu::always_inline]] inline Vec16 operator op(const Vec16& a, const Vec16& b) {                              \

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "engine/check.h"
+#include "engine/platform.h"
 
 namespace fs = std::filesystem;
 
@@ -42,10 +43,9 @@ void add_python(std::vector<std::string>& folders, const fs::path& bin) {
 }  // namespace
 
 std::vector<std::string> cuda_library_folders() {
-  std::error_code no_program;
-  const fs::path program = fs::read_symlink("/proc/self/exe", no_program);
+  const fs::path program = own_program();
   std::vector<std::string> folders;
-  if (!no_program) folders.push_back((program.parent_path().parent_path() / "lib").string());
+  if (!program.empty()) folders.push_back((program.parent_path().parent_path() / "lib").string());
   for (const std::string& cuda : {variable("CUDA_HOME"), std::string("/usr/local/cuda")})
     if (!cuda.empty()) folders.insert(folders.end(), {cuda + "/lib64", cuda + "/lib"});
   std::istringstream path(variable("PATH"));

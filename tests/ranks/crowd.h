@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <string>
 #include <thread>
 
+#include "engine/platform.h"
 #include "ranks/job.h"
 #include "tests/temp_dir.h"
 
@@ -42,7 +42,7 @@ class Crowd {
       pids_[name] = child;
       return;
     }
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    die_with_parent();
     ::alarm(60);
     const int err = ::open(error_file(name).c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
     ::dup2(err, STDERR_FILENO);

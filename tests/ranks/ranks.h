@@ -4,9 +4,6 @@
 #include <omp.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#ifdef __linux__
-#include <sys/prctl.h>
-#endif
 
 #include <csignal>
 #include <cstdio>
@@ -15,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/platform.h"
 #include "ranks/comm.h"
 
 namespace crossply::test {
@@ -41,9 +39,7 @@ inline std::vector<std::string> run_ranks(int size, const std::function<void(con
       ranks.push_back({process, ends[0]});
       continue;
     }
-#ifdef __linux__
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-#endif
+    die_with_parent();
     for (const int signal : {SIGSEGV, SIGABRT}) std::signal(signal, SIG_DFL);  // without the test runner's report
     alarm(60);
     omp_set_num_threads(1);  // the threads of a team that the parent has are not here
