@@ -5,7 +5,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "engine/file.h"
 #include "engine/platform.h"
 #include "engine/printable.h"
+#include "engine/python_program.h"
 
 namespace crossply {
 namespace {
@@ -45,10 +45,11 @@ bool runs(std::vector<std::string> words) {
 // Twice as many pixels as a figure has, for sharp text.
 bool convert(const std::string& kind, const std::string& from, const std::string& to) {
   if (runs({"rsvg-convert", "--format", kind, "--zoom", kind == "png" ? "2" : "1", "--output", to, from})) return true;
-  const char* python = std::getenv("PYTHON");
-  const std::string code = "import sys, cairosvg\ncairosvg.svg2" + kind +
-                           "(url=sys.argv[1], write_to=sys.argv[2], scale=" + (kind == "png" ? "2" : "1") + ")";
-  return runs({python != nullptr && *python != '\0' ? python : "python3", "-c", code, from, to});
+  clean_python_path();
+  const std::string code = "import sys\nsys.path[:] = [place for place in sys.path if place != '']\nimport cairosvg\n" +
+                           str("cairosvg.svg2", kind, "(url=sys.argv[1], write_to=sys.argv[2], scale=") +
+                           (kind == "png" ? "2)" : "1)");
+  return runs({python_program(), "-c", code, from, to});
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ class EncodedTask : public Source, public Task {
     for (int64_t i = 0; i < words_->size(); ++i) add(i);
     for (int32_t word = 0; word < words_->vocab_size(); ++word) {
       const uint8_t one[] = {static_cast<uint8_t>(word)};
-      most_of_word_ = std::max(most_of_word_, std::ssize(tokenizer_.encode(" " + words_->text_of(one))));
+      max_tokens_of_word_ = std::max(max_tokens_of_word_, std::ssize(tokenizer_.encode(" " + words_->text_of(one))));
     }
   }
 
@@ -41,7 +41,7 @@ class EncodedTask : public Source, public Task {
     return {tokens.begin(), tokens.end()};
   }
   int32_t eos() const override { return eos_; }
-  int64_t max_new_tokens() const override { return words_->max_new_tokens() * most_of_word_; }
+  int64_t max_new_tokens() const override { return words_->max_new_tokens() * max_tokens_of_word_; }
   bool is_hard(int64_t index) const override { return words_->is_hard(index); }
   Verdict judge(int64_t index, const std::vector<int32_t>& generated) const override {
     const Answer answer = cut_at_eos(generated, eos_);
@@ -80,7 +80,7 @@ class EncodedTask : public Source, public Task {
   int32_t eos_;
   SampleStore<int32_t> samples_;
   int64_t T_ = 0;
-  ptrdiff_t most_of_word_ = 1;  // tokens of a word of the task
+  ptrdiff_t max_tokens_of_word_ = 1;  // tokens of a word of the task
 };
 
 }  // namespace

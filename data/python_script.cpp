@@ -7,12 +7,11 @@
 
 #include <cerrno>
 #include <csignal>
-#include <cstdlib>
-#include <sstream>
 
 #include "cli/stop.h"
 #include "engine/platform.h"
 #include "engine/python_files.h"
+#include "engine/python_program.h"
 
 namespace crossply {
 namespace {
@@ -30,24 +29,7 @@ namespace {
   ::_exit(127);
 }
 
-// An empty part of PYTHONPATH ("/x:") means the current directory, and Python takes modules from there before it reads
-// the script: a re.py of somebody's data is not what is meant.
-void clean_python_path() {
-  const char* given = std::getenv("PYTHONPATH");
-  if (given == nullptr) return;
-  std::istringstream parts(given);
-  std::string kept;
-  for (std::string part; std::getline(parts, part, ':');)
-    if (!part.empty()) kept += (kept.empty() ? "" : ":") + part;
-  if (kept != given) ::setenv("PYTHONPATH", kept.c_str(), 1);
-}
-
 }  // namespace
-
-std::string python_program() {
-  const char* named = std::getenv("PYTHON");
-  return named != nullptr && *named != '\0' ? named : "python3";
-}
 
 void make_pipe(Descriptor& read, Descriptor& write) {
   int ends[2];

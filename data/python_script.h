@@ -13,9 +13,6 @@ namespace crossply {
 // The exit code of scripts that miss a package.
 constexpr int no_package = 3;
 
-// The Python that runs them: what the variable PYTHON names, or python3.
-std::string python_program();
-
 // Both ends close on exec.
 void make_pipe(Descriptor& read, Descriptor& write);
 

@@ -16,6 +16,7 @@
 #include "data/encoding_progress.h"
 #include "data/python_script.h"
 #include "engine/file.h"
+#include "engine/python_program.h"
 #include "engine/rng.h"
 
 namespace crossply {

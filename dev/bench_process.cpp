@@ -16,8 +16,7 @@
 #include "dev/bench.h"
 #include "engine/check.h"
 #include "engine/platform.h"
-
-extern char** environ;
+#include "engine/python_program.h"
 
 namespace crossply {
 namespace {
@@ -126,8 +125,7 @@ void end_with_input(double seconds) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 Torch::Torch(const BenchFlags& flags) {
-  const char* named = std::getenv("PYTHON");
-  python_ = named != nullptr && *named != '\0' ? named : "python3";
+  python_ = python_program();
   if (flags.no_torch) return;
   // Python would look for torch in the current directory first, and where PYTHONPATH has an empty part ("/x:").
   const std::string code =

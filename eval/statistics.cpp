@@ -35,6 +35,13 @@ double student_t95(int64_t v) {
   return high;
 }
 
+double mean_of_finite(std::span<const double> values) {
+  double sum = 0, count = 0;
+  for (const double x : values)
+    if (std::isfinite(x)) sum += x, count += 1;
+  return count > 0 ? sum / count : NAN;
+}
+
 Spread spread_of(const std::vector<double>& values) {
   Spread out;
   out.n = static_cast<int64_t>(values.size());

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace crossply {
@@ -16,6 +17,9 @@ struct Spread {
   bool differs_from_zero() const;
 };
 Spread spread_of(const std::vector<double>& values);
+
+// Of those that are finite; NaN of none.
+double mean_of_finite(std::span<const double> values);
 
 // t for which |T| <= t in 95 of 100 cases, of Student's distribution.
 double student_t95(int64_t degrees_of_freedom);

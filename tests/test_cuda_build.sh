@@ -115,8 +115,9 @@ int main() try {
   std::printf("%s\n", error.what());
 }
 EOF
-  "${CXX:-g++}" "${flags[@]}" "$build/nccl_id.cpp" ranks/comm_nccl.cpp kernels/cuda/library.cpp -o "$build/nccl_id" \
-    "$build/CMakeFiles/cuda_kernels.dir/kernels/cuda/cuda.cu.o" "$(ls "$cuda"/lib*/libcudart_static.a | head -1)" \
+  "${CXX:-g++}" "${flags[@]}" "$build/nccl_id.cpp" ranks/comm_nccl.cpp kernels/cuda/library.cpp engine/platform.cpp \
+    "$build/CMakeFiles/cuda_kernels.dir/kernels/cuda/cuda.cu.o" -o "$build/nccl_id" \
+    "$(ls "$cuda"/lib*/libcudart_static.a | head -1)" \
     -ldl -lrt -lpthread
   said=$("$build/nccl_id")
   case $said in

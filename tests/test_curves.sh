@@ -240,6 +240,16 @@ chmod +x tools/rsvg-convert
 PATH=$PWD/tools:$PATH expect 0 'picture: fig.pdf' a1 --out fig.pdf
 grep -q '%PDF' fig.pdf && [ "$(echo fig.pdf*)" = fig.pdf ] || fail "no PDF, or more than that"
 PATH=$PWD/tools:$PATH expect 0 'picture: fig.pdf' a1 --out fig.pdf
+# Python takes cairosvg from where it is installed, not from where somebody has a file of that name.
+if python=$("${PYTHON:-python3}" -c 'import sys; print(sys.executable)' 2>/dev/null); then
+  mkdir installed
+  printf 'def svg2pdf(url, write_to, scale):\n  open(write_to, "w").write("%%PDF-")\n' >installed/cairosvg.py
+  echo 'raise SystemExit(1)' >cairosvg.py
+  for path in "$PWD/installed" "$PWD/installed:"; do
+    PATH=$PWD/none PYTHON=$python PYTHONPATH=$path "$curves" a1 --out fig.pdf >output 2>&1 || fail "a cairosvg.py here is imported"
+  done
+  rm cairosvg.py
+fi
 
 [ $failures = 0 ] && echo "curves: all as documented" || echo "curves: $failures failures"
 [ $failures = 0 ]

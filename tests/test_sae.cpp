@@ -35,6 +35,18 @@ void make_model(const TempDir& scratch, const std::string& arch, const std::stri
                 Exit::done, "");
 }
 
+// analyze --what sae of these models, on windows of a whole text.
+std::vector<std::string> sae_words(const std::vector<std::string>& models, const std::string& data,
+                                   const std::string& out) {
+  std::vector<std::string> words = {"analyze", "--model"};
+  words.insert(words.end(), models.begin(), models.end());
+  for (const std::string word :
+       {"--data", data.c_str(), "--what", "sae", "--sequences", "40", "--length", "24", "--sae-tokens", "150000",
+        "--active", "4", "--most-density", "0.3", "--split", "all", "--out", out.c_str()})
+    words.push_back(word);
+  return words;
+}
+
 }  // namespace
 
 TEST_CASE("sae: two models beside each other, what is told and written, twice the same") {
@@ -42,28 +54,7 @@ TEST_CASE("sae: two models beside each other, what is told and written, twice th
   write_text(scratch.file("text"), some_text());
   const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
   for (const char* arch : {"llama", "satformer"}) make_model(scratch, arch, data);
-  const std::vector<std::string> words = {"analyze",
-                                          "--model",
-                                          scratch.file("llama"),
-                                          scratch.file("satformer"),
-                                          "--data",
-                                          data,
-                                          "--what",
-                                          "sae",
-                                          "--sequences",
-                                          "40",
-                                          "--length",
-                                          "24",
-                                          "--sae-tokens",
-                                          "150000",
-                                          "--active",
-                                          "4",
-                                          "--most-density",
-                                          "0.3",
-                                          "--split",
-                                          "all",
-                                          "--out",
-                                          out};
+  const std::vector<std::string> words = sae_words({scratch.file("llama"), scratch.file("satformer")}, data, out);
   const Outcome got = run_program_inside(scratch, words);
   check_outcome(got, Exit::done, "values of layer 0: 16 numbers, 256 features, 4 active");
   for (const char* part : {"Structural Punctuation", "of density above 30.00 %", "best features",
@@ -151,27 +142,7 @@ TEST_CASE("sae: vectors that do not fit are computed again, and labels of tokens
   for (int id = 0; id < 200; ++id) csv += str(id, ",\"a, b\",Multilingual Unicode\n");
   write_text(labels, csv);
   const auto analyze = [&](const std::string& out, std::vector<std::string> more) {
-    std::vector<std::string> words = {"analyze",
-                                      "--model",
-                                      scratch.file("satformer"),
-                                      "--data",
-                                      data,
-                                      "--what",
-                                      "sae",
-                                      "--sequences",
-                                      "40",
-                                      "--length",
-                                      "24",
-                                      "--split",
-                                      "all",
-                                      "--out",
-                                      scratch.file(out),
-                                      "--sae-tokens",
-                                      "150000",
-                                      "--active",
-                                      "4",
-                                      "--most-density",
-                                      "0.3"};
+    std::vector<std::string> words = sae_words({scratch.file("satformer")}, data, scratch.file(out));
     words.insert(words.end(), more.begin(), more.end());
     return run_program_inside(scratch, words);
   };

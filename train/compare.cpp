@@ -34,11 +34,7 @@ void print_time(const Comparison& comparison, const std::vector<Arm>& arms, size
     const Dataset data = open_inputs(o);
     seconds += seconds_of_run(o, data) * static_cast<double>(each);
   }
-  std::printf("time: %s\n", std::isnan(seconds)
-                                ? "not measured, a run needs more memory than is free"
-                                : (format_seconds(seconds) + " for the steps of all runs, by three of "
-                                                             "each architecture; evaluations come on top")
-                                      .c_str());
+  print_seconds(seconds, "a run", " of all runs, by three of each architecture; evaluations");
 }
 
 // --dry-run: what the table can say without training.

@@ -86,7 +86,7 @@ CurveRun read_run(const Options& o, const std::string& dir) {
     fail(Exit::no_input, path, ": no such file; ", dir, " must be a run directory, or that of a comparison");
   const bool test = o.loss == "test";
   const RunCurves all = read_curves(path);
-  factor_of(o, dir);
+  factor_of(o, dir);  // throws where --x needs FLOPs that are not recorded
   const double flops = recorded_flops_per_token(dir + "/environment.jsonl");
   CurveRun run{dir, {}, read_run_settings(dir)};
   for (const auto& [axis, label] : x_labels) run.over[axis] = losses_over(all, axis, test, flops);

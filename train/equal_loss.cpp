@@ -85,7 +85,7 @@ namespace {
 struct Axis {
   const char *key, *name;
 };
-constexpr Axis costs[] = {{"tokens", "tokens"}, {"flops", "FLOPs"}, {"seconds", "seconds"}};
+constexpr Axis cost_axes[] = {{"tokens", "tokens"}, {"flops", "FLOPs"}, {"seconds", "seconds"}};
 
 // The loss to be reached, and where the run that others are compared with has it.
 struct Wanted {
@@ -167,7 +167,7 @@ std::string comparison_against(const RunLosses& a, const std::vector<RunLosses>&
       notes += str("note: no difference for ", b.name, ": its last test loss is over ", b.sequences,
                    " test sequences, that of ", a.name, " over ", a.sequences, "\n");
     notes += refusal(a, b, wanted, loss);
-    for (const Axis& axis : costs) {
+    for (const Axis& axis : cost_axes) {
       const Ratio ratio = ratio_of(a, b, wanted, axis);
       rows.back().push_back(percent(ratio.share));
       once(ratio.note);

@@ -15,7 +15,7 @@ struct MeasuredLoss {
 };
 
 // b - a at the places of b, where both are means over equally many sequences: a's loss there is measured, or on the
-// line between its neighbours. A curve without a name.
+// line between the points around it. A curve without a name.
 Curve difference_of(const MeasuredLoss& b, const MeasuredLoss& a);
 
 // The mean of every point and the n - 1 before it, which knows nothing of later steps; without the first n - 1 points.

@@ -234,6 +234,11 @@ double seconds_of_run(const TrainOptions& options, const Dataset& data) {
          static_cast<double>(options.steps);
 }
 
+void print_seconds(double seconds, const std::string& run, const std::string& which_steps) {
+  if (std::isnan(seconds)) std::printf("time: not measured, %s needs more memory than is free\n", run.c_str());
+  else std::printf("time: %s for the steps%s come on top\n", format_seconds(seconds).c_str(), which_steps.c_str());
+}
+
 void print_plan(const TrainOptions& options, const Dataset& data) {
   const bool world = options.world.ranks > 0;
   if (world) check_ranks(options, options.world.ranks);
@@ -258,11 +263,7 @@ void print_plan(const TrainOptions& options, const Dataset& data) {
   if (world) std::printf("%s", describe_world(options, plan).c_str());
   else print_memory(options, plan);
   if (!options.time) return;
-  const double seconds = seconds_of_run(options, data);
-  std::printf("time: %s\n", std::isnan(seconds) ? "not measured, the run needs more memory than is free"
-                                                : (format_seconds(seconds) + " for the steps, by three of them; "
-                                                                             "evaluations and checkpoints come on top")
-                                                      .c_str());
+  print_seconds(seconds_of_run(options, data), "the run", ", by three of them; evaluations and checkpoints");
 }
 
 }  // namespace crossply

@@ -37,6 +37,9 @@ void refuse_idle_router_lr(const std::vector<TrainOptions>& runs, const std::str
 void refuse_too_large(const TrainOptions& options, const Device& device);
 // How long the steps of a run take, by three of them; NaN where it needs more memory than there is.
 double seconds_of_run(const TrainOptions& options, const Dataset& data);
+// The same in a line: "time: 2:10 for the steps of all runs, ..; evaluations come on top". run: for NaN, what is too
+// large.
+void print_seconds(double seconds, const std::string& run, const std::string& which_steps);
 // --dry-run: the same in words, by part. --dump-tape: the tape. data: none where the sizes alone were enough.
 void print_plan(const TrainOptions& options, const Dataset& data);
 

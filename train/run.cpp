@@ -222,7 +222,8 @@ void Run::look_at_routing() {
   trainer_.gather_values();
   if (o_.job->place.leads()) {
     try {
-      routing_ = routing_summary(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test).dump();
+      routing_ = std::make_shared<const json>(
+          routing_summary(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test));
     } catch (const Error& error) {
       if (error.code != Exit::not_finite) throw;
       progress_.say(str("note: metrics.jsonl has no routing of this step: ", error.what()));
@@ -277,7 +278,7 @@ void Run::write_metrics() {
   if (!scores_.empty())
     line["test_sequences"] = sequences_tested(o_, data_.test->size(), trainer_.steps_done() == o_.steps);
   scores_.clear();
-  if (!routing_.empty()) line["routing"] = json::parse(std::exchange(routing_, ""));
+  if (const auto routing = std::exchange(routing_, nullptr)) line["routing"] = *routing;
   if (const Tally& t = trainer_.tally; times_waiting()) {
     line["waiting_s"] = trainer_.waited;
     line["busy_least_s"] = t.least_busy, line["busy_median_s"] = t.median_busy, line["busy_most_s"] = t.most_busy;

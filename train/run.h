@@ -2,6 +2,8 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -73,7 +75,7 @@ class Run {
   const int64_t eval_every_, save_every_;
   int64_t saved_;                                       // the step of the last checkpoint
   std::vector<std::pair<const char*, double>> scores_;  // of the last step's evaluation, for its line of metrics
-  std::string routing_;                                 // of the same, as JSON; "": none
+  std::shared_ptr<const nlohmann::json> routing_;       // of the same; null: none
   Progress progress_;
   std::optional<Metrics> metrics_;  // of rank 0, as what follows
   std::optional<MetricsTable> table_;

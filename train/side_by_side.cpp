@@ -29,8 +29,6 @@
 #include "train/run.h"
 #include "train/trainer.h"
 
-extern char** environ;
-
 namespace crossply {
 namespace {
 

@@ -165,11 +165,9 @@ std::string numbers_of_models(const std::string& what, const std::vector<std::st
 }
 
 double mean_of_rows(const std::vector<std::vector<double>>& rows) {
-  double sum = 0, count = 0;
-  for (const auto& row : rows)
-    for (const double x : row)
-      if (std::isfinite(x)) sum += x, count += 1;
-  return count > 0 ? sum / count : NAN;
+  std::vector<double> all;
+  for (const auto& row : rows) all.insert(all.end(), row.begin(), row.end());
+  return mean_of_finite(all);
 }
 
 std::string one_line(const std::string& text) {

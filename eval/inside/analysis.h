@@ -15,6 +15,7 @@
 #include "eval/data_choice.h"
 #include "eval/inside/windows.h"
 #include "eval/loaded_model.h"
+#include "eval/statistics.h"
 
 namespace crossply {
 

@@ -31,8 +31,7 @@ std::string what_help(const Analyses& analyses) {
     help += str(help.empty() ? "" : "\n", analysis->name(), ": ", analysis->about());
   return help +
          "\nall: every one that these models allow, sae last, and report.html, a page of all pictures, which is "
-         "written "
-         "anew after each: Ctrl-C leaves what is there";
+         "written anew after each: Ctrl-C leaves what is there";
 }
 
 Analysis& find_analysis(const Analyses& analyses, const std::string& name) {

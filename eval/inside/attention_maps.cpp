@@ -14,10 +14,10 @@
 namespace crossply {
 namespace {
 
-constexpr int64_t usual_tokens = 32;             // of a window
-constexpr int64_t named_tokens = 48;             // that still have their text beside a map
-constexpr double max_cells = 64;                 // of a map's side in the figure
-constexpr double most_shares = 4 * 1024 * 1024;  // that are written: about 200 MB
+constexpr int64_t usual_tokens = 32;            // of a window
+constexpr int64_t named_tokens = 48;            // that still have their text beside a map
+constexpr double max_cells = 64;                // of a map's side in the figure
+constexpr double max_shares = 4 * 1024 * 1024;  // that are written: about 200 MB
 
 struct HeadPlace {
   int64_t layer, head;
@@ -108,7 +108,7 @@ MapsOfModel maps_of(Subject& subject, const std::vector<TokenWindow>& windows, b
     heads.resize(heads.size() + static_cast<size_t>(op.heads));
     all_heads += op.heads;
   }
-  m.bins = TokenBins::at_most(n, std::sqrt(most_shares / static_cast<double>(all_heads)));
+  m.bins = TokenBins::at_most(n, std::sqrt(max_shares / static_cast<double>(all_heads)));
   const auto shares = static_cast<size_t>(m.rows() * m.rows());
   for (auto& heads : m.layers)
     for (auto& head : heads) head.resize(shares);

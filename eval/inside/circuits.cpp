@@ -297,7 +297,7 @@ Finding Circuits::finding(const AnalysisOptions&) const {
   for (const CircuitsOfModel& m : all_) {
     std::vector<double> rows;
     for (const Circuit& c : m.circuits) rows.push_back(c.consistency);
-    means.push_back(mean_of_rows({rows}));
+    means.push_back(mean_of_finite(rows));
   }
   found.shown = numbers_of_models("How alike the nearest tokens are, mean cosine over all rows", short_names_of(all_),
                                   means, "%.2f");

@@ -425,7 +425,7 @@ Finding EntropyByLayer::finding(const AnalysisOptions& o) const {
       hidden_text(archs));
   std::vector<double> means[2];
   for (const size_t kind : {size_t{0}, size_t{1}})
-    for (const EntropyOfModel& m : all_) means[kind].push_back(mean_of_rows({entropy_curve(m, "", kind).y}));
+    for (const EntropyOfModel& m : all_) means[kind].push_back(mean_of_finite(entropy_curve(m, "", kind).y));
   found.shown = numbers_of_models("Mean entropy over the layers, in nats: of values", names, means[1], "%.2f") + " " +
                 numbers_of_models("Of hidden states", names, means[0], "%.2f");
   found.paper =

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "cli/svg.h"
+#include "eval/statistics.h"
 
 namespace crossply {
 
@@ -398,11 +399,9 @@ void add_mean_column(HeatMap& map) {
     for (size_t c = 0; c < columns; ++c) map.column_names.push_back(name_of({}, map.first_column, c));
   map.column_names.push_back("mean");
   for (auto& row : map.rows) {
-    double sum = 0, count = 0;
-    for (const double v : row)
-      if (std::isfinite(v)) sum += v, count += 1;
+    const double mean = mean_of_finite(row);
     row.resize(columns, NAN);
-    row.push_back(count > 0 ? sum / count : NAN);
+    row.push_back(mean);
   }
 }
 

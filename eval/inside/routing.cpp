@@ -84,8 +84,6 @@ std::string strongest_of(const std::vector<double>& row) {
 
 namespace {
 
-double mean_of_finite(const std::vector<double>& numbers) { return mean_of_rows({numbers}); }
-
 // Of magnitudes; NaN where there is nothing to read.
 std::vector<double> shares_of(std::vector<double> row) {
   double sum = 0;
@@ -272,8 +270,8 @@ class Routing : public Analysis {
   std::vector<RoutedModel> all_;
 };
 
-// Where the first map of a model has its largest number.
-// Of rows that have a choice: the first layer reads only itself.
+// Where the first map of a model has its largest number, of the rows that read several sources: the first layer reads
+// only itself.
 std::string largest_in(const RoutedModel& m, const std::string& name) {
   if (m.found.bands.empty() || m.found.bands[0].maps.empty()) return "";
   const RoutingMap& map = m.found.bands[0].maps[0];

@@ -8,7 +8,7 @@
 namespace crossply {
 namespace {
 
-int64_t most_of(const std::vector<int64_t>& lengths) { return lengths.empty() ? 0 : std::ranges::max(lengths); }
+int64_t max_of(const std::vector<int64_t>& lengths) { return lengths.empty() ? 0 : std::ranges::max(lengths); }
 
 void scale(std::vector<float>& values, double factor) {
   for (float& x : values) x = static_cast<float>(static_cast<double>(x) * factor);
@@ -73,7 +73,7 @@ VectorBuffer::VectorBuffer(int64_t D, int64_t rows, std::vector<int64_t> lengths
                            Fill fill)
     : D_(D),
       rows_(rows),
-      capacity_(std::max(capacity, rows + most_of(lengths))),
+      capacity_(std::max(capacity, rows + max_of(lengths))),
       lengths_(std::move(lengths)),
       fill_(std::move(fill)),
       random_(seed, stream_of("order of vectors")),

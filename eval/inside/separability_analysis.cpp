@@ -220,7 +220,7 @@ Finding SeparabilityAnalysis::finding(const AnalysisOptions& o) const {
     std::vector<double> layers;
     for (int i = 0; i < m.layers; ++i)
       if (const Separability* s = m.at(separated_kinds[0], i)) layers.push_back(100 * s->mean());
-    means.push_back(mean_of_rows({layers}));
+    means.push_back(mean_of_finite(layers));
   }
   found.shown = numbers_of_models("Mean accuracy on values over the layers", short_names_of(all_), means, "%.1f %%");
   found.paper =

@@ -290,13 +290,13 @@ Finding LayerSimilarity::finding(const AnalysisOptions& o) const {
       "upwards: states of C channels that have nothing in common have about C / (n + C) over n tokens, here ",
       cka_text(m.unrelated()), if_of_first(), ". Hidden state 0 is the embeddings, of a GPT-2 with their positions. ",
       hidden_text(archs));
-  std::vector<double> neighbours;
+  std::vector<double> adjacent;
   for (const SimilarityOfModel& one : all_) {
     std::vector<double> next;
     for (size_t l = 0; l + 1 < one.own.size(); ++l) next.push_back(one.own[l][l + 1]);
-    neighbours.push_back(mean_of_rows({next}));
+    adjacent.push_back(mean_of_finite(next));
   }
-  found.shown = numbers_of_models("Mean similarity of neighbouring hidden states", names, neighbours, "%.2f");
+  found.shown = numbers_of_models("Mean similarity of adjacent hidden states", names, adjacent, "%.2f");
   return found;
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr double page = 920, edge = 24, row_labels = 88, column_labels = 84, gap_of_maps = 20, least_pitch = 156,
                  legend_height = 40;
-constexpr double least_cell = 10, least_small_cell = 4, most_cell = 20, most_side = 640, small_label = 20;
+constexpr double min_cell = 10, min_small_cell = 4, max_cell = 20, max_side = 640, small_label = 20;
 constexpr size_t max_titles = 40000;  // of a figure's cells: a page stays of a size that browsers like
 constexpr int shades = 24;
 constexpr const char* ink = "#08306c";  // no colour of a heat map's: on a dark page it is light (cli/svg.h)
@@ -30,7 +30,7 @@ struct MapLayout {
 
 // As many maps beside each other as leave the labels readable, or the cells.
 MapLayout layout_of(size_t tokens, size_t maps, bool small) {
-  const double least = small ? least_small_cell : least_cell;
+  const double least = small ? min_small_cell : min_cell;
   const auto n = static_cast<double>(tokens), width = page - 2 * edge - row_labels;
   const auto cell_of = [&](int64_t beside) {
     return std::floor((width / static_cast<double>(beside) - gap_of_maps) / n);
@@ -39,7 +39,7 @@ MapLayout layout_of(size_t tokens, size_t maps, bool small) {
   while (beside < static_cast<int64_t>(maps) && cell_of(beside + 1) > least &&
          width / static_cast<double>(beside + 1) >= least_pitch)
     ++beside;
-  const double cell = std::clamp(std::min(cell_of(beside), std::floor(most_side / n)), least, most_cell);
+  const double cell = std::clamp(std::min(cell_of(beside), std::floor(max_side / n)), least, max_cell);
   return {beside, cell, std::max(n * cell + gap_of_maps, least_pitch)};
 }
 

@@ -43,7 +43,7 @@ struct PlaneModel {
     std::vector<double> of_kind;
     for (const PlanePanel& panel : panels)
       if (panel.kind == &kind) of_kind.push_back(panel.result.divergence);
-    return mean_of_rows({of_kind});
+    return mean_of_finite(of_kind);
   }
 };
 
