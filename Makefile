@@ -107,10 +107,10 @@ tidy:
 
 # On Linux for two others: ARM, emulated, and macOS, which no Linux can run. In build directories of their own.
 test-arm: train_lime
-	@CMAKE_FLAGS="$(CMAKE_FLAGS)" JOBS=$(JOBS) tests/arm.sh $(BUILD)-arm $(BUILD) || [ $$? = 77 ]
+	@CMAKE_FLAGS="$(CMAKE_FLAGS)" JOBS=$(JOBS) tests/arm/test.sh $(BUILD)-arm $(BUILD) || [ $$? = 77 ]
 
-check-macos:
-	@JOBS=$(JOBS) tests/macos.sh $(BUILD)-macos || [ $$? = 77 ]
+check-macos: configure
+	@JOBS=$(JOBS) tests/macos.sh $(BUILD)-macos $(BUILD) || [ $$? = 77 ]
 
 # MPI is for those who have time for it.
 SETUP_FLAGS = --mpi

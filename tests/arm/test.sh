@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Linux on ARM, emulated: the cases of the CPU's kernels, then a short run, whose losses must be those of this machine.
 # Exit code 77: skipped, there is no cross-compiler, no emulator, or no library for ARM.
-#   tests/arm.sh BUILD_DIR PROGRAMS_OF_THIS_MACHINE
+#   tests/arm/test.sh BUILD_DIR PROGRAMS_OF_THIS_MACHINE
 set -uo pipefail
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 mkdir -p "$1" && out=$(cd "$1" && pwd) && here=$(cd "$2" && pwd) || exit 1
 for tool in aarch64-linux-gnu-g++ qemu-aarch64-static; do
   command -v $tool >/dev/null && continue
@@ -36,7 +36,7 @@ losses() {
   local run=$out/$1
   shift
   rm -rf "$run"
-  "$@" --data arith:3 --steps 20 --seed 1 --out "$run" >"$run.log" 2>&1 || { cat "$run.log" >&2; return 1; }
+  "$@" --data arith:3 --steps 20 --seed 1 --test-samples 64 --eval-samples 16 --answer-samples 2 --out "$run" >"$run.log" 2>&1 || { cat "$run.log" >&2; return 1; }
   grep -oE '"(step|loss)":[0-9.]+' "$run/metrics.jsonl" | sed -E 's/(\.[0-9]{4})[0-9]*/\1/'
 }
 want=$(losses x86 "$here/train_lime") && got=$(losses arm qemu-aarch64-static "$out/train_lime") || exit 1
