@@ -21,7 +21,7 @@ FUZZ_SECONDS ?= 120
 ARCHITECTURES ?= 90a-real;90-virtual
 
 .PHONY: all build run compare-all inheritune figures test install uninstall tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
-        tidy pack setup new configure clean help $(PROGRAMS)
+        tidy pack test-arm check-macos setup new configure clean help $(PROGRAMS)
 all: build
 
 build: configure
@@ -105,6 +105,13 @@ tidy:
 	@cmake -S . -B $(BUILD)-tidy -DCROSSPLY_UNITY=OFF $(COMPILER) $(CMAKE_FLAGS) >/dev/null
 	@tests/tidy.sh $(BUILD)-tidy $(ROOMS) || [ $$? = 77 ]
 
+# On Linux for two others: ARM, emulated, and macOS, which no Linux can run. In build directories of their own.
+test-arm: train_lime
+	@CMAKE_FLAGS="$(CMAKE_FLAGS)" JOBS=$(JOBS) tests/arm/test.sh $(BUILD)-arm $(BUILD) || [ $$? = 77 ]
+
+check-macos: configure
+	@JOBS=$(JOBS) tests/macos.sh $(BUILD)-macos $(BUILD) || [ $$? = 77 ]
+
 # MPI is for those who have time for it.
 SETUP_FLAGS = --mpi
 run compare-all inheritune figures: SETUP_FLAGS =
@@ -138,6 +145,8 @@ help:
 	@echo "make pack     one file to carry to machines without compiler and CUDA toolkit: $(BUILD)-pack/crossply-*.tar.xz"
 	@echo "              (ARCHITECTURES=\"80-real;90a-real;100\": for other GPUs than Hopper's; CUDA=0: for CPUs alone)"
 	@echo "make tidy     clang-tidy over every room but kernels/ (ROOMS=models: over one)"
+	@echo "make test-arm     for Linux on ARM, emulated: the tests of the kernels, and a short run with the losses of this machine"
+	@echo "make check-macos  compile every file for macOS on Apple silicon; nothing of it is run"
 	@echo "make NAME     build one program: $(PROGRAMS)"
 	@echo "make new ARCH=NAME   the skeleton of an architecture of your own; docs/add-a-connection.md goes on from there"
 	@echo "make setup    install what building needs, and MPI, where that is allowed"

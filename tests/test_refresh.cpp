@@ -45,7 +45,9 @@ std::map<std::string, std::string> others_in(const std::string& dir, const std::
   for (const auto& entry : fs::recursive_directory_iterator(dir)) {
     const std::string name = entry.path().filename();
     if (!entry.is_regular_file() || std::find(besides.begin(), besides.end(), name) != besides.end()) continue;
-    files[entry.path()] = str(fs::last_write_time(entry).time_since_epoch().count(), read_text(entry.path()));
+    const auto changed = fs::last_write_time(entry).time_since_epoch();
+    files[entry.path()] =
+        str(std::chrono::duration_cast<std::chrono::nanoseconds>(changed).count(), read_text(entry.path()));
   }
   return files;
 }

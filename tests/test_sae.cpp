@@ -79,7 +79,7 @@ TEST_CASE("sae: two models beside each other, what is told and written, twice th
     CHECK(model["categories"]["Structural"] > 0);
     for (const nlohmann::json& feature : model["retained"]) {
       if (feature["distinct_tokens"] == 1) CHECK(feature["mono_score"] == 1);
-      CHECK(category_of(feature["label"]) == feature["category"]);
+      CHECK(category_of(feature["label"]) == feature["category"].get<std::string>());
     }
   }
   CHECK(json["models"][0]["gates"].empty());

@@ -272,7 +272,7 @@ std::vector<HeadPlace> AttentionMaps::heads_of(const MapsOfModel& m) const {
   std::vector<HeadPlace> list;
   if (heads_.empty()) {  // those of the middle layer, as many as are still easy to compare
     const auto middle = std::ssize(m.layers) / 2, heads = std::ssize(m.layers[static_cast<size_t>(middle)]);
-    for (int64_t h = 0; h < std::min(heads, max_usual_heads); ++h) list.push_back({middle, h});
+    for (int64_t h = 0; h < std::min<int64_t>(heads, max_usual_heads); ++h) list.push_back({middle, h});
   }
   for (const std::string& text : heads_) {
     HeadPlace at{-1, -1};

@@ -1,3 +1,8 @@
+#ifdef __APPLE__  // its ucontext.h wants to be asked for, and warns that it is old
+#define _XOPEN_SOURCE 700
+#define _DARWIN_C_SOURCE
+#pragma clang diagnostic ignored "-Wdeprecated-declarations"
+#endif
 #include "kernels/cuda/emulator.h"
 
 #include "kernels/cuda/emulator_inside.h"

@@ -10,10 +10,10 @@ using namespace crossply::fuzz;
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const Tokenizer tokenizer = Tokenizer::bytes();
-  const int64_t V = 256, longest = 8;
+  constexpr int64_t V = 256, longest = 8;
   accept_or_refuse([&] {
     const ScoreRequest request = ScoreRequests(tokenizer, V, longest, 3).parse(text_of(data, size), "line 1");
-    const auto is_token = [V](int32_t id) { return id >= 0 && id < V; };
+    const auto is_token = [](int32_t id) { return id >= 0 && id < V; };
     for (const Passage& passage : request.passages) {
       require(passage.first >= 1 && passage.first < passage.tokens.size(), "nothing to score, or nothing before it");
       require(std::ssize(passage.tokens) <= longest + 1, "more than the model reads");
