@@ -1,4 +1,4 @@
-#ifdef __APPLE__  // its ucontext.h wants to be asked for, and warns that it is old
+#ifdef __APPLE__  // its header of contexts wants to be asked for, and warns that it is old
 #define _XOPEN_SOURCE 700
 #define _DARWIN_C_SOURCE
 #pragma clang diagnostic ignored "-Wdeprecated-declarations"
