@@ -159,8 +159,10 @@ std::string Help::make_help(const CLI::App* app, std::string name, CLI::AppForma
 
 void set_short_help(CLI::App& app, ShortHelp help) { app.formatter(std::make_shared<Help>(std::move(help))); }
 
-std::string unknown_flag(const CLI::App& app) {
-  for (const std::string& word : app.remaining(true)) {
+std::string unknown_flag(const CLI::App& program) {
+  const auto parts = program.get_subcommands();
+  const CLI::App& app = parts.empty() ? program : *parts[0];  // whose flags could have been meant
+  for (const std::string& word : program.remaining(true)) {
     if (!word.starts_with("--")) continue;
     const std::string typed = word.substr(0, word.find('='));
     if (const std::string ours = flag_of_other_name(app, typed); !ours.empty())

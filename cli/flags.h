@@ -66,6 +66,7 @@ class Help : public CLI::FormatterBase {
 void set_short_help(CLI::App& app, ShortHelp help);
 
 // After a failed parse: "unknown flag --stpes; did you mean --steps?", or "" if no flag was unknown.
+// Behind a subcommand only its flags are suggested.
 std::string unknown_flag(const CLI::App& app);
 
 // The version and the commit: "0.3.0, commit 1cd692dba734".

@@ -29,6 +29,7 @@ void add_flags(CLI::App& app, ArchitectureFlags& f) {
   add_device(app, f.device);
   add_flags(app, f.size);
   add_integer(app, "--rounds", f.rounds, 1, max_size, "steps of every model, besides a first one that does not count");
+  add_text(app, "--json", f.json, "FILE", "where to write the table, too");
 }
 
 void add_flags(CLI::App& app, ServeFlags& f) {
@@ -79,7 +80,7 @@ void refuse_in_front(const CLI::App& app, const std::string& command) {
 
 void run(const Flags& f, const std::string& command) {
   if (command == "part") keep_tables_in(f.gpu.json, true);
-  else keep_tables_in(command == "gpu" ? f.gpu.json : f.bench.json);
+  else keep_tables_in(command == "gpu" ? f.gpu.json : command == "architectures" ? f.architectures.json : f.bench.json);
   if (command == "serve") serve_steps(f.serve);
   if (command == "architectures") bench_architectures(f.architectures);
   if (command == "gpu") bench_gpu(f.gpu);

@@ -194,7 +194,7 @@ void serve_steps(const ServeFlags& flags);
 // --- bench_architectures.cpp ---
 
 struct ArchitectureFlags {
-  std::string archs = "all", dtype = "fp32", device = "cpu";
+  std::string archs = "all", dtype = "fp32", device = "cpu", json;
   ModelSize size;
   int64_t rounds = 7;
 };

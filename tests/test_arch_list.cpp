@@ -41,6 +41,10 @@ TEST_CASE("arch list: all is every registered architecture of a backbone, and ot
   }
 }
 
+TEST_CASE("arch list: an option may be written as the trainer's flag is") {
+  CHECK(parse_arch_list("mhc:hc-mult=2")[0].options == parse_arch_list("mhc:hc_mult=2")[0].options);
+}
+
 TEST_CASE("arch list: what does not exist is refused by name") {
   const auto refused = [](const std::string& list, const std::string& says) {
     check_fails(Exit::usage, {says}, [&] { parse_arch_list(list); });
@@ -49,7 +53,7 @@ TEST_CASE("arch list: what does not exist is refused by name") {
   refused("", "unknown architecture ''");
   refused("llama,", "unknown architecture ''");
   refused("hyper:rat=2", "hyper has no option 'rat'; it has: rate dynamic");
-  refused("mhc:hc-mult=2", "mhc has no option 'hc-mult'; did you mean hc_mult?");
+  refused("mhc:hc_mult=2:hc-mult=2", "gives hc_mult twice");
   refused("llama:rate=2", "llama has no option 'rate'; it has: none");
   refused("hyper:rate", "key=value, not 'rate'");
   refused("hyper:", "key=value, not ''");

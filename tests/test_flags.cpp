@@ -134,6 +134,17 @@ TEST_CASE("flags: a misspelt flag is answered with the nearest one") {
   CHECK(parse(o, {"--train_samples", "5"}) == "unknown flag --train_samples; did you mean --train-samples?");
 }
 
+TEST_CASE("flags: behind a subcommand its own flags are suggested, not those in front of it") {
+  CLI::App app("", "bench");
+  std::string json, arch;
+  app.add_option("--json", json);
+  app.add_subcommand("architectures")->add_option("--archs", arch);
+  CHECK_THROWS_AS(app.parse("architectures --json x"), CLI::ParseError);
+  CHECK(unknown_flag(app) == "unknown flag --json");
+  CHECK_THROWS_AS(app.parse("architectures --arch x"), CLI::ParseError);
+  CHECK(unknown_flag(app) == "unknown flag --arch; did you mean --archs?");
+}
+
 TEST_CASE("flags: --help has groups, types and at most 80 columns") {
   TrainOptions o;
   CLI::App app("About.", "train_mudd");

@@ -29,15 +29,11 @@ ArchChoice parse_choice(const std::string& text) {
     const size_t equals = parts[i].find('=');
     if (equals == std::string::npos)
       fail(Exit::usage, "--arch ", text, ": an option is written key=value, not '", parts[i], "'");
-    const std::string key = parts[i].substr(0, equals);
-    const auto has = [&](const std::string& name) {
-      return std::ranges::find(architecture.options, name, &Option::key) != architecture.options.end();
-    };
-    std::string as_key = key;  // of the trainer's flag, whose name has hyphens
-    std::ranges::replace(as_key, '-', '_');
-    if (!has(key))
-      fail(Exit::usage, "--arch ", text, ": ", choice.arch, " has no option '", key, "'",
-           has(as_key) ? str("; did you mean ", as_key, "?") : str("; it has:", known.empty() ? " none" : known));
+    std::string key = parts[i].substr(0, equals);
+    std::ranges::replace(key, '-', '_');  // the trainer's flag of this name has hyphens
+    if (std::ranges::find(architecture.options, key, &Option::key) == architecture.options.end())
+      fail(Exit::usage, "--arch ", text, ": ", choice.arch, " has no option '", key,
+           "'; it has:", known.empty() ? " none" : known);
     if (!choice.options.emplace(key, parts[i].substr(equals + 1)).second)
       fail(Exit::usage, "--arch ", text, " gives ", key, " twice");
   }
