@@ -9,9 +9,10 @@ architectures: llama lime
 
 Three things. The divergence that was told is that of the coordinates that were told, by a dense computation here, to
 1e-6. The points lie as well as scikit-learn's: descent ends in one of many minima, and which one hangs on rounding, so
-scikit-learn is run from the same start (principal components) turned by its own rounding, and from starts by chance;
-ours must not be worse than the worst of these by more than their own spread. And it must be no lucky other objective:
-scikit-learn's own number for its own points is close to what the dense computation here says of them.
+scikit-learn is run from the same start (principal components) and from 15 random ones. Ours may lie 4 standard
+deviations of these above their mean, and 1.5 on average over the panels of a model. Four starts were too few to know
+the spread: 0.2131 to 0.2173 on one panel, where 25 reach from 0.1852 to 0.2619. And it must be no lucky other
+objective: scikit-learn's own number for its own points is close to what the dense computation here says of them.
 """
 
 import sys
@@ -66,6 +67,7 @@ def library(x, found, start, seed):
 def main(directory):
     found, models = models_of(directory, "tsne")
     for model, tensors in models:
+        above = []  # of each panel, in standard deviations
         for panel in model["panels"]:
             x = tensors[panel["value"]].astype(np.float64)
             x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300)
@@ -73,16 +75,20 @@ def main(directory):
             p = affinities(x, found["perplexity"])
             told, here = panel["kl_divergence"], divergence(p, ours)
             assert abs(told - here) < 1e-6 * max(1, here), f"{panel['value']}: told {told}, is {here}"
-            runs = [library(x, found, "pca", 42)] + [library(x, found, "random", seed) for seed in range(3)]
+            runs = [library(x, found, "pca", 42)] + [library(x, found, "random", seed) for seed in range(15)]
             theirs = [divergence(p, y.astype(np.float64)) for y, _ in runs]
             for (_, kl), again in zip(runs, theirs):
                 # Its sum over all pairs, Z, is off by a percent or so, by the tree, and that moves its number by as
                 # much in nats, however small the divergence: sum p log(p Z ...).
                 assert abs(kl - again) < 0.02 * again + 0.02, f"scikit-learn says {kl}, here {again}"
-            noise = max(theirs) - min(theirs)
+            mean, sd = np.mean(theirs), np.std(theirs, ddof=1)
+            above.append((told - mean) / sd)
             print(f"tsne: {panel['value']}: KL {told:.4f}; scikit-learn's {theirs[0]:.4f} from the same start, "
-                  f"{min(theirs[1:]):.4f} to {max(theirs[1:]):.4f} from others")
-            assert told < max(theirs) + noise + 0.01 * here, f"{panel['value']}: worse than scikit-learn's"
+                  f"{mean:.4f} with a standard deviation of {sd:.4f} from 16")
+            assert above[-1] < 4, f"{panel['value']}: worse than scikit-learn's by {above[-1]:.1f} standard deviations"
+        mean = np.mean(above)
+        print(f"tsne: {len(above)} panels lie {mean:.2f} standard deviations above scikit-learn's mean, on average")
+        assert mean < 1.5, f"{len(above)} panels are worse than scikit-learn's: {mean:.2f} standard deviations on average"
 
 
 if __name__ == "__main__":

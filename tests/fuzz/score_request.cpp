@@ -10,7 +10,7 @@ using namespace crossply::fuzz;
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const Tokenizer tokenizer = Tokenizer::bytes();
-  constexpr int64_t V = 256, longest = 8;
+  static constexpr int64_t V = 256, longest = 8;
   accept_or_refuse([&] {
     const ScoreRequest request = ScoreRequests(tokenizer, V, longest, 3).parse(text_of(data, size), "line 1");
     const auto is_token = [](int32_t id) { return id >= 0 && id < V; };
