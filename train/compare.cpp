@@ -142,6 +142,8 @@ void print_next(const Comparison& comparison, const std::string& program) {
   }
   const bool text = parse_data_spec(comparison.data).kind == DataSpec::Kind::text;
   if (!best.empty()) std::printf("next:     %s\n", generate_command(program, best, comparison.data, text).c_str());
+  if (arms_of(comparison).front().seeds.size() == 1)
+    std::printf("seeds:    one; another may order close architectures otherwise (--seeds 1,2,3)\n");
 }
 
 // The exit code is that of the first architecture that failed. unwritten: the error of the last attempt to write a file

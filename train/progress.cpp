@@ -60,7 +60,8 @@ void print_line(const std::string& line, bool terminal, const std::string& comma
   constexpr size_t indent = 2;
   const size_t width = std::max<size_t>(terminal_width(), 20) - indent - 1;
   const std::string text = printable(line);
-  std::printf("%s%s\n", terminal ? wrap(text, width, indent).c_str() : text.c_str(), command.c_str());
+  if (!terminal) std::printf("%s%s\n", text.c_str(), command.c_str());
+  else std::printf("%s%s%s\n", wrap(text, width, indent).c_str(), command.empty() ? "" : "\n  ", command.c_str());
   std::fflush(stdout);
 }
 

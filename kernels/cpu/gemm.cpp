@@ -16,11 +16,13 @@ namespace {
 constexpr int64_t registers = 32, register_lanes = 16, lanes = 16;
 #elif defined(__ARM_NEON)
 constexpr int64_t registers = 32, register_lanes = 4, lanes = 8;
-#else
+#elif defined(__AVX__)
 constexpr int64_t registers = 16, register_lanes = 8, lanes = 8;
+#else  // SSE2, which every x86-64 has
+constexpr int64_t registers = 16, register_lanes = 4, lanes = 8;
 #endif
 constexpr int64_t tile_cols = 2 * lanes, parts = tile_cols / register_lanes;
-constexpr int64_t tile_rows = (registers - 1 - parts) / parts;  // 14 with AVX-512, else 6
+constexpr int64_t tile_rows = (registers - 1 - parts) / parts;  // 14 with AVX-512, 2 with SSE2, else 6
 constexpr int64_t l2_floats = 524288;                           // of 2 MiB
 constexpr int64_t k_block = 256;             // a tile of a (tile_rows, k_block) stays in the L1 cache,
 constexpr int64_t n_block = 1024;            // a packed block of b (k_block, n_block) in L2,

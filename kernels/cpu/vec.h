@@ -27,10 +27,10 @@ using Register = Vec16;  // as wide as the registers
 struct Vec16 {
   Vec8 low, high;
 };
-#ifdef __ARM_NEON
-using Register = Vec4;
-#else
+#ifdef __AVX__
 using Register = Vec8;
+#else  // NEON, SSE2
+using Register = Vec4;
 #endif
 
 #define LANE_BY_LANE(op)                                                                                         \
