@@ -36,7 +36,7 @@ flags=(-target aarch64-macos -std=c++20 -c -g0 -Xclang -fopenmp -Wall -Wextra -W
   -isystem "$out/include" -I"$here/programs_inside" -DCROSSPLY_PUBLISHED='""' -DBENCH_SCRIPTS='""'
   -DDBL_EPSILON=__DBL_EPSILON__)
 files=("$@")
-# Without those that need MPI's or NVIDIA's headers, and those that make system calls fail, which is done by Linux's own.
+# Without those that need MPI's or NVIDIA's headers, and those that make Linux's system calls fail.
 [ $# -gt 0 ] || mapfile -t files < <(find engine cli kernels ranks models data train eval dev tests -name '*.cpp' \
   ! -name comm_mpi.cpp ! -name comm_nccl.cpp ! -name cublaslt.cpp ! -name mpi_promises.cpp \
   ! -name preload.cpp ! -name test_file.cpp ! -name test_checkpoint.cpp | sort)

@@ -39,6 +39,13 @@ TEST_CASE("progress: a narrow status line leaves out what matters least") {
   CHECK(format_status(s, 6) == "step 5");
 }
 
+TEST_CASE("progress: a command is apart from the text before it, and whole") {
+  const std::string command = "build/train_lime --resume --out " + std::string(80, 'x');
+  CHECK(format_line("stopped; to continue: ", false, command) == "stopped; to continue: " + command + "\n");
+  CHECK(format_line("stopped; to continue: ", true, command) == "stopped; to continue:\n  " + command + "\n");
+  CHECK(format_line("stopped", true, "") == "stopped\n");
+}
+
 TEST_CASE("progress: a run by itself names no other, and a rate that is unknown is no number") {
   Status s = status("lime", 0);
   CHECK(format_status(s, 79) == "lime step 5999/6000  loss 10.3769  lr 1.00e-03  401,234 tok/s  1:02:05 left");

@@ -135,14 +135,15 @@ void print_next(const Comparison& comparison, const std::string& program) {
   std::printf("\nresults:  %s/results.md, results.json\nfigure:   %s/compare.svg\n", out.c_str(), out.c_str());
   std::string best;
   double least = INFINITY;
-  for (const Arm& arm : arms_of(comparison)) {
+  const std::vector<Arm> arms = arms_of(comparison);
+  for (const Arm& arm : arms) {
     const ComparedRun& run = comparison.runs[arm.seeds.front()];  // at its best rate
     if (run.state == RunState::done && run.result.test_loss < least)
       least = run.result.test_loss, best = run.result.run_dir;
   }
   const bool text = parse_data_spec(comparison.data).kind == DataSpec::Kind::text;
   if (!best.empty()) std::printf("next:     %s\n", generate_command(program, best, comparison.data, text).c_str());
-  if (arms_of(comparison).front().seeds.size() == 1)
+  if (arms.front().seeds.size() == 1)
     std::printf("seeds:    one; another may order close architectures otherwise (--seeds 1,2,3)\n");
 }
 

@@ -56,12 +56,17 @@ size_t terminal_width() {
   return number && *number > 0 ? static_cast<size_t>(*number) : 80;
 }
 
-void print_line(const std::string& line, bool terminal, const std::string& command) {
+std::string format_line(const std::string& line, bool terminal, const std::string& command) {
+  const std::string text = printable(line);
+  if (!terminal) return text + command + "\n";
   constexpr size_t indent = 2;
   const size_t width = std::max<size_t>(terminal_width(), 20) - indent - 1;
-  const std::string text = printable(line);
-  if (!terminal) std::printf("%s%s\n", text.c_str(), command.c_str());
-  else std::printf("%s%s%s\n", wrap(text, width, indent).c_str(), command.empty() ? "" : "\n  ", command.c_str());
+  const std::string wrapped = wrap(text, width, indent);  // without a blank at its end
+  return wrapped + (command.empty() ? "" : "\n" + std::string(indent, ' ') + command) + "\n";
+}
+
+void print_line(const std::string& line, bool terminal, const std::string& command) {
+  std::printf("%s", format_line(line, terminal, command).c_str());
   std::fflush(stdout);
 }
 

@@ -19,8 +19,10 @@ std::string format_status(const Status& status, size_t width);
 
 // Columns of the terminal that standard output is; else of COLUMNS, else 80.
 size_t terminal_width();
-// At once, safe for a terminal; on one broken to its columns, what follows indented by two. command: to be copied into
-// a shell, never broken: at the end of the line, on a terminal on the next one.
+// Safe for a terminal; on one broken to its columns, what follows indented by two. command: to be copied into a shell,
+// never broken: at the end of the line, on a terminal on the next one.
+std::string format_line(const std::string& line, bool terminal, const std::string& command);
+// The same, printed at once.
 void print_line(const std::string& line, bool terminal, const std::string& command = "");
 
 class Progress {
