@@ -31,7 +31,7 @@ build: configure
 run: setup configure
 	@$(COMPILE) --target compare generate
 	$(BUILD)/compare --out runs/compare
-	@echo "One run differs by processor and seed. Accuracy of final answers over five seeds:"
+	@echo "One run differs by processor and seed. Accuracy of answers over five seeds:"
 	@echo "LLaMA 18.8 ± 11.8 %, LIMe 58.9 ± 7.8 % (mean ± standard deviation)."
 
 # Long enough for the curves to part, with 3 operators; a fair trial is `$(BUILD)/compare --arch all --preset arith --out DIR`.

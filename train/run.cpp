@@ -344,8 +344,8 @@ void Run::conclude() const {
 std::string generate_command(const std::string& program, const std::string& model, const std::string& data, bool text) {
   const auto arith = parse_arith(data);
   const bool integers = arith && arith->numbers == arith::Numbers::integers;  // 5 / 6 is none
-  const char* prompt = integers ? "\"( 3 + 4 ) * 2 - 6 / 3 =\""
-                       : arith  ? "\"( 3 + 4 ) * 2 - 5 / 6 =\""
+  const char* prompt = integers ? "\"3 + 4 * 2 - 6 / 3 =\""
+                       : arith  ? "\"3 + 4 * 2 - 5 / 6 =\""
                        : text   ? "\"Once upon a time\""
                                 : "...";
   return shell_command(program, "generate") + " --model " + shell_word(model) + " --prompt " + prompt;
