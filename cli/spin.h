@@ -11,7 +11,7 @@ namespace crossply {
 // libgomp's spin for milliseconds, LLVM's for 200: with another program on the cores, that is time taken from the very
 // thread they wait for. So a bound is set here, unless the user set one. The runtimes read it before main(), hence
 // the program starts itself once more. Call it first in main(), with main's arguments; returns if there is nothing to
-// do or if that fails, which costs speed only. dev/bench_neighbours.sh measures it.
+// do or if that fails, which costs speed only. `bench neighbours` measures it.
 inline void bound_spinning(char** argv) {
 #ifdef __linux__
 #ifdef __clang__

@@ -57,16 +57,18 @@ void add_commands(CLI::App& app, Flags& f) {
       app.add_subcommand("steps", "training steps of LLaMA or GPT-2, beside PyTorch's; with LLMC=DIR beside llm.c's");
   CLI::App* architectures =
       app.add_subcommand("architectures", "what a training step of each costs, relative to LLaMA");
+  CLI::App* neighbours = app.add_subcommand("neighbours", "training steps while other programs are on the cores");
   CLI::App* gpu = app.add_subcommand("gpu", "what a GPU does, and all architectures on it, in about 8 minutes");
   CLI::App* part = app.add_subcommand("part")->group("");
   CLI::App* serve = app.add_subcommand("serve")->group("");
   for (CLI::App* command : {products, ops, steps}) add_flags(*command, f.bench, command == steps, command == steps);
+  add_flags(*neighbours, f.bench, true, false);
   for (CLI::App* command : {ops, steps}) add_device(*command, f.bench.device);
   for (CLI::App* command : {gpu, part}) add_flags(*command, f.gpu, false, true), add_device(*command, f.gpu.device);
   add_text(*gpu, "--only", f.gpu.only, "PART[,PART]",
            "of machine, products, attention, steps, architectures, ops, torch (the steps beside PyTorch)");
   part->add_option("name", f.part);
-  for (CLI::App* command : {products, ops, steps, architectures, gpu}) command->footer(exit_code_help());
+  for (CLI::App* command : {products, ops, steps, architectures, neighbours, gpu}) command->footer(exit_code_help());
   add_flags(*architectures, f.architectures);
   add_flags(*serve, f.serve);
 }
@@ -83,6 +85,7 @@ void run(const Flags& f, const std::string& command) {
   else keep_tables_in(command == "gpu" ? f.gpu.json : command == "architectures" ? f.architectures.json : f.bench.json);
   if (command == "serve") serve_steps(f.serve);
   if (command == "architectures") bench_architectures(f.architectures);
+  if (command == "neighbours") bench_neighbours(f.bench);
   if (command == "gpu") bench_gpu(f.gpu);
   if (command == "part") bench_gpu_part(f.part, f.gpu);
   if (command.empty()) print_machine();

@@ -166,6 +166,12 @@ struct ModelSize {
 // Options of a training run on random tokens; dtype, matmul: as of the trainers' flags.
 TrainOptions train_options(const ArchChoice& choice, const ModelSize& size, const std::string& dtype,
                            const std::string& matmul, const std::string& device = "cpu");
+// Sizes by the names of --models: bench_steps.cpp has them.
+struct NamedSize {
+  std::string name;
+  ModelSize size;
+};
+std::vector<NamedSize> named_sizes(const std::string& list);
 void add_flags(CLI::App& app, ModelSize& size);
 // The same as arguments of a command line.
 std::vector<std::string> arguments(const ModelSize& size);
@@ -199,6 +205,10 @@ struct ArchitectureFlags {
   int64_t rounds = 7;
 };
 void bench_architectures(const ArchitectureFlags& flags);
+
+// --- bench_neighbours.cpp ---
+
+void bench_neighbours(const BenchFlags& flags);
 
 // --- bench_process.cpp ---
 

@@ -114,7 +114,8 @@ Ratios bench_products(const BenchFlags& f) {
   std::array<std::array<std::vector<double>, form_names.size()>, kinds.size()> of_peak, of_torch;
   for (const ProductShape& s :
        {ProductShape{2048, 768, 768}, ProductShape{2048, 768, 2048}, ProductShape{2048, 2048, 768},
-        ProductShape{2048, 768, 3072}, ProductShape{2048, 3072, 768}, ProductShape{2048, 192, 192},
+        ProductShape{2048, 768, 3072}, ProductShape{2048, 3072, 768}, ProductShape{2048, 1024, 1024},
+        ProductShape{2048, 1024, 4096}, ProductShape{2048, 512, 512}, ProductShape{2048, 192, 192},
         ProductShape{4096, 32, 32}, ProductShape{4096, 32, 128}, ProductShape{4096, 128, 32}}) {
     std::vector<Operands> operands;
     for (const Kind& kind : kinds) operands.emplace_back(s, kind.dtype);

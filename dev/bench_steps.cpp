@@ -18,11 +18,6 @@
 namespace crossply {
 namespace {
 
-struct NamedSize {
-  std::string name;
-  ModelSize size;
-};
-
 const std::vector<NamedSize>& sizes() {
   static const std::vector<NamedSize> all = {{"i", {192, 6, 3, 1, 768, 32000, 512, 8}},
                                              {"ii", {768, 12, 12, 4, 2048, 32000, 512, 4}},
@@ -35,6 +30,8 @@ const std::vector<NamedSize>& sizes() {
   return all;
 }
 
+}  // namespace
+
 std::vector<NamedSize> named_sizes(const std::string& list) {
   std::vector<NamedSize> out;
   std::istringstream names(list);
@@ -46,6 +43,8 @@ std::vector<NamedSize> named_sizes(const std::string& list) {
   }
   return out;
 }
+
+namespace {
 
 struct Competitor {
   std::string name, dtype;  // fp32 and what is compared with it, or bf16

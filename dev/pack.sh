@@ -33,7 +33,7 @@ glibc=$(objdump -T "${binaries[@]}" | grep -oE 'GLIBC_[0-9.]+' | sed 's/GLIBC_//
 
 mkdir -p "$stage/dev"
 cp -r README.md docs LICENSE dev/NOTICE "$stage"
-cp dev/bench_torch*.py dev/bench_llmc.* dev/bench_neighbours.sh "$stage/dev"
+cp dev/bench_torch*.py dev/bench_llmc.* "$stage/dev"
 [ ! -d dev/gpu ] || cp -r dev/gpu dev/ranks.sh "$stage/dev"
 cuda=
 case $machine in

@@ -38,7 +38,8 @@ struct Checkpoint {
   std::string dir = scratch.file("step_00000001"), path = dir + "/train_state.json";
   json state;
   explicit Checkpoint(const TrainOptions& o) {
-    Trainer trainer(o, Counting());
+    const Counting data;  // the trainer reads it in every step
+    Trainer trainer(o, data);
     trainer.step();
     trainer.save(dir, Tokenizer());
     state = json::parse(read_text(path));
