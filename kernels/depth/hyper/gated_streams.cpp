@@ -26,6 +26,18 @@ struct Sigmoid {
 // -----------------------------------------------------------------------------------------------------------------
 // Norm.
 
+// What follows the sums, for any number of streams: compiled for each it would be the same loop.
+template <class S>
+[[gnu::noinline]] void scale_streams(S* normed, const S* x, const float* gain, const float* rstd, int64_t E,
+                                     int64_t C) {
+  for (int64_t i = 0; i < E; ++i)
+    for_vectors(i * C, (i + 1) * C, [=, r = rstd[i]](int64_t at, auto part) {
+      Vec16 s, w;
+      load(s, x + at, part), load(w, gain + at, part);
+      store(normed + at, s * r * (1.f + w), part);
+    });
+}
+
 // Of one token: the streams are summed side by side, because a sum alone would wait for its additions.
 template <int E, class S>
 void norm_token(S* normed, float* rstd, const S* x, const float* gain, int64_t C, float eps) {
@@ -40,12 +52,7 @@ void norm_token(S* normed, float* rstd, const S* x, const float* gain, int64_t C
   float sums[E] = {};
   add_sums_of_lanes(sums, squares);
   for (int i = 0; i < E; ++i) rstd[i] = 1.f / std::sqrt(sums[i] / static_cast<float>(C) + eps);
-  for (int i = 0; i < E; ++i)
-    for_vectors(0, C, [=](int64_t c, auto part) {
-      Vec16 s, w;
-      load(s, x + i * C + c, part), load(w, gain + i * C + c, part);
-      store(normed + i * C + c, s * rstd[i] * (1.f + w), part);
-    });
+  scale_streams(normed, x, gain, rstd, E, C);
 }
 
 template <int E, class S>
@@ -57,9 +64,23 @@ void gated_norm_forward_cpu(S* normed, float* rstd, const S* streams, const floa
   });
 }
 
-template <int E, bool add, class S>
-void norm_back_token(S* dx, float* dgain, const S* dnormed, const S* x, const float* gain, const float* rstd,
-                     int64_t C) {
+// dx of a token, from the streams' <dnormed (1 + gain), x>.
+template <bool add, class S>
+[[gnu::noinline]] void norm_back_streams(S* dx, const S* dnormed, const S* x, const float* gain, const float* rstd,
+                                         const float* sums, int64_t E, int64_t C) {
+  for (int64_t i = 0; i < E; ++i) {
+    const float r = rstd[i], mean = sums[i] * r * r / static_cast<float>(C);
+    for_vectors(i * C, (i + 1) * C, [=](int64_t at, auto part) {
+      Vec16 s, dy, w;
+      load(s, x + at, part), load(dy, dnormed + at, part), load(w, gain + at, part);
+      store_or_add<add>(dx + at, r * (dy * (1.f + w) - s * mean), part);
+    });
+  }
+}
+
+template <int E, class S>
+void norm_back_token(S* dx, float* dgain, const S* dnormed, const S* x, const float* gain, const float* rstd, int64_t C,
+                     bool add) {
   Vec16 dots[E] = {};
   for_vectors(0, C, [&](int64_t c, auto part) {
     unrolled<E>([&](auto i) {
@@ -73,20 +94,14 @@ void norm_back_token(S* dx, float* dgain, const S* dnormed, const S* x, const fl
   });
   float sums[E] = {};
   add_sums_of_lanes(sums, dots);
-  for (int i = 0; i < E; ++i) {
-    const float r = rstd[i], mean = sums[i] * r * r / static_cast<float>(C);
-    for_vectors(i * C, (i + 1) * C, [=](int64_t at, auto part) {
-      Vec16 s, dy, w;
-      load(s, x + at, part), load(dy, dnormed + at, part), load(w, gain + at, part);
-      store_or_add<add>(dx + at, r * (dy * (1.f + w) - s * mean), part);
-    });
-  }
+  const auto streams = add ? norm_back_streams<true, S> : norm_back_streams<false, S>;
+  streams(dx, dnormed, x, gain, rstd, sums, E, C);
 }
 
 // One partial dgain per block of tokens; the number of blocks is fixed by the shape alone.
-template <int E, bool add, class S>
+template <int E, class S>
 void gated_norm_backward_cpu(S* dstreams, float* dgain, const S* dnormed, const S* streams, const float* gain,
-                             const float* rstd, int64_t rows, int64_t C) {
+                             const float* rstd, int64_t rows, int64_t C, bool add) {
   const int64_t blocks = std::clamp<int64_t>(rows / 64, 1, 64), width = E * C;
   float* partial = scratch_f32(static_cast<size_t>(blocks * width));
   parallel_for(blocks, rows * width <= 32768 ? blocks : 1, [=](int64_t begin, int64_t end) {
@@ -94,8 +109,8 @@ void gated_norm_backward_cpu(S* dstreams, float* dgain, const S* dnormed, const 
       float* own = partial + b * width;
       std::fill_n(own, width, 0.f);
       for (int64_t n = rows * b / blocks; n < rows * (b + 1) / blocks; ++n)
-        norm_back_token<E, add>(dstreams + n * width, own, dnormed + n * width, streams + n * width, gain, rstd + n * E,
-                                C);
+        norm_back_token<E>(dstreams + n * width, own, dnormed + n * width, streams + n * width, gain, rstd + n * E, C,
+                           add);
     }
   });
   for (int64_t b = 0; b < blocks; ++b) {
@@ -131,8 +146,9 @@ void gated_silu_backward_cpu(S* dinp, const S* dout, const S* inp, float factor,
 // -----------------------------------------------------------------------------------------------------------------
 // Mean.
 
-template <int E, class S>
-void gated_mean_forward_cpu(S* out, const S* normed, const S* logits, int64_t rows, int64_t C) {
+template <class S>
+void gated_mean_forward_cpu(S* out, const S* normed, const S* logits, int64_t rows, int64_t E, int64_t C) {
+  const float share = 1.f / static_cast<float>(E);
   parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n)
       for_vectors(0, C, [=](int64_t c, auto part) {
@@ -141,20 +157,21 @@ void gated_mean_forward_cpu(S* out, const S* normed, const S* logits, int64_t ro
           load(x, normed + at, part), load(l, logits + at, part);
           sum += Sigmoid(l).s * x;
         }
-        store(out + n * C + c, sum * (1.f / E), part);
+        store(out + n * C + c, sum * share, part);
       });
   });
 }
 
-template <int E, class S>
+template <class S>
 void gated_mean_backward_cpu(S* dnormed, S* dlogits, const S* dout, const S* normed, const S* logits, int64_t rows,
-                             int64_t C) {
+                             int64_t E, int64_t C) {
+  const float share = 1.f / static_cast<float>(E);
   parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n)
       for_vectors(0, C, [=](int64_t c, auto part) {
         Vec16 g, x, l;
         load(g, dout + n * C + c, part);
-        g *= 1.f / E;
+        g *= share;
         for (int64_t at = n * E * C + c; at < (n + 1) * E * C; at += C) {
           load(x, normed + at, part), load(l, logits + at, part);
           const Sigmoid gate(l);
@@ -168,18 +185,20 @@ void gated_mean_backward_cpu(S* dnormed, S* dlogits, const S* dout, const S* nor
 // -----------------------------------------------------------------------------------------------------------------
 // Inject.
 
-template <int E, class S>
-void weights_of(float* w, const S* logits) {
-  for (int i = 0; i < E; ++i) w[i] = 2.f / (1.f + exp_f32(static_cast<float>(logits[i]) * (-1.f / E)));
+template <class S>
+void weights_of(float* w, const S* logits, int64_t E) {
+  const float share = -1.f / static_cast<float>(E);
+  for (int64_t i = 0; i < E; ++i) w[i] = 2.f / (1.f + exp_f32(static_cast<float>(logits[i]) * share));
 }
 
-template <int E, class S>
-void gated_inject_forward_cpu(S* next, const S* streams, const S* logits, const S* y, int64_t rows, int64_t C) {
+template <class S>
+void gated_inject_forward_cpu(S* next, const S* streams, const S* logits, const S* y, int64_t rows, int64_t E,
+                              int64_t C) {
   parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
-      float w[E];
-      weights_of<E>(w, logits + n * E);
-      for (int i = 0; i < E; ++i)
+      float w[max_streams];
+      weights_of(w, logits + n * E, E);
+      for (int64_t i = 0; i < E; ++i)
         for_vectors(0, C, [&, to = next + (n * E + i) * C, from = streams + (n * E + i) * C](int64_t c, auto part) {
           Vec16 x, in;
           load(x, from + c, part), load(in, y + n * C + c, part);
@@ -195,7 +214,7 @@ void gated_inject_backward_cpu(S* dstreams, S* dlogits, S* dy, const S* dnext, c
   parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       float w[E], sums[E] = {};
-      weights_of<E>(w, logits + n * E);
+      weights_of(w, logits + n * E, E);
       Vec16 dots[E] = {};
       for_vectors(0, C, [&](int64_t c, auto part) {
         Vec16 in, sum = {};
@@ -263,10 +282,8 @@ void gated_norm_backward(const Grad& dstreams, const Tensor& dgain, const Tensor
       stream, streams.dtype, [&] { gated_norm_backward_cuda(dstreams, dgain, dnormed, streams, gain, rstd, z); },
       [&]<class S>(S) {
         with_streams(z.E, [&](auto E) {
-          with_flag(dstreams.add, [&](auto add) {
-            gated_norm_backward_cpu<E, add>(dstreams.as<S>(), dgain.as<float>(), dnormed.as<S>(), streams.as<S>(),
-                                            gain.as<float>(), rstd.as<float>(), z.rows, z.C);
-          });
+          gated_norm_backward_cpu<E>(dstreams.as<S>(), dgain.as<float>(), dnormed.as<S>(), streams.as<S>(),
+                                     gain.as<float>(), rstd.as<float>(), z.rows, z.C, dstreams.add);
         });
       },
       [&]<class T>(T) {
@@ -300,10 +317,7 @@ void gated_mean_forward(const Tensor& out, const Tensor& normed, const Tensor& l
   CHECK_SHAPES(logits.numel() == normed.numel(), out, normed, logits);
   dispatch(
       stream, out.dtype, [&] { gated_mean_forward_cuda(out, normed, logits, z); },
-      [&]<class S>(S) {
-        with_streams(
-            z.E, [&](auto E) { gated_mean_forward_cpu<E>(out.as<S>(), normed.as<S>(), logits.as<S>(), z.rows, z.C); });
-      },
+      [&]<class S>(S) { gated_mean_forward_cpu(out.as<S>(), normed.as<S>(), logits.as<S>(), z.rows, z.E, z.C); },
       [&]<class T>(T) { gated_mean_forward_ref(out.as<T>(), normed.as<T>(), logits.as<T>(), z); });
 }
 
@@ -316,10 +330,8 @@ void gated_mean_backward(const Tensor& dnormed, const Tensor& dlogits, const Ten
   dispatch(
       stream, dout.dtype, [&] { gated_mean_backward_cuda(dnormed, dlogits, dout, normed, logits, z); },
       [&]<class S>(S) {
-        with_streams(z.E, [&](auto E) {
-          gated_mean_backward_cpu<E>(dnormed.as<S>(), dlogits.as<S>(), dout.as<S>(), normed.as<S>(), logits.as<S>(),
-                                     z.rows, z.C);
-        });
+        gated_mean_backward_cpu(dnormed.as<S>(), dlogits.as<S>(), dout.as<S>(), normed.as<S>(), logits.as<S>(), z.rows,
+                                z.E, z.C);
       },
       [&]<class T>(T) {
         gated_mean_backward_ref(dnormed.as<T>(), dlogits.as<T>(), dout.as<T>(), normed.as<T>(), logits.as<T>(), z);
@@ -333,9 +345,7 @@ void gated_inject_forward(const Tensor& next, const Tensor& streams, const Tenso
   dispatch(
       stream, next.dtype, [&] { gated_inject_forward_cuda(next, streams, logits, y, z); },
       [&]<class S>(S) {
-        with_streams(z.E, [&](auto E) {
-          gated_inject_forward_cpu<E>(next.as<S>(), streams.as<S>(), logits.as<S>(), y.as<S>(), z.rows, z.C);
-        });
+        gated_inject_forward_cpu(next.as<S>(), streams.as<S>(), logits.as<S>(), y.as<S>(), z.rows, z.E, z.C);
       },
       [&]<class T>(T) { gated_inject_forward_ref(next.as<T>(), streams.as<T>(), logits.as<T>(), y.as<T>(), z); });
 }
