@@ -20,7 +20,7 @@ PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_
 FUZZ_SECONDS ?= 120
 ARCHITECTURES ?= 90a-real;90-virtual
 
-.PHONY: all build run compare-all inheritune figures test install uninstall tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
+.PHONY: all build run compare-all inheritune figures test test-second test-all test-one install uninstall tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
         tidy pack test-arm check-macos setup new configure clean help $(PROGRAMS)
 all: build
 
@@ -29,8 +29,10 @@ build: configure
 
 # generate: what the output recommends next. The numbers at the end are those of README's table.
 run: setup configure
-	@$(COMPILE) --target compare generate
-	$(BUILD)/compare --out runs/compare
+	@$(COMPILE) --target compare
+	@$(COMPILE) --target generate >$(BUILD)/generate.log 2>&1 & generate=$$!; \
+	echo "$(BUILD)/compare --out runs/compare"; $(BUILD)/compare --out runs/compare; code=$$?; \
+	wait $$generate || cat $(BUILD)/generate.log; exit $$code
 	@echo "One run differs by processor and seed. Accuracy of answers over five seeds:"
 	@echo "LLaMA 18.8 ± 11.8 %, LIMe 58.9 ± 7.8 % (mean ± standard deviation)."
 
@@ -69,10 +71,24 @@ bench-gpu: configure
 	$(BUILD)/bench gpu --rounds 3 --json $(BUILD)/gpu.json $(ARGS); bench=$$?; \
 	echo "exit codes: tests $$tests, bench $$bench"; [ $$tests = 0 ] && exit $$bench || exit $$tests
 
-# bench too, so that what nobody runs here is compiled here.
-test: setup build tests tests_of_mpi fuzz_targets fault_injection
-	@$(COMPILE) --target bench
-	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) $(ARGS)
+# The first tier: whatever finds a wrong number or a lost file, in minutes.
+test: setup configure
+	@$(COMPILE) --target all tests fault_injection
+	@ctest --test-dir $(BUILD) --output-on-failure -LE second -j $(JOBS) $(ARGS); code=$$?; \
+	tests/times.sh show $(BUILD); exit $$code
+
+# The second: what takes long. bench and the fuzz targets, too, so that what nobody runs here is compiled here.
+test-second: setup configure
+	@$(COMPILE) --target all tests tests_of_mpi fuzz_targets fault_injection bench
+	@tests/second_tier.sh $(BUILD) $(JOBS) $(END); code=$$?; tests/times.sh show $(BUILD); exit $$code
+
+test-all: test test-second
+
+# One file of cases alone, compiled and run: make test-one TEST=test_gate ARGS="--test-case='*f32*'".
+test-one:
+	@$(MAKE) --no-print-directory configure CMAKE_FLAGS="$(CMAKE_FLAGS) -DCROSSPLY_TEST=$(TEST)"
+	@$(COMPILE) --target test_one
+	@$(BUILD)/test_one $(ARGS)
 
 # DESTDIR, too, for those who make packages.
 PREFIX ?= /usr/local
@@ -135,7 +151,9 @@ help:
 	@echo "make compare-all   the same with every architecture, more briefly: four minutes"
 	@echo "make inheritune   the Inheritune paper in small, three seeds (SEEDS=1: one; TEXT=my.txt: on your text; OUT=DIR)"
 	@echo "make figures  the pictures and tables of dev/experiments, from the records there"
-	@echo "make test     build, then run every test (ARGS=\"-L kernels\": those with a label)"
+	@echo "make test     build, then run the tests that take minutes (ARGS=\"-L kernels\": those with a label)"
+	@echo "make test-all     these, then the second tier, which takes longer; make test-second: that alone"
+	@echo "make test-one TEST=test_gate   compile and run one file of tests"
 	@echo "make fuzz     every reader with mutated input under the sanitizers, FUZZ_SECONDS=120 for each of them"
 	@echo "make faults   every system call of a tiny run fails once, and the run is killed at every one"
 	@echo "make bench    build, then measure this machine, the ops and training steps (ARGS=\"steps --models iii\")"

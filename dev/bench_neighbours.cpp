@@ -50,8 +50,8 @@ class BusyLoops {
       }
       if (s.own_session) setsid();
       if (setpriority(PRIO_PROCESS, 0, s.nice) != 0) _exit(1);
-      for (volatile uint64_t turns = 0;; turns = turns + 1)
-        if (turns % (1 << 20) == 0 && getppid() != parent) _exit(0);
+      for (uint64_t turns = 0;; ++turns)
+        if (turns % 4096 == 0 && getppid() != parent) _exit(0);
     }
   }
   ~BusyLoops() {
@@ -120,7 +120,8 @@ void bench_model(GrowingTable& table, const NamedSize& model, const std::string&
     }
   }
   for (size_t i = 0; i < all.size(); ++i)
-    table.add({what, all[i].name, format_count(std::lrint(median(rates[i]))), format_number("%.2f", median(of_alone[i])),
+    table.add({what, all[i].name, format_count(std::lrint(median(rates[i]))),
+               format_number("%.2f", median(of_alone[i])),
                format_number("%.2f", quantile(of_alone[i], 0)) + format_number("-%.2f", quantile(of_alone[i], 1))});
 }
 

@@ -18,6 +18,7 @@
 #include "engine/stream.h"
 #include "engine/tensor.h"
 #include "kernels/cuda/cuda.h"
+#include "tests/tier.h"
 #if !CROSSPLY_CUDA
 #include "kernels/cuda/emulator_hopper.h"
 #endif
@@ -58,8 +59,9 @@ constexpr bool emulated = true;  // and so much slower
 // Where only few and small sizes can be had.
 constexpr bool is_slow(Backend backend) { return emulated && backend == Backend::cuda; }
 constexpr const char* gpu = emulated ? "emulator" : "cuda";
+// For whole models; the emulator's turn is in the second tier, for every kernel is tested alone in the first.
 inline std::vector<std::string> fast_devices() {
-  if (!available(Backend::cuda)) return {"cpu"};
+  if (!available(Backend::cuda) || (emulated && !everything())) return {"cpu"};
   return {"cpu", gpu};
 }
 

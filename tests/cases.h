@@ -6,6 +6,7 @@
 
 #include "kernels/reference/ops.h"
 #include "models/registry.h"
+#include "tests/tier.h"
 #include "tests/tiny.h"
 
 namespace crossply::test {

@@ -7,6 +7,7 @@
 #include "models/json_file.h"
 #include "tests/comparison_cases.h"
 #include "tests/temp_dir.h"
+#include "tests/tier.h"
 #include "train/side_by_side.h"
 
 using namespace crossply;
@@ -333,8 +334,9 @@ TEST_CASE("comparison: any value of any type in results.json is taken or refused
   write_results(two_runs());
   const json all = read_json(scratch.file("results.json")).flatten();
   const json others[] = {json(), 3, -1, 1e300, 0.5, "x", "", true, json::array(), json::object(), json::array({3})};
-  size_t refused = 0;
+  size_t refused = 0, keys = 0;
   for (const auto& [key, value] : all.items()) {
+    if (!everything() && keys++ % 5 != 0) continue;
     for (size_t i = 0; i <= std::size(others); ++i) {
       json changed = all.unflatten();
       const json::json_pointer place(key);

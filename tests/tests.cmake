@@ -67,6 +67,15 @@ add_executable(tests EXCLUDE_FROM_ALL ${alone} ${pieces} ${CUDA_TESTS} ${EMULATE
 target_link_libraries(tests PRIVATE programs_inside doctest::doctest)
 # CUDA has some such pragmas. g++ -Og takes three quarters of the time of -O1, most of it for what doctest expands.
 target_compile_options(tests PRIVATE -Wno-unknown-pragmas $<$<CXX_COMPILER_ID:GNU>:$<$<CONFIG:Release>:-Og>>)
+# One file of cases alone, for who works on it: see `make test-one`.
+set(CROSSPLY_TEST test_gate CACHE STRING "The file of cases that the target test_one is made of")
+file(GLOB one_test tests/${CROSSPLY_TEST}.cpp tests/ranks/${CROSSPLY_TEST}.cpp)
+if(NOT one_test)
+  message(FATAL_ERROR "CROSSPLY_TEST: there is no tests/${CROSSPLY_TEST}.cpp")
+endif()
+add_executable(test_one EXCLUDE_FROM_ALL tests/main.cpp ${one_test} ${CUDA_TESTS} ${EMULATED} $<TARGET_OBJECTS:figure_parts>)
+target_link_libraries(test_one PRIVATE programs_inside doctest::doctest)
+target_compile_options(test_one PRIVATE -Wno-unknown-pragmas $<$<CXX_COMPILER_ID:GNU>:$<$<CONFIG:Release>:-Og>>)
 file(GLOB REAL_SIZES CONFIGURE_DEPENDS tests/test_real_sizes*.cpp)  # on hardware they look at some 10^10 numbers
 set_source_files_properties(${REAL_SIZES} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
 file(GLOB PUBLISHED CONFIGURE_DEPENDS tests/test_published_*.cpp)  # where the headers of published files are
@@ -166,11 +175,8 @@ foreach(file ${TESTS})
   if(name STREQUAL "main" OR name MATCHES "^test_real_sizes" OR (CROSSPLY_CUDA AND name MATCHES "^test_(attention_hopper|emulator|emulator_lanes|mma|standin)$"))
     continue()  # the last have no cases where there is no emulator
   endif()
-  string(REPLACE "test_" "" subject ${name})
-  file(GLOB_RECURSE found RELATIVE ${CMAKE_SOURCE_DIR} engine/${subject}.* cli/${subject}.* kernels/${subject}.*
-       ranks/${subject}.* models/${subject}.* data/${subject}.* train/${subject}.* eval/${subject}.*)
-  string(REGEX MATCH "^[a-z]+" room "${found}")
-  set(labels unit $<IF:$<STREQUAL:${room},>,whole,${room}>)
+  room_of(${file} room)
+  set(labels unit ${room})
   file(STRINGS ${file} on_gpu LIMIT_COUNT 1 REGEX "${of_gpu}")
   if(NOT "${on_gpu}" STREQUAL "")
     list(APPEND labels gpu)
@@ -178,6 +184,11 @@ foreach(file ${TESTS})
   add_test(NAME ${name} COMMAND tests --source-file=*/${name}.cpp)
   # Two threads are what the cases need that compare numbers of threads; more would only get into each other's way.
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" ENVIRONMENT OMP_NUM_THREADS=2)
+  file(STRINGS ${file} in_part LIMIT_COUNT 1 REGEX "everything\\(|one_in\\(|fast_devices\\(")
+  if(in_part)  # tests/tier.h
+    add_test(NAME ${name}_everything COMMAND tests --source-file=*/${name}.cpp)
+    set_tests_properties(${name}_everything PROPERTIES LABELS "${labels}" ENVIRONMENT "OMP_NUM_THREADS=2;CROSSPLY_TESTS=everything")
+  endif()
 endforeach()
 # The GPU against the CPU on all cores, with much memory of both: alone. In the emulator as small as the others. What
 # needs no GPU is not among them: its failure would look as if it had been skipped.
@@ -193,15 +204,14 @@ if(CROSSPLY_CUDA)
 else()
   set_tests_properties(real_sizes many_elements PROPERTIES ENVIRONMENT OMP_NUM_THREADS=2)
 endif()
-set_tests_properties(test_models test_train test_multiway_mix PROPERTIES COST 100)  # the longest begin first
-
 # Exit code 77 is "skipped": a test that needs PyTorch, where there is none. PYTHON names another Python than python3.
 function(add_script name label)
-  add_test(NAME ${name} COMMAND ${ARGN} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  add_test(NAME ${name} COMMAND tests/alone.sh ${name} ${CMAKE_BINARY_DIR} ${ARGN} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 LABELS ${label})
 endfunction()
-add_script(faults programs ${CMAKE_BINARY_DIR}/fault_injection ${CMAKE_BINARY_DIR}
-           ${CMAKE_BINARY_DIR}/libfault_preload.so --every 5)
+set(fault_injection ${CMAKE_BINARY_DIR}/fault_injection ${CMAKE_BINARY_DIR} ${CMAKE_BINARY_DIR}/libfault_preload.so)
+add_script(faults programs ${fault_injection} --every 40)
+add_script(faults_all programs ${fault_injection})
 add_script(programs programs tests/test_programs.sh ${CMAKE_BINARY_DIR})
 add_script(prepare programs tests/test_prepare.sh ${CMAKE_BINARY_DIR})
 add_script(prepare_special programs tests/test_prepare_special.sh ${CMAKE_BINARY_DIR})
@@ -209,7 +219,7 @@ add_script(prepare_parquet programs tests/test_prepare_parquet.sh ${CMAKE_BINARY
 add_script(prepare_inputs programs tests/test_prepare_inputs.sh ${CMAKE_BINARY_DIR})
 add_script(prepare_state programs tests/test_prepare_state.sh ${CMAKE_BINARY_DIR})
 add_script(prepare_validation programs tests/test_prepare_validation.sh ${CMAKE_BINARY_DIR})
-set_tests_properties(faults programs PROPERTIES COST 200 PROCESSORS 2)
+set_tests_properties(faults_all programs PROPERTIES PROCESSORS 2)
 add_script(compare programs tests/test_compare.sh ${CMAKE_BINARY_DIR})
 add_script(curves programs tests/test_curves.sh ${CMAKE_BINARY_DIR})
 add_script(fine_tuning programs tests/test_fine_tuning.sh ${CMAKE_BINARY_DIR})
@@ -235,7 +245,8 @@ add_script(lint tree tests/lint.sh)
 add_script(lint_itself tree tests/test_lint.sh)
 add_script(format tree tests/format.sh)
 add_script(quotes tree tests/test_quotes.sh)
-add_script(docs programs tests/test_docs.sh ${CMAKE_BINARY_DIR})
+add_script(docs programs tests/test_docs.sh ${CMAKE_BINARY_DIR} pages)
+add_script(docs_commands programs tests/test_docs.sh ${CMAKE_BINARY_DIR})
 add_script(new_architecture tree tests/test_new_architecture.sh)
 add_script(setup tree tests/test_setup.sh)
 add_script(make tree tests/test_make.sh)
@@ -269,3 +280,18 @@ endif()
 if(TARGET compare AND TARGET train_llama)
   add_script(tensorboard python tests/python.sh dev/check_tensorboard.py ${CMAKE_BINARY_DIR})
 endif()
+
+# The second tier: what takes long and seldom finds what the first does not (docs/contributing.md has the table).
+set(second test_emulated_ranks many_elements faults_all experiments install pack pip page inheritune_script inheritune_page
+    mpi mpi_train mpi_failures cut_cable newest gpu_scripts cuda_build docs_commands)
+get_property(all_tests DIRECTORY PROPERTY TESTS)
+file(STRINGS tests/budget.txt budget REGEX "^[a-z]")
+foreach(name ${all_tests})
+  get_property(labels TEST ${name} PROPERTY LABELS)
+  if(name IN_LIST second OR name MATCHES "_everything$" OR labels MATCHES "fuzz|python")
+    set_property(TEST ${name} APPEND PROPERTY LABELS second)
+  endif()
+  if(";${budget}" MATCHES ";${name} ([0-9.]+)")
+    set_property(TEST ${name} PROPERTY COST ${CMAKE_MATCH_1})  # the longest begin first
+  endif()
+endforeach()
