@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 #include <optional>
+#include <type_traits>
 
 #include "cli/format.h"
 #include "cli/other_names.h"
@@ -32,6 +33,24 @@ bool read_truth(const std::string& name, const std::string& text) {
   if (!value) throw CLI::ValidationError(name, str("'", text, "' is neither true nor false"));
   return *value;
 }
+
+template <class T>
+CLI::Option* add_integer(CLI::App& app, const std::string& name, T& variable, int64_t least, int64_t most,
+                         const std::string& help) {
+  auto set = [=, &variable](const std::string& text) {
+    variable = static_cast<T>(read_integer(name, text, least, most));
+  };
+  CLI::Option* option = app.add_option_function<std::string>(name, set, help)->type_name("INT");
+  if constexpr (std::is_integral_v<T>) option->default_str(std::to_string(variable));
+  return option;
+}
+template CLI::Option* add_integer(CLI::App&, const std::string&, int&, int64_t, int64_t, const std::string&);
+template CLI::Option* add_integer(CLI::App&, const std::string&, int64_t&, int64_t, int64_t, const std::string&);
+template CLI::Option* add_integer(CLI::App&, const std::string&, uint64_t&, int64_t, int64_t, const std::string&);
+template CLI::Option* add_integer(CLI::App&, const std::string&, std::optional<int>&, int64_t, int64_t,
+                                  const std::string&);
+template CLI::Option* add_integer(CLI::App&, const std::string&, std::optional<uint64_t>&, int64_t, int64_t,
+                                  const std::string&);
 
 CLI::Option* add_number(CLI::App& app, const std::string& name, double& variable, double least, double most,
                         const std::string& help) {

@@ -2,18 +2,13 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <cstdint>
-#include <limits>
 #include <string>
-#include <type_traits>
 #include <vector>
+
+#include "cli/bounds.h"
 
 namespace crossply {
 
-// The largest value of most integers: of sizes, and of steps and samples. Products of them stay far below 2^63.
-constexpr int64_t max_size = int64_t{1} << 30, max_count = int64_t{1} << 40;
-constexpr double most_number = std::numeric_limits<double>::max();
-constexpr double most_beta = 0.999999;  // of AdamW: at 1 its moments would never move
 // The group of flags that --help leaves out. CLI11 does that for the group "", but then errors do not name the flag.
 inline const std::string hidden_group = "hidden";
 
@@ -23,16 +18,10 @@ double read_number(const std::string& name, const std::string& text, double leas
 bool read_truth(const std::string& name, const std::string& text);
 
 // Flags of one value. The variable holds the default; an std::optional has none.
+// T: an integer or an optional one, of those in flags.cpp.
 template <class T>
 CLI::Option* add_integer(CLI::App& app, const std::string& name, T& variable, int64_t least, int64_t most,
-                         const std::string& help) {
-  auto set = [=, &variable](const std::string& text) {
-    variable = static_cast<T>(read_integer(name, text, least, most));
-  };
-  CLI::Option* option = app.add_option_function<std::string>(name, set, help)->type_name("INT");
-  if constexpr (std::is_integral_v<T>) option->default_str(std::to_string(variable));
-  return option;
-}
+                         const std::string& help);
 CLI::Option* add_number(CLI::App& app, const std::string& name, double& variable, double least, double most,
                         const std::string& help);
 CLI::Option* add_truth(CLI::App& app, const std::string& name, bool& variable, const std::string& help);
@@ -68,10 +57,5 @@ void set_short_help(CLI::App& app, ShortHelp help);
 // After a failed parse: "unknown flag --stpes; did you mean --steps?", or "" if no flag was unknown.
 // Behind a subcommand only its flags are suggested.
 std::string unknown_flag(const CLI::App& app);
-
-// The version and the commit: "0.3.0, commit 1cd692dba734".
-std::string version();
-// The commit that this program was built from, as git describes it; "unknown" without git.
-std::string commit();
 
 }  // namespace crossply

@@ -13,6 +13,7 @@
 #include "cli/needs.h"
 #include "cli/spin.h"
 #include "cli/standard_streams.h"
+#include "cli/version.h"
 #include "engine/cpu_check.h"
 #include "engine/out_of_memory.h"
 #include "engine/printable.h"

@@ -214,7 +214,7 @@ struct Generator {
     line.update(
         {{"prompt", prompt_of(r).text}, {"text", row.text()}, {"tokens", written}, {"ended", ending(row, written)}});
     // A byte that is no UTF-8, JSON cannot have: the tokens are exact.
-    const std::string json = line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+    const std::string json = json_text_mended(line);
     std::printf("%s\n", printable_json(json).c_str());
   }
 

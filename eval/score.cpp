@@ -23,6 +23,7 @@
 #include "cli/ticker.h"
 #include "engine/control_characters.h"
 #include "engine/file.h"
+#include "engine/json.h"
 #include "engine/printable.h"
 #include "eval/decode.h"
 #include "eval/loaded_model.h"
@@ -81,7 +82,7 @@ class Answers {
       line.update(answers[i]);
       if (requests[i].truncated) line["truncated"] = true;
       // A model of bytes may write what is no UTF-8.
-      std::printf("%s\n", printable_json(line.dump(-1, ' ', false, Json::error_handler_t::replace)).c_str());
+      std::printf("%s\n", printable_json(json_text_mended(line)).c_str());
     }
     flush_standard_output();
     requests.clear();

@@ -131,7 +131,7 @@ std::map<std::string, json> chosen_rates(const json& comparison, const std::stri
     const std::string name = arm["name"];
     const json lr = arm.value("lr", json()), rate = lr.is_number() ? lr : listed[0];
     rates[name] = rate;
-    notes += str("note: of '", name, "' the runs at lr ", rate.dump(),
+    notes += str("note: of '", name, "' the runs at lr ", json_text(rate),
                  lr.is_null()                              ? ", the first one; none is done yet\n"
                  : arm.value("lr_settled", json()) == true ? ", its best\n"
                                                            : ", the best so far\n");
@@ -219,10 +219,10 @@ std::string check_flags(const CurveGroup& group) {
       if (old == value || may_differ(key, old, value)) continue;
       if (!is_depth(key))
         fail(Exit::usage, "'", printable(group.name),
-             "' is the name of runs that differ in more than the seed: ", key.substr(1), " is ", old.dump(), " in ",
-             first->dir, ", ", value.dump(), " in ", run.dir, "; give them names of their own");
-      note = str("note: '", group.name, "' is the mean of models of different depth, such as ", old.dump(), " and ",
-                 value.dump(), " blocks\n");
+             "' is the name of runs that differ in more than the seed: ", key.substr(1), " is ", json_text(old), " in ",
+             first->dir, ", ", json_text(value), " in ", run.dir, "; give them names of their own");
+      note = str("note: '", group.name, "' is the mean of models of different depth, such as ", json_text(old), " and ",
+                 json_text(value), " blocks\n");
     }
   }
   return note;

@@ -4,13 +4,13 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "cli/format.h"
 #include "cli/program.h"
 #include "cli/stop.h"
 #include "data/arith.h"
 #include "engine/file.h"
+#include "engine/json.h"
 #include "engine/leftovers.h"
 #include "engine/printable.h"
 #include "engine/shell.h"
@@ -156,7 +156,7 @@ Run::Run(const TrainOptions& options, const Dataset& data, const RunDir& dir, Tr
                 !options.job->place.alone()) {  // mpirun gives its processes a terminal where it has none
   // Without flags.json nothing else in the directory could be resumed.
   if (o_.job->place.leads()) {
-    write_file_atomically(o_.out + "/flags.json", all_settings(o_).dump(2) + "\n");
+    write_file_atomically(o_.out + "/flags.json", json_text(all_settings(o_), 2) + "\n");
     record_environment(o_.out + "/environment.jsonl", o_, trainer_, data_);
   }
   begin();
