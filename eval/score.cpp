@@ -188,7 +188,7 @@ Exit run(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  CommandLine app(
       "Log-probabilities and greedy continuations. Standard input has one request a line, as JSON: {\"context\": T, "
       "\"continuation\": T}, {\"text\": T} or {\"context\": T, \"max_new_tokens\": N, \"until\": [TEXT]}, where T is a "
       "text or a list of token ids; with an \"id\", which the answer then has, or none. The answers come at an "
@@ -197,7 +197,7 @@ int main(int argc, char** argv) {
       "score");
   Options o;
   auto flags = [&] {
-    add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
+    add_text(app, "--model", o.model, "DIR", "model or run directory").required();
     add_text(
         app, "--tokenizer", o.tokenizer, "FILE",
         "tokenizer.json, or a directory that has one (default: the model's own; without one, texts are token ids)");

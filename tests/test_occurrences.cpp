@@ -2,6 +2,7 @@
 #include "engine/json.h"
 #include "eval/inside/occurrences.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 

@@ -384,7 +384,7 @@ std::string draw_missing_figure(const TrainOptions& o) {
 
 int train_program(int argc, char** argv, const std::string& arch,
                   const std::function<Exit(TrainOptions&, const Dataset&)>& train) {
-  CLI::App app("Trains " + arch + ": " + find_architecture(arch).meaning + ".", "train_" + arch);
+  CommandLine app("Trains " + arch + ": " + find_architecture(arch).meaning + ".", "train_" + arch);
   TrainOptions options;
   options.label = arch;
   auto flags = [&] {
@@ -413,7 +413,7 @@ int train_program(int argc, char** argv, const std::string& arch,
         for (const std::string& line : {options.chosen, warmup_warning(options), epochs_warning(options, data)})
           if (!line.empty()) std::printf("%s\n", line.c_str());
       note_single_process(app, options);
-      if (app.count("--router-lr") > 0) refuse_idle_router_lr({options}, arch);
+      if (is_given(app, "--router-lr")) refuse_idle_router_lr({options}, arch);
       if (options.plans_only()) print_plan(options, data);
       else if (!options.dump_tensors.empty()) write_tensors(options, data);
       else if (options.steps == 0) write_initialised(options, data);

@@ -37,8 +37,8 @@ std::string Subject::title() const {
              c.num_hidden_layers, " layers\n", describe_split(data.choice, false));
 }
 
-void Analysis::own(CLI::App& app, std::initializer_list<CLI::Option*> flags) const {
-  for (CLI::Option* flag : flags) needs(app, flag, {{"--what", {name(), "all"}}});
+void Analysis::own(CLI::App& app, std::initializer_list<Flag> flags) const {
+  for (const Flag flag : flags) needs(app, flag, {{"--what", {name(), "all"}}});
 }
 
 int64_t Analysis::Looked::longest() const { return WindowLengths(windows).longest; }

@@ -7,6 +7,7 @@
 // Exit code 77 is "skipped": where nothing can be loaded in front of a program.
 #include <fcntl.h>
 #include <sys/wait.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cerrno>
