@@ -1,9 +1,11 @@
 #include "cli/flags.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <optional>
+#include <type_traits>
 
 #include "cli/format.h"
 #include "cli/other_names.h"
@@ -12,60 +14,138 @@
 
 namespace crossply {
 
+Flag Flag::required() const { return option_->required(); }
+Flag Flag::needs(Flag other) const { return option_->needs(other.option_); }
+Flag Flag::excludes(Flag other) const { return option_->excludes(other.option_); }
+Flag Flag::group(const std::string& name) const { return option_->group(name); }
+Flag Flag::description(const std::string& text) const { return option_->description(text); }
+Flag Flag::default_str(const std::string& text) const { return option_->default_str(text); }
+Flag Flag::take_all() const { return option_->multi_option_policy(CLI::MultiOptionPolicy::TakeAll); }
+Flag Flag::one_each() const { return option_->allow_extra_args(false); }
+
 int64_t read_integer(const std::string& name, const std::string& text, int64_t least, int64_t most) {
   const auto value = parse_integer(text);
   if (!value || *value < least || *value > most)
-    throw CLI::ValidationError(name, str("'", text, "' is not an integer from ", least, " to ", most));
+    refuse_value(name, str("'", text, "' is not an integer from ", least, " to ", most));
   return *value;
 }
 
 double read_number(const std::string& name, const std::string& text, double least, double most) {
   const auto value = parse_number(text);
   if (!value || *value < least || *value > most)
-    throw CLI::ValidationError(name, str("'", text, "' is not a number from ", least,
-                                         most < most_number ? str(" to ", most) : std::string(" on")));
+    refuse_value(name, str("'", text, "' is not a number from ", least,
+                           most < most_number ? str(" to ", most) : std::string(" on")));
   return *value;
 }
 
 bool read_truth(const std::string& name, const std::string& text) {
   const auto value = parse_truth(text);
-  if (!value) throw CLI::ValidationError(name, str("'", text, "' is neither true nor false"));
+  if (!value) refuse_value(name, str("'", text, "' is neither true nor false"));
   return *value;
 }
 
-CLI::Option* add_number(CLI::App& app, const std::string& name, double& variable, double least, double most,
-                        const std::string& help) {
+void refuse_value(const std::string& name, const std::string& why) { throw CLI::ValidationError(name, why); }
+
+bool is_flag_error(const std::exception& error) { return dynamic_cast<const CLI::Error*>(&error) != nullptr; }
+
+template <class T>
+Flag add_integer(CLI::App& app, const std::string& name, T& variable, int64_t least, int64_t most,
+                 const std::string& help) {
+  auto set = [=, &variable](const std::string& text) {
+    variable = static_cast<T>(read_integer(name, text, least, most));
+  };
+  const Flag flag = add_parsed(app, name, set, "INT", help);
+  if constexpr (std::is_integral_v<T>) flag.default_str(std::to_string(variable));
+  return flag;
+}
+template Flag add_integer(CLI::App&, const std::string&, int&, int64_t, int64_t, const std::string&);
+template Flag add_integer(CLI::App&, const std::string&, int64_t&, int64_t, int64_t, const std::string&);
+template Flag add_integer(CLI::App&, const std::string&, uint64_t&, int64_t, int64_t, const std::string&);
+template Flag add_integer(CLI::App&, const std::string&, std::optional<int>&, int64_t, int64_t, const std::string&);
+template Flag add_integer(CLI::App&, const std::string&, std::optional<uint64_t>&, int64_t, int64_t,
+                          const std::string&);
+
+Flag add_number(CLI::App& app, const std::string& name, double& variable, double least, double most,
+                const std::string& help) {
   auto set = [=, &variable](const std::string& text) { variable = read_number(name, text, least, most); };
-  return app.add_option_function<std::string>(name, set, help)->type_name("FLOAT")->default_str(str(variable));
+  return add_parsed(app, name, set, "FLOAT", help).default_str(str(variable));
 }
 
-CLI::Option* add_truth(CLI::App& app, const std::string& name, bool& variable, const std::string& help) {
+Flag add_truth(CLI::App& app, const std::string& name, bool& variable, const std::string& help) {
   auto set = [=, &variable](const std::string& text) { variable = read_truth(name, text); };
-  return app.add_option_function<std::string>(name, set, help)
-      ->type_name("BOOL")
-      ->default_str(variable ? "true" : "false");
+  return add_parsed(app, name, set, "BOOL", help).default_str(variable ? "true" : "false");
 }
 
-CLI::Option* add_text(CLI::App& app, const std::string& name, std::string& variable, const std::string& type,
-                      const std::string& help) {
+Flag add_text(CLI::App& app, const std::string& name, std::string& variable, const std::string& type,
+              const std::string& help) {
   return app.add_option(name, variable, help)->type_name(type)->default_str(variable);
 }
 
-CLI::Option* add_choice(CLI::App& app, const std::string& name, std::string& variable,
-                        const std::vector<std::string>& choices, const std::string& help) {
+Flag add_choice(CLI::App& app, const std::string& name, std::string& variable, const std::vector<std::string>& choices,
+                const std::string& help) {
   auto check = [choices](const std::string& text) {
     if (std::find(choices.begin(), choices.end(), text) != choices.end()) return std::string();
     std::string known;
     for (const std::string& choice : choices) known += " " + choice;
     return str("'", text, "' is not one of:", known);
   };
-  return add_text(app, name, variable, "NAME", help)->check(CLI::Validator(check, ""));
+  CLI::Option* option = add_text(app, name, variable, "NAME", help);
+  return option->check(CLI::Validator(check, ""));
+}
+
+Flag add_parsed(CLI::App& app, const std::string& name, const std::function<void(const std::string&)>& set,
+                const std::string& type, const std::string& help) {
+  return app.add_option_function<std::string>(name, set, help)->type_name(type);
 }
 
 void add_plan_flag(CLI::App& app, std::string& variable) {
   add_choice(app, "--plan", variable, {"reuse", "distinct", "poison"}, "memory plan; all give the same numbers")
-      ->group(hidden_group);
+      .group(hidden_group);
 }
+
+Flag add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& variable, const std::string& type,
+               const std::string& help) {
+  return app.add_option(name, variable, help)->type_name(type);
+}
+
+Flag add_parsed_list(CLI::App& app, const std::string& name,
+                     const std::function<void(const std::vector<std::string>&)>& set, const std::string& type,
+                     const std::string& help) {
+  return app.add_option_function<std::vector<std::string>>(name, set, help)->type_name(type);
+}
+
+Flag add_switch(CLI::App& app, const std::string& name, bool& variable, const std::string& help) {
+  return app.add_flag(name, variable, help);
+}
+
+Flag add_listing(CLI::App& app, const std::string& name, std::string (*text)(), const std::string& help) {
+  return app.add_flag_callback(
+      name, [text] { throw CLI::CallForVersion(text(), 0); }, help);
+}
+
+Flag flag_named(CLI::App& app, const std::string& name) { return app.get_option(name); }
+bool has_flag_named(const CLI::App& app, const std::string& name) { return app.get_option_no_throw(name) != nullptr; }
+void remove_flag(CLI::App& app, const std::string& name) { app.remove_option(app.get_option(name)); }
+bool is_given(const CLI::App& app, const std::string& name) { return app.count(name) > 0; }
+
+std::vector<std::string> flags_in_group(const CLI::App& app, const std::string& group) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    if (option->get_group() == group) names.push_back(option->get_name());
+  return names;
+}
+
+void stand_alone(CLI::App& app, Flag alone, const std::vector<std::string>& needed) {
+  CLI::Option* flag = alone;
+  for (CLI::Option* other : app.get_options([&](const CLI::Option* option) { return option != flag; }))
+    flag->excludes(other);
+  app.callback([&app, flag, needed] {
+    for (const std::string& name : needed)
+      if (flag->count() + app.count(name) == 0) throw CLI::RequiredError(name);
+  });
+}
+
+void set_group(CLI::App& app, const std::string& name) { app.option_defaults()->group(name); }
 
 void check_batch(int64_t batch, int64_t accumulate, int64_t seq_len) {
   const int64_t sequences = max_count / std::max<int64_t>(1, seq_len);
@@ -139,7 +219,15 @@ size_t distance(const std::string& a, const std::string& b) {
   return d[a.size()][b.size()];
 }
 
-}  // namespace
+// What --help prints.
+class Help : public CLI::FormatterBase {
+ public:
+  explicit Help(ShortHelp shortened = {}) : short_(std::move(shortened)) {}
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override;
+
+ private:
+  ShortHelp short_;
+};
 
 std::string Help::make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const {
   std::string out = wrap(app->get_description(), screen, 0) + "\nUsage: " + (name.empty() ? app->get_name() : name) +
@@ -157,6 +245,9 @@ std::string Help::make_help(const CLI::App* app, std::string name, CLI::AppForma
   return out + "\n" + wrap(app->get_footer(), screen, 0) + "\n";
 }
 
+}  // namespace
+
+void set_help(CLI::App& app) { app.formatter(std::make_shared<Help>()); }
 void set_short_help(CLI::App& app, ShortHelp help) { app.formatter(std::make_shared<Help>(std::move(help))); }
 
 std::string unknown_flag(const CLI::App& program) {

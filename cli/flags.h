@@ -1,48 +1,89 @@
 // Command-line flags: values that are read once and strictly, --help for 80 columns, suggestions for misspelt names.
+// CLI11, which takes long to compile, stays out of here: who includes this sees of it two names.
 #pragma once
 
-#include <CLI/CLI.hpp>
-#include <cstdint>
-#include <limits>
+#include <functional>
 #include <string>
-#include <type_traits>
 #include <vector>
+
+#include "cli/bounds.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace crossply {
 
-// The largest value of most integers: of sizes, and of steps and samples. Products of them stay far below 2^63.
-constexpr int64_t max_size = int64_t{1} << 30, max_count = int64_t{1} << 40;
-constexpr double most_number = std::numeric_limits<double>::max();
-constexpr double most_beta = 0.999999;  // of AdamW: at 1 its moments would never move
 // The group of flags that --help leaves out. CLI11 does that for the group "", but then errors do not name the flag.
 inline const std::string hidden_group = "hidden";
 
-// The one reading of a flag's text. Throw CLI::ValidationError with the range.
+// A flag that a program has. What changes it returns it.
+class Flag {
+ public:
+  Flag(CLI::Option* option) : option_(option) {}
+  operator CLI::Option*() const { return option_; }
+  Flag required() const;
+  Flag needs(Flag other) const;
+  Flag excludes(Flag other) const;
+  Flag group(const std::string& name) const;
+  Flag description(const std::string& text) const;
+  Flag default_str(const std::string& text) const;  // what --help shows as the default
+  Flag take_all() const;                            // of a list: may be given several times, and all count
+  Flag one_each() const;                            // of a list: one value behind each name
+
+ private:
+  CLI::Option* option_;
+};
+
+// The one reading of a flag's text. What they throw, a parser tells as a wrong use of the flag.
 int64_t read_integer(const std::string& name, const std::string& text, int64_t least, int64_t most);
 double read_number(const std::string& name, const std::string& text, double least, double most);
 bool read_truth(const std::string& name, const std::string& text);
+[[noreturn]] void refuse_value(const std::string& name, const std::string& why);
+// Whether an error is such a one.
+bool is_flag_error(const std::exception& error);
 
 // Flags of one value. The variable holds the default; an std::optional has none.
+// T: an integer or an optional one, of those in flags.cpp.
 template <class T>
-CLI::Option* add_integer(CLI::App& app, const std::string& name, T& variable, int64_t least, int64_t most,
-                         const std::string& help) {
-  auto set = [=, &variable](const std::string& text) {
-    variable = static_cast<T>(read_integer(name, text, least, most));
-  };
-  CLI::Option* option = app.add_option_function<std::string>(name, set, help)->type_name("INT");
-  if constexpr (std::is_integral_v<T>) option->default_str(std::to_string(variable));
-  return option;
-}
-CLI::Option* add_number(CLI::App& app, const std::string& name, double& variable, double least, double most,
-                        const std::string& help);
-CLI::Option* add_truth(CLI::App& app, const std::string& name, bool& variable, const std::string& help);
+Flag add_integer(CLI::App& app, const std::string& name, T& variable, int64_t least, int64_t most,
+                 const std::string& help);
+Flag add_number(CLI::App& app, const std::string& name, double& variable, double least, double most,
+                const std::string& help);
+Flag add_truth(CLI::App& app, const std::string& name, bool& variable, const std::string& help);
 // type: what --help shows in the place of the value: FILE, DIR, NAME.
-CLI::Option* add_text(CLI::App& app, const std::string& name, std::string& variable, const std::string& type,
-                      const std::string& help);
-CLI::Option* add_choice(CLI::App& app, const std::string& name, std::string& variable,
-                        const std::vector<std::string>& choices, const std::string& help);
+Flag add_text(CLI::App& app, const std::string& name, std::string& variable, const std::string& type,
+              const std::string& help);
+Flag add_choice(CLI::App& app, const std::string& name, std::string& variable, const std::vector<std::string>& choices,
+                const std::string& help);
+// set: is given the text, and may refuse_value().
+Flag add_parsed(CLI::App& app, const std::string& name, const std::function<void(const std::string&)>& set,
+                const std::string& type, const std::string& help);
 // --plan, for tests: not in --help.
 void add_plan_flag(CLI::App& app, std::string& variable);
+// Flags of several values.
+Flag add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& variable, const std::string& type,
+               const std::string& help);
+Flag add_parsed_list(CLI::App& app, const std::string& name,
+                     const std::function<void(const std::vector<std::string>&)>& set, const std::string& type,
+                     const std::string& help);
+// Flags without a value: one that is on where it is given, and one that prints a text and ends the program.
+Flag add_switch(CLI::App& app, const std::string& name, bool& variable, const std::string& help);
+Flag add_listing(CLI::App& app, const std::string& name, std::string (*text)(), const std::string& help);
+
+// Flags that are there.
+Flag flag_named(CLI::App& app, const std::string& name);
+bool has_flag_named(const CLI::App& app, const std::string& name);
+void remove_flag(CLI::App& app, const std::string& name);
+bool is_given(const CLI::App& app, const std::string& name);
+// The names of those in a group of --help.
+std::vector<std::string> flags_in_group(const CLI::App& app, const std::string& group);
+// Makes a flag one that does something else than the program: it stands alone, and without it the needed ones must be
+// given.
+void stand_alone(CLI::App& app, Flag alone, const std::vector<std::string>& needed);
+// The group of those that are added from now on; "Options" at first.
+void set_group(CLI::App& app, const std::string& name);
 
 // Throws Exit::usage, with the largest number of sequences, if a batch has more tokens than any machine could take.
 void check_batch(int64_t batch, int64_t accumulate, int64_t seq_len);
@@ -52,26 +93,13 @@ struct ShortHelp {
   std::vector<std::string> needed, common, examples;
 };
 
-// What --help prints, in 80 columns: the flags by group, in the order in which the groups were first used. Of a program
-// with a short help only that; --help-all prints the flags then.
-class Help : public CLI::FormatterBase {
- public:
-  explicit Help(ShortHelp shortened = {}) : short_(std::move(shortened)) {}
-  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override;
-
- private:
-  ShortHelp short_;
-};
-// From now on --help of this program is short.
+// From now on --help has 80 columns: the flags by group, in the order in which the groups were first used. With a short
+// help it is only that; --help-all prints the flags then.
+void set_help(CLI::App& app);
 void set_short_help(CLI::App& app, ShortHelp help);
 
 // After a failed parse: "unknown flag --stpes; did you mean --steps?", or "" if no flag was unknown.
 // Behind a subcommand only its flags are suggested.
 std::string unknown_flag(const CLI::App& app);
-
-// The version and the commit: "0.3.0, commit 1cd692dba734".
-std::string version();
-// The commit that this program was built from, as git describes it; "unknown" without git.
-std::string commit();
 
 }  // namespace crossply

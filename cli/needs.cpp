@@ -1,5 +1,6 @@
 #include "cli/needs.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "engine/check.h"
@@ -70,13 +71,14 @@ std::string missing(CLI::Option& flag) {
 
 }  // namespace
 
-CLI::Option* needs(CLI::App& app, CLI::Option* flag, const std::vector<Need>& any_of) {
+Flag needs(CLI::App& app, Flag flag, const std::vector<Need>& any_of) {
   const auto unmet = [&app, any_of](std::string&) {
     const bool met = std::any_of(any_of.begin(), any_of.end(), [&](const Need& need) { return is_met(app, need); });
     return met ? std::string() : in_words(any_of);
   };
-  flag->description(flag->get_description() + " (needs " + in_words(any_of) + ")");
-  return flag->check(CLI::Validator(unmet, "", check_of_needs).active(false));
+  CLI::Option* option = flag;
+  option->description(option->get_description() + " (needs " + in_words(any_of) + ")");
+  return option->check(CLI::Validator(unmet, "", check_of_needs).active(false));
 }
 
 void check_needs(CLI::App& app) {

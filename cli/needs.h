@@ -1,9 +1,10 @@
 // Flags that have an effect only beside others: stated beside each flag, checked in one place.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
+
+#include "cli/flags.h"
 
 namespace crossply {
 
@@ -15,7 +16,7 @@ struct Need {
 };
 // The flag has no effect unless one of the needs is met: --help says so, and check_needs() asks for it. Called twice,
 // both are needed. Returns the flag.
-CLI::Option* needs(CLI::App& app, CLI::Option* flag, const std::vector<Need>& any_of);
+Flag needs(CLI::App& app, Flag flag, const std::vector<Need>& any_of);
 // After parsing. Throws Exit::usage for a flag on the command line whose needs are not met, with what is missing.
 // run_program() calls it.
 void check_needs(CLI::App& app);

@@ -115,8 +115,7 @@ std::string flag_of_other_name(const CLI::App& app, const std::string& typed) {
   std::string name = typed;
   std::replace(name.begin(), name.end(), '_', '-');
   for (const OtherName& other : other_names)
-    if (name == other.theirs && app.get_option_no_throw(other.ours) != nullptr)
-      return std::string(other.ours) + other.remark;
+    if (name == other.theirs && has_flag_named(app, other.ours)) return std::string(other.ours) + other.remark;
   return "";
 }
 

@@ -1,8 +1,9 @@
 // The names that other programs give to our flags.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
+
+#include "cli/flags.h"
 
 namespace crossply {
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include "cli/needs.h"
 #include "cli/spin.h"
 #include "cli/standard_streams.h"
+#include "cli/version.h"
 #include "engine/cpu_check.h"
 #include "engine/out_of_memory.h"
 #include "engine/printable.h"
@@ -55,13 +57,17 @@ std::string memory_remedy(const CLI::App& app) {
   return smaller.empty() ? "end other programs, or use a machine with more memory" : smaller;
 }
 
+CommandLine::CommandLine(const std::string& about, const std::string& name)
+    : app_(std::make_unique<CLI::App>(about, name)) {}
+CommandLine::~CommandLine() = default;
+
 int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
                 const std::function<Exit()>& body) {
   check_cpu();
   bound_spinning(argv);
   prepare_standard_streams();
   app.footer(exit_code_help());
-  app.formatter(std::make_shared<Help>());
+  set_help(app);
   if (argc > 0) app.name(before_name(argv[0]) + app.get_name());
   app.set_help_all_flag("--help-all", "Print every flag and exit");
   app.set_version_flag(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 
 #include "cli/flags.h"
 #include "engine/check.h"
@@ -17,6 +18,17 @@ Error error_of(const std::exception& error, const std::string& remedy);
 std::string memory_remedy(const CLI::App& app);
 inline const char* const training_memory_remedy =
     "use a smaller --batch with --accumulate, a shorter --seq, or a smaller model";
+
+// The flags of a program, none yet.
+class CommandLine {
+ public:
+  CommandLine(const std::string& about, const std::string& name);
+  ~CommandLine();
+  operator CLI::App&() { return *app_; }
+
+ private:
+  std::unique_ptr<CLI::App> app_;
+};
 
 // Calls `flags` to add the flags, parses argv, then runs `body`, whose result is the exit code.
 int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,

@@ -42,11 +42,11 @@ std::string carried_settings(const std::string& text, const std::string& path) {
   // What transformers 5 calls the class that reads tokenizer.json alone; older versions do not know the name.
   const bool renamed = is_object && settings.value("tokenizer_class", Json()) == "TokenizersBackend";
   if (renamed) settings["tokenizer_class"] = "PreTrainedTokenizerFast";
-  if (is_object && !remove_code_references(settings)) return renamed ? settings.dump(2) + "\n" : text;
+  if (is_object && !remove_code_references(settings)) return renamed ? json_text(settings, 2) + "\n" : text;
   std::fprintf(stderr, "note: %s %s\n", printable(path).c_str(),
                is_object ? "names Python code for trust_remote_code (auto_map): that is not carried along"
                          : "is not a JSON object: it is not carried along");
-  return is_object ? settings.dump(2, ' ', false, Json::error_handler_t::replace) + "\n" : "";
+  return is_object ? json_text_mended(settings, 2) + "\n" : "";
 }
 
 std::string carried_tokenizer(const std::string& text) {

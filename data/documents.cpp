@@ -45,7 +45,7 @@ std::string parse_line(const Document& document, const std::string& field) {
   if (found == object.end())
     fail(Exit::bad_data, where, ": has no field \"", excerpt(field), "\", but ", keys.empty() ? "none" : excerpt(keys));
   if (!found->is_string())
-    fail(Exit::bad_data, where, ": \"", excerpt(field), "\" is no text: ", excerpt(found->dump()));
+    fail(Exit::bad_data, where, ": \"", excerpt(field), "\" is no text: ", excerpt(json_text(*found)));
   return found->get<std::string>();
 }
 

@@ -10,9 +10,9 @@
 #include <future>
 #include <memory>
 
-#include "cli/flags.h"
 #include "cli/format.h"
 #include "cli/stop.h"
+#include "cli/version.h"
 #include "data/carried_settings.h"
 #include "data/document_feed.h"
 #include "data/encoding_progress.h"
@@ -316,8 +316,7 @@ void Preparation::write_tokenizer_config(const std::string& beside) const {
   Json config = try_parse_json<Json>(text);
   if (!config.is_object()) config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
   if (!o_.eot.empty() || !config.contains("eos_token")) config["eos_token"] = tokenizer_.decode({eot_});
-  write_file_atomically(partial_ + "/tokenizer_config.json",
-                        config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_file_atomically(partial_ + "/tokenizer_config.json", json_text_mended(config, 2) + "\n");
 }
 
 void Preparation::open_writers() {
@@ -483,7 +482,7 @@ void Preparation::publish() {
                          {"train", shards("train", train_)},
                          {"val", shards("val", val_)},
                          {"sources", finished_}};
-  write_file_atomically(partial_ + "/manifest.json", manifest.dump(2) + "\n");
+  write_file_atomically(partial_ + "/manifest.json", json_text(manifest, 2) + "\n");
 }
 
 // Of what is in OUT.partial, only the result goes with the name.

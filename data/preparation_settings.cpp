@@ -50,7 +50,8 @@ void require_same(const Json& was, const Json& is, size_t inputs, const std::str
     if (key == "inputs" || value == old) continue;
     std::string flag = key;
     for (char& letter : flag) letter = letter == '_' ? '-' : letter;
-    fail(Exit::usage, where, " has --", flag, " ", excerpt(old.dump()), ", now it is ", value.dump(), "; ", advice);
+    fail(Exit::usage, where, " has --", flag, " ", excerpt(json_text(old)), ", now it is ", json_text(value), "; ",
+         advice);
   }
 }
 

@@ -1,7 +1,7 @@
 // The settings that decide what `prepare` writes, as its state.json and manifest.json hold them.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

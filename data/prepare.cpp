@@ -6,7 +6,7 @@
 using namespace crossply;
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  CommandLine app(
       "Encodes text into token shards, for training and for validation, beside their tokenizer. Inputs are text files, "
       "JSON lines, either packed by gzip or zstd, Parquet (by Python with pyarrow), directories of them, patterns, or "
       "- "
@@ -14,19 +14,15 @@ int main(int argc, char** argv) {
       "prepare");
   PrepareOptions o;
   auto flags = [&] {
-    app.add_option("input", o.inputs, "file, directory, pattern, or -")
-        ->required()
-        ->type_name("...")
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    add_texts(app, "input", o.inputs, "...", "file, directory, pattern, or -").required().take_all();
     add_text(app, "--out", o.out, "DIR", "directory to make: train_*.bin, val_*.bin, tokenizer.json, manifest.json")
-        ->required();
-    CLI::Option* given =
-        add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json, or a directory that has one");
+        .required();
+    const Flag given = add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json, or a directory that has one");
     add_integer(app, "--vocab", o.vocab, 260, 1 << 20,
                 "instead of --tokenizer: train one of so many tokens on the text (needs Python with the package "
                 "tokenizers)")
-        ->excludes(given)
-        ->default_str("");
+        .excludes(given)
+        .default_str("");
     needs(app, add_choice(app, "--style", o.style, {"gpt2", "llama3"}, "of --vocab: whose cuts and special tokens"),
           {{"--vocab"}});
     add_text(app, "--eot", o.eot, "TOKEN",
@@ -46,7 +42,7 @@ int main(int argc, char** argv) {
         "lists them");
   };
   return run_program(app, argc, argv, flags, [&] {
-    o.field_given = app.count("--field") > 0;
+    o.field_given = is_given(app, "--field");
     return prepare(o);
   });
 }

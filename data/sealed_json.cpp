@@ -10,7 +10,7 @@ constexpr const char* checksum_key = "checksum";
 
 std::string checksum_of(const nlohmann::ordered_json& object) {
   Sha256 sha;
-  const std::string text = object.dump();
+  const std::string text = json_text(object);
   sha.update(text.data(), text.size());
   return sha.hex();
 }
@@ -20,7 +20,7 @@ std::string checksum_of(const nlohmann::ordered_json& object) {
 std::string seal(nlohmann::ordered_json object) {
   object.erase(checksum_key);
   object[checksum_key] = checksum_of(object);
-  return object.dump(2) + "\n";
+  return json_text(object, 2) + "\n";
 }
 
 nlohmann::ordered_json unseal(const std::string& text, const std::string& where, const std::string& advice) {

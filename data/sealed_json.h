@@ -1,7 +1,7 @@
 // A JSON file that a program writes for itself, with a checksum of its contents: what somebody changed is not believed.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 namespace crossply {

@@ -144,14 +144,14 @@ void decode(const Tokenizer& tokenizer) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  CommandLine app(
       "Token ids of the text on standard input, separated by spaces: of the text alone, without the tokens that the "
       "tokenizer's template puts around a text, such as <s>.",
       "tokenize");
   Options o;
   auto flags = [&] {
-    add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json, or a directory that has one")->required();
-    app.add_flag("--decode", o.decode, "ids on standard input, their text out");
+    add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json, or a directory that has one").required();
+    add_switch(app, "--decode", o.decode, "ids on standard input, their text out");
   };
   return run_program(app, argc, argv, flags, [&] {
     const Tokenizer tokenizer = Tokenizer::read(o.tokenizer);

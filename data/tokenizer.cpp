@@ -81,7 +81,7 @@ std::vector<std::string> words_of(const json& vocab, const std::string& path) {
   std::vector<std::string> words(vocab.size());
   for (const auto& [word, id] : vocab.items()) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() >= words.size())
-      fail(Exit::bad_data, path, ": the id of \"", excerpt(word), "\" is ", excerpt(id.dump()),
+      fail(Exit::bad_data, path, ": the id of \"", excerpt(word), "\" is ", excerpt(json_text(id)),
            ", expected an integer below ", words.size());
     std::string& place = words[id.get<size_t>()];
     if (!place.empty())
@@ -200,10 +200,10 @@ int64_t Tokenizer::vocab_size() const {
 uint64_t Tokenizer::fingerprint() const {
   if (kind_ == Kind::bpe) return bpe_->fingerprint();
   if (kind_ == Kind::none || kind_ == Kind::foreign) return 0;
-  const json object = json::parse((kind_ == Kind::words ? words_json(words_) : bytes_json()).dump());
+  const json object = known_json(json_text(kind_ == Kind::words ? words_json(words_) : bytes_json()));
   json deciding;
   for (const char* key : {"added_tokens", "normalizer", "pre_tokenizer", "model"}) deciding[key] = object[key];
-  return fingerprint_of(deciding.dump());
+  return fingerprint_of(json_text(deciding));
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
@@ -260,7 +260,7 @@ bool Tokenizer::is_special(int32_t id) const { return id == eos() || (kind_ == K
 void Tokenizer::save(const std::string& dir) const {
   if (kind_ == Kind::none || kind_ == Kind::foreign) return;
   const std::string text =
-      kind_ == Kind::bpe ? file_ : (kind_ == Kind::words ? words_json(words_) : bytes_json()).dump(2) + "\n";
+      kind_ == Kind::bpe ? file_ : json_text(kind_ == Kind::words ? words_json(words_) : bytes_json(), 2) + "\n";
   write_file_atomically(dir + "/tokenizer.json", text);
 }
 

@@ -2,8 +2,10 @@
 // whole training steps, beside PyTorch's; then the ratios. With a subcommand one part of that.
 // bench architectures: what a training step of each costs, relative to plain LLaMA.
 #include "dev/bench.h"
-#include "cli/format.h"
 
+#include <CLI/CLI.hpp>
+
+#include "cli/format.h"
 #include "cli/program.h"
 
 using namespace crossply;

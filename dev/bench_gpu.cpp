@@ -5,8 +5,8 @@
 #include <cctype>
 #include <sstream>
 
-#include "cli/flags.h"
 #include "cli/format.h"
+#include "cli/version.h"
 #include "dev/bench.h"
 #include "engine/rng.h"
 #include "kernels/attention/attention.h"

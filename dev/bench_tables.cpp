@@ -1,9 +1,9 @@
 // What bench knows, told as soon as it knows it: rows on standard output, and all tables in the JSON file.
-#include <nlohmann/json.hpp>
 
 #include "cli/format.h"
 #include "dev/bench.h"
 #include "engine/file.h"
+#include "engine/json.h"
 
 namespace crossply {
 namespace {
@@ -14,9 +14,9 @@ Exit first_failure = Exit::done;
 // The file is the only place where the tables are, so that processes after each other can add to it.
 void keep(const std::string& name, const std::vector<std::vector<std::string>>& rows) {
   if (json_file.empty()) return;
-  nlohmann::ordered_json all = nlohmann::ordered_json::parse(read_file(json_file, size_t{1} << 30));
+  auto all = known_json<nlohmann::ordered_json>(read_file(json_file, size_t{1} << 30));
   all[name] = rows;
-  write_file_atomically(json_file, all.dump(1) + "\n");
+  write_file_atomically(json_file, json_text(all, 1) + "\n");
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include <filesystem>
 
 #include <programs_inside.h>
-#include "cli/flags.h"
 #include "cli/format.h"
+#include "cli/version.h"
 #include "engine/check.h"
 #include "engine/printable.h"
 

@@ -88,9 +88,44 @@ std::string unfit_part(std::string_view text) {
   return "";
 }
 
+template <class Json>
+Json try_parse_json(std::string_view text) {
+  return unfit_part(text).empty() ? Json::parse(text, nullptr, false) : Json(nlohmann::json::value_t::discarded);
+}
+template nlohmann::json try_parse_json(std::string_view text);
+template nlohmann::ordered_json try_parse_json(std::string_view text);
+
+template <class Json>
+Json parse_json(std::string_view text, const std::string& where) {
+  if (const std::string unfit = unfit_part(text); !unfit.empty()) fail(Exit::bad_data, where, ": JSON with ", unfit);
+  try {
+    return Json::parse(text);
+  } catch (const nlohmann::json::parse_error& error) {
+    fail(Exit::bad_data, where, ": is not a JSON object in UTF-8: ", json_fault(text, error.byte, error.what()));
+  }
+}
+template nlohmann::json parse_json(std::string_view text, const std::string& where);
+template nlohmann::ordered_json parse_json(std::string_view text, const std::string& where);
+
+template <class Json>
+Json known_json(std::string_view text) {
+  return Json::parse(text);
+}
+template nlohmann::json known_json(std::string_view text);
+template nlohmann::ordered_json known_json(std::string_view text);
+
+std::string json_text(const nlohmann::json& value, int indent) { return value.dump(indent); }
+std::string json_text(const nlohmann::ordered_json& value, int indent) { return value.dump(indent); }
+std::string json_text_mended(const nlohmann::json& value, int indent) {
+  return value.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+std::string json_text_mended(const nlohmann::ordered_json& value, int indent) {
+  return value.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
 std::string utf8_or_escaped(const std::string& text) {
   try {
-    nlohmann::json(text).dump();
+    json_text(nlohmann::json(text));
     return text;
   } catch (const nlohmann::json::exception&) {
   }

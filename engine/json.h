@@ -26,22 +26,27 @@ std::string unfit_part(std::string_view text);
 // had read; words: its own message.
 std::string json_fault(std::string_view text, size_t read, std::string_view words);
 
-// A discarded value (is_discarded()) where `text` is not JSON or unfit. Json: nlohmann::json or ordered_json.
+// The library's parser and printer take long to compile: engine/json.cpp alone does, and others call these functions
+// instead of parse() and dump(). Json: nlohmann::json or ordered_json.
+
+// A discarded value (is_discarded()) where `text` is not JSON or unfit.
 template <class Json = nlohmann::json>
-Json try_parse_json(std::string_view text) {
-  return unfit_part(text).empty() ? Json::parse(text, nullptr, false) : Json(nlohmann::json::value_t::discarded);
-}
+Json try_parse_json(std::string_view text);
 
 // The same, but such a text is Exit::bad_data; `where` names its file.
 template <class Json = nlohmann::json>
-Json parse_json(std::string_view text, const std::string& where) {
-  if (const std::string unfit = unfit_part(text); !unfit.empty()) fail(Exit::bad_data, where, ": JSON with ", unfit);
-  try {
-    return Json::parse(text);
-  } catch (const nlohmann::json::parse_error& error) {
-    fail(Exit::bad_data, where, ": is not a JSON object in UTF-8: ", json_fault(text, error.byte, error.what()));
-  }
-}
+Json parse_json(std::string_view text, const std::string& where);
+
+// Of a text that is known to be JSON. Throws nlohmann::json::parse_error.
+template <class Json = nlohmann::json>
+Json known_json(std::string_view text);
+
+// In one line, or with so many spaces a level. Throws nlohmann::json::type_error where a text is not UTF-8.
+std::string json_text(const nlohmann::json& value, int indent = -1);
+std::string json_text(const nlohmann::ordered_json& value, int indent = -1);
+// The same, but what is not UTF-8 becomes U+FFFD.
+std::string json_text_mended(const nlohmann::json& value, int indent = -1);
+std::string json_text_mended(const nlohmann::ordered_json& value, int indent = -1);
 
 // Whether a value is of T's type, and a number finite, one that T can hold, and within these bounds.
 template <class T>

@@ -4,9 +4,9 @@
 #include <bit>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <set>
 
+#include "engine/json.h"
 #include "engine/printable.h"
 
 namespace crossply {
@@ -222,7 +222,7 @@ void read_converted(const InputFile& file, uint64_t begin, int64_t first, int64_
 
 std::string json_string(const std::string& text) {
   try {
-    return nlohmann::json(text).dump();
+    return json_text(nlohmann::json(text));
   } catch (const nlohmann::json::exception&) {
     fail(Exit::internal, "a safetensors header must be UTF-8, but this is not: ", show_name(text));
   }

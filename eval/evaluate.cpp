@@ -106,12 +106,12 @@ Exit run(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Loss and perplexity of a model on data; for a task, also how many prompts it answers correctly.",
-               "evaluate");
+  CommandLine app("Loss and perplexity of a model on data; for a task, also how many prompts it answers correctly.",
+                  "evaluate");
   Options o;
   auto flags = [&] {
-    add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
-    add_text(app, "--data", o.data.spec, "SOURCE", data_specs)->required();
+    add_text(app, "--model", o.model, "DIR", "model or run directory").required();
+    add_text(app, "--data", o.data.spec, "SOURCE", data_specs).required();
     add_text(app, "--tokenizer", o.data.tokenizer, "FILE",
              "tokenizer.json of a model that has none (default: the model's own)");
     add_choice(app, "--split", o.split, {"all", "test", "train"},

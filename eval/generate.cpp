@@ -214,7 +214,7 @@ struct Generator {
     line.update(
         {{"prompt", prompt_of(r).text}, {"text", row.text()}, {"tokens", written}, {"ended", ending(row, written)}});
     // A byte that is no UTF-8, JSON cannot have: the tokens are exact.
-    const std::string json = line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+    const std::string json = json_text_mended(line);
     std::printf("%s\n", printable_json(json).c_str());
   }
 
@@ -299,7 +299,7 @@ Exit run(const Options& o) {
 
 void add_sampling_flags(CLI::App& app, SamplingOptions& s) {
   add_number(app, "--temperature", s.temperature, 0, most_number, "divides the logits; 0: the most likely token");
-  for (CLI::Option* flag :
+  for (const Flag flag :
        {add_integer(app, "--top-k", s.top_k, 0, max_size, "sample among the k most likely (0: all)"),
         add_number(app, "--top-p", s.top_p, 0, 1, "among the most likely that together reach this probability"),
         add_number(app, "--min-p", s.min_p, 0, 1, "among those with this share of the most likely one's probability")})
@@ -311,19 +311,17 @@ void add_sampling_flags(CLI::App& app, SamplingOptions& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  CommandLine app(
       "Continues prompts. Greedy unless --temperature is given. Settings mean what they mean in Hugging Face's "
       "generate(). The last line on standard error says how fast it was.",
       "generate");
   Options o;
   auto flags = [&] {
-    add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
-    app.add_option_function<std::string>(
-           "--prompt", [&](const std::string& text) { o.prompt = text; },
-           "the model's own words, bytes or text; without a tokenizer, token ids. Where the tokenizer begins texts "
-           "with "
-           "a token of its own, that comes first")
-        ->type_name("TEXT");
+    add_text(app, "--model", o.model, "DIR", "model or run directory").required();
+    add_parsed(
+        app, "--prompt", [&](const std::string& text) { o.prompt = text; }, "TEXT",
+        "the model's own words, bytes or text; without a tokenizer, token ids. Where the tokenizer begins texts with "
+        "a token of its own, that comes first");
     add_text(app, "--prompts", o.prompts, "FILE",
              "a prompt on each line, or JSON lines with a \"prompt\"; prints JSON lines in the same order");
     add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json (default: the model's own)");
@@ -331,19 +329,17 @@ int main(int argc, char** argv) {
     add_integer(app, "--keep-last", o.keep_last, 0, max_size,
                 "of a prompt, take the last so many tokens (0: all). Prompt and new tokens together are at most the "
                 "model's max_position_embeddings: a longer prompt is refused, and writing ends there");
-    app.add_option("--stop", o.stop, "end before this text; may be given several times")
-        ->type_name("TEXT")
-        ->allow_extra_args(false);
+    add_texts(app, "--stop", o.stop, "TEXT", "end before this text; may be given several times").one_each();
     add_sampling_flags(app, o.sampling);
-    CLI::Option* seed =
+    const Flag seed =
         add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),
                     "of the sampling; what a prompt gets depends on it and on the prompt's place, not on the batch");
-    CLI::Option* samples =
+    const Flag samples =
         add_integer(app, "--samples", o.samples, 1, max_size, "so many for each prompt; more than one: JSON lines");
-    for (CLI::Option* flag : {seed, samples}) needs(app, flag, {{"--temperature"}});
+    for (const Flag flag : {seed, samples}) needs(app, flag, {{"--temperature"}});
     needs(app, add_integer(app, "--batch", o.batch, 1, max_size, "rows to continue side by side"),
           {{"--prompts"}, {"--samples", {"!1"}}});
-    app.add_flag("--show-special", o.show_special, "print special tokens, as the one that ends a text");
+    add_switch(app, "--show-special", o.show_special, "print special tokens, as the one that ends a text");
     add_choice(app, "--dtype", o.dtype, {"fp32", "bf16"}, "of activations, caches and products: fp32 or bf16");
     add_choice(app, "--device", o.device, {"cpu", "cuda"}, "where to run: cpu or cuda");
   };

@@ -117,21 +117,21 @@ Exit run(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  CommandLine app(
       "One forward and backward over the first B*T+1 tokens of a file: prints the mean loss and writes the fp32 "
       "gradient of every parameter, under the parameter's name.",
       "gradients");
   Options o;
   auto flags = [&] {
-    add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
+    add_text(app, "--model", o.model, "DIR", "model or run directory").required();
     add_text(app, "--tokens", o.tokens, "FILE", "whitespace-separated integers, a token shard (*.bin), or text:FILE")
-        ->required();
+        .required();
     needs(app,
           add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json of a model that has none, for text:FILE"),
           {{"--tokens", {"text:*"}}});
     add_integer(app, "--batch", o.batch, 1, max_size, "B, sequences");
-    add_integer(app, "--seq", o.seq, 1, max_size, "T, tokens per sequence")->required()->default_str("");
-    add_text(app, "--out", o.out, "FILE", "safetensors file to write; replaces only gradients")->required();
+    add_integer(app, "--seq", o.seq, 1, max_size, "T, tokens per sequence").required().default_str("");
+    add_text(app, "--out", o.out, "FILE", "safetensors file to write; replaces only gradients").required();
     add_text(app, "--device", o.device, "NAME", "cpu, cuda, or reference (plain loops in double)");
     add_choice(app, "--dtype", o.dtype, {"fp32", "bf16"}, "of activations and products: fp32 or bf16");
     add_choice(app, "--matmul", o.matmul, {"fp32", "bf16x3"}, "products of --dtype fp32: fp32 or bf16x3");

@@ -1,9 +1,9 @@
 #include "eval/loaded_model.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "engine/file.h"
+#include "engine/json.h"
 #include "kernels/devices.h"
 #include "models/json_file.h"
 #include "models/model_dir.h"
@@ -49,7 +49,7 @@ Tokenizer model_tokenizer(const LoadedModel& model, const std::string& path) {
 std::vector<int32_t> token_ids(const Config& config, const std::string& key) {
   const auto found = config.token_ids.find(key);
   if (found == config.token_ids.end()) return {};
-  return ids_of(nlohmann::json::parse(found->second), config.vocab_size);
+  return ids_of(known_json(found->second), config.vocab_size);
 }
 
 std::vector<int32_t> ending_tokens(const LoadedModel& model, const Tokenizer& tokenizer) {

@@ -23,6 +23,7 @@
 #include "cli/ticker.h"
 #include "engine/control_characters.h"
 #include "engine/file.h"
+#include "engine/json.h"
 #include "engine/printable.h"
 #include "eval/decode.h"
 #include "eval/loaded_model.h"
@@ -81,7 +82,7 @@ class Answers {
       line.update(answers[i]);
       if (requests[i].truncated) line["truncated"] = true;
       // A model of bytes may write what is no UTF-8.
-      std::printf("%s\n", printable_json(line.dump(-1, ' ', false, Json::error_handler_t::replace)).c_str());
+      std::printf("%s\n", printable_json(json_text_mended(line)).c_str());
     }
     flush_standard_output();
     requests.clear();
@@ -187,7 +188,7 @@ Exit run(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  CommandLine app(
       "Log-probabilities and greedy continuations. Standard input has one request a line, as JSON: {\"context\": T, "
       "\"continuation\": T}, {\"text\": T} or {\"context\": T, \"max_new_tokens\": N, \"until\": [TEXT]}, where T is a "
       "text or a list of token ids; with an \"id\", which the answer then has, or none. The answers come at an "
@@ -196,7 +197,7 @@ int main(int argc, char** argv) {
       "score");
   Options o;
   auto flags = [&] {
-    add_text(app, "--model", o.model, "DIR", "model or run directory")->required();
+    add_text(app, "--model", o.model, "DIR", "model or run directory").required();
     add_text(
         app, "--tokenizer", o.tokenizer, "FILE",
         "tokenizer.json, or a directory that has one (default: the model's own; without one, texts are token ids)");

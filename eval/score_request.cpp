@@ -34,7 +34,7 @@ std::vector<std::string> texts_of(const Json& value) {
   const Json list = value.is_array() ? value : Json::array({value});
   for (const Json& text : list) {
     if (!text.is_string() || text.get_ref<const std::string&>().empty())
-      fail(Exit::bad_data, "\"until\" is ", excerpt(value.dump()), ", expected texts that are not empty");
+      fail(Exit::bad_data, "\"until\" is ", excerpt(json_text(value)), ", expected texts that are not empty");
     texts.push_back(text);
   }
   return texts;
@@ -49,12 +49,12 @@ std::vector<int32_t> ScoreRequests::ids_of(const Json& value, const std::string&
   } else if (value.is_array()) {
     for (const Json& id : value) {
       if (!id.is_number_integer())
-        fail(Exit::bad_data, "\"", key, "\" has the token ", excerpt(id.dump()), ", which is no integer");
+        fail(Exit::bad_data, "\"", key, "\" has the token ", excerpt(json_text(id)), ", which is no integer");
       ids.push_back(id.is_number_unsigned() && id.get<uint64_t>() < uint64_t{1} << 31 ? id.get<int32_t>() : -1);
-      if (ids.back() < 0) fail(Exit::bad_data, "\"", key, "\" has the token ", id.dump(), ", which is no token id");
+      if (ids.back() < 0) fail(Exit::bad_data, "\"", key, "\" has the token ", json_text(id), ", which is no token id");
     }
   } else {
-    fail(Exit::bad_data, "\"", key, "\" is ", excerpt(value.dump()), ", expected a text or a list of token ids");
+    fail(Exit::bad_data, "\"", key, "\" is ", excerpt(json_text(value)), ", expected a text or a list of token ids");
   }
   return checked(std::move(ids), key);
 }
@@ -99,7 +99,7 @@ void ScoreRequests::parse_pair(const Json& before, const Json& after, ScoreReque
     if (continuation[0] == context[0]) continuation.erase(continuation.begin());
   }
   if (continuation.empty())
-    fail(Exit::bad_data, "the \"continuation\" ", excerpt(after.dump()),
+    fail(Exit::bad_data, "the \"continuation\" ", excerpt(json_text(after)),
          " has no tokens of its own after its context: there is nothing to score");
   if (std::ssize(continuation) > longest_)
     fail(Exit::bad_data, "the continuation has ", continuation.size(), " tokens, the model's longest sequence ",
@@ -111,7 +111,7 @@ void ScoreRequests::parse_pair(const Json& before, const Json& after, ScoreReque
 void ScoreRequests::parse_generation(const Json& object, ScoreRequest& request) const {
   const nlohmann::json most = object.value("max_new_tokens", Json());
   if (!holds<int64_t>(most, 1, static_cast<double>(longest_ - 1)))
-    fail(Exit::bad_data, "\"max_new_tokens\" is ", excerpt(most.dump()), ", expected 1 to ", longest_ - 1,
+    fail(Exit::bad_data, "\"max_new_tokens\" is ", excerpt(json_text(most)), ", expected 1 to ", longest_ - 1,
          ": the model's longest sequence is ", longest_, " tokens, with the context");
   request.max_new = most.get<int64_t>();
   if (object.contains("until")) request.until = texts_of(object["until"]);
@@ -126,7 +126,7 @@ void ScoreRequests::parse_generation(const Json& object, ScoreRequest& request) 
 void ScoreRequests::parse_text(const Json& object, ScoreRequest& request) const {
   const Json scores_begin = object.value("score_begin", Json(false));
   if (!scores_begin.is_boolean())
-    fail(Exit::bad_data, "\"score_begin\" is ", excerpt(scores_begin.dump()), ", expected true or false");
+    fail(Exit::bad_data, "\"score_begin\" is ", excerpt(json_text(scores_begin)), ", expected true or false");
   std::vector<int32_t> ids = prompt_of(object["text"], "text");
   if (ids.empty()) return;
   const std::vector<int32_t>& prefix = tokenizer_.prefix();

@@ -59,7 +59,7 @@ FileEntry entry_of(const std::string& path) {
 std::string text_of(const Manifest& manifest) {
   nlohmann::json files = nlohmann::json::object();
   for (const auto& [name, entry] : manifest) files[name] = {{"bytes", entry.bytes}, {"sha256", entry.sha256}};
-  return nlohmann::json{{"files", files}}.dump(2) + "\n";
+  return json_text(nlohmann::json{{"files", files}}, 2) + "\n";
 }
 
 // path: for errors.

@@ -103,12 +103,13 @@ const std::vector<ModelType> model_types = {{.name = "llama", .architecture = "L
 
 const std::set<std::string> token_keys = {"bos_token_id", "eos_token_id", "pad_token_id"};
 
-std::string shown(const json& value) { return excerpt(value.dump()); }
+std::string shown(const json& value) { return excerpt(json_text(value)); }
 
 void require(const json& object, const std::string& key, const json& neutral, const std::string& where) {
   const auto it = object.find(key);
   if (it == object.end() || it->is_null() || *it == neutral) return;
-  fail(Exit::bad_data, where, ": \"", key, "\": ", shown(*it), " is not computed here; only ", neutral.dump(), " is");
+  fail(Exit::bad_data, where, ": \"", key, "\": ", shown(*it), " is not computed here; only ", json_text(neutral),
+       " is");
 }
 
 std::string check_keys(const json& object, const std::set<std::string>& used, const json& neutral,
@@ -223,14 +224,15 @@ void read_crossply(const json& object, Config& config, const std::string& where)
   const std::set<std::string> own = split_words(general_keys(config));
   for (const auto& [key, value] : object.items())
     if (!own.contains(key) && !value.is_null())
-      config.options[key] = is_word(config.arch, key) && value.is_string() ? value.get<std::string>() : value.dump();
+      config.options[key] =
+          is_word(config.arch, key) && value.is_string() ? value.get<std::string>() : json_text(value);
 }
 
 void mark_as_variant(json& object, const Config& config) {
   json& own = object["crossply"];
   for (const Option& option : find_architecture(config.arch).options) {
     const std::string& value = config.options.at(option.key);
-    own[option.key] = option.choices.empty() ? json::parse(value) : json(value);
+    own[option.key] = option.choices.empty() ? known_json(value) : json(value);
   }
   own["arch"] = config.arch;
   const std::string name = "Crossply" + class_stem(config.arch), module = modelling_module(config.arch);
@@ -261,8 +263,8 @@ bool allowed(const Option& option, const std::string& value) {
 std::string as_json(const Option& option, const std::string& value) {
   if (!option.choices.empty() || parse_truth(value)) return value;
   if (parse_integer(option.default_value)) return std::to_string(*parse_integer(value));
-  if (const auto number = parse_number(value)) return json(*number).dump();
-  return json::parse(value).dump();
+  if (const auto number = parse_number(value)) return json_text(json(*number));
+  return json_text(known_json(value));
 }
 
 void check_options(Config& config, Exit code, const std::string& where) {
@@ -366,7 +368,7 @@ Config parse_config(const json& object, const std::string& where, std::string* i
   read(object, "initializer_range", config.initializer_range, where);
   read_rope(object, config, where);
   for (const std::string& key : token_keys)
-    if (object.contains(key)) config.token_ids[key] = object[key].dump();
+    if (object.contains(key)) config.token_ids[key] = json_text(object[key]);
   take_type(object, type, config, where);
   config.sliding_window = window_of(object, type, config.num_hidden_layers, where);
   config.check(Exit::bad_data, where);
@@ -419,7 +421,7 @@ json to_json(const Config& config) {
   object["initializer_range"] = config.initializer_range;
   for (const SizeKey& size : size_keys) object[size.key] = config.*size.value;
   if (config.rope_scaling) object["rope_scaling"] = rope_json(config);  // the name that older readers know
-  for (const auto& [key, value] : config.token_ids) object[key] = json::parse(value);
+  for (const auto& [key, value] : config.token_ids) object[key] = known_json(value);
   write_window(object, config, type);
   if (config.qkv_bias) object.erase("attention_bias");  // which would speak of the output's, too
   if (type == nullptr) {

@@ -79,7 +79,7 @@ Config parse_gpt2(const json& object, const std::string& where, std::string* ign
   read(object, "scale_attn_by_inverse_layer_idx", config.scale_attn_by_inverse_layer_idx, where);
   read(object, "tie_word_embeddings", config.tie_word_embeddings, where);
   for (const std::string& key : token_keys)
-    if (object.contains(key)) config.token_ids[key] = object[key].dump();
+    if (object.contains(key)) config.token_ids[key] = json_text(object[key]);
   if (object.contains("crossply")) read_crossply(object["crossply"], config, where);
   if (!config.gpt2())
     fail(Exit::bad_data, where, ": the keys are a gpt2's, \"crossply.backbone\" is '", excerpt(config.backbone), "'");
@@ -115,7 +115,7 @@ json gpt2_json(const Config& config) {
   object["initializer_range"] = config.initializer_range;
   object["scale_attn_by_inverse_layer_idx"] = config.scale_attn_by_inverse_layer_idx;
   object["tie_word_embeddings"] = config.tie_word_embeddings;
-  for (const auto& [key, value] : config.token_ids) object[key] = json::parse(value);
+  for (const auto& [key, value] : config.token_ids) object[key] = known_json(value);
   if (plain) return object;
   mark_as_variant(object, config);
   object["crossply"]["backbone"] = "gpt2";

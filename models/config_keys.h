@@ -1,7 +1,7 @@
 // What the readers of config.json share: one for each backbone, config.cpp and config_gpt2.cpp.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <string>
 

@@ -17,7 +17,7 @@ template <class T>
 void read(const nlohmann::json& object, const char* key, T& into, const std::string& where) {
   const auto it = object.find(key);
   if (it == object.end() || it->is_null()) return;
-  if (!holds<T>(*it)) fail(Exit::bad_data, where, ": key \"", key, "\" has the wrong type: ", excerpt(it->dump()));
+  if (!holds<T>(*it)) fail(Exit::bad_data, where, ": key \"", key, "\" has the wrong type: ", excerpt(json_text(*it)));
   into = it->template get<T>();
 }
 template void read(const nlohmann::json&, const char*, bool&, const std::string&);

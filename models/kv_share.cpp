@@ -6,8 +6,8 @@
 //   suffix (Gemma 3n and 4)                         the last num_kv_shared_layers layers share with the one below them
 //   list                                            kv_owners names the owners
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "engine/printable.h"
 #include "models/registry.h"
 
@@ -67,7 +67,7 @@ class KvShare : public Connection {
     };
     owner_.assign(owner_.size(), false);
     int64_t last = -1;
-    for (const auto& layer : nlohmann::json::parse(text)) {
+    for (const auto& layer : known_json(text)) {
       if (!layer.is_number_integer() || layer <= last || layer >= static_cast<int64_t>(owner_.size())) refuse();
       last = layer;
       owner_[static_cast<size_t>(last)] = true;

@@ -67,7 +67,7 @@ std::deque<SafetensorsFile> open_weights(const std::string& dir) {
   std::set<std::string> names;
   for (const auto& [tensor, file] : index["weight_map"].items()) {
     if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos)
-      fail(Exit::bad_data, index_path, ": the file of ", excerpt(tensor), " is ", excerpt(file.dump()));
+      fail(Exit::bad_data, index_path, ": the file of ", excerpt(tensor), " is ", excerpt(json_text(file)));
     names.insert(file.get<std::string>());
   }
   for (const std::string& name : names) files.emplace_back(dir + "/" + name);
@@ -373,12 +373,12 @@ std::vector<std::string> save_weights(const CheckpointWriter& writer, const Para
   }
   if (rank > 0) return written;
   written.push_back("model.safetensors.index.json");
-  write_file_atomically(writer.path(written.back()), index.dump(2) + "\n");
+  write_file_atomically(writer.path(written.back()), json_text(index, 2) + "\n");
   return written;
 }
 
 void save_config(const std::string& path, const Config& config) {
-  write_file_atomically(path, to_json(config).dump(2) + "\n");
+  write_file_atomically(path, json_text(to_json(config), 2) + "\n");
 }
 
 namespace {
@@ -397,7 +397,7 @@ std::string config_with_modelling_file(const std::string& path, const nlohmann::
   const auto& wanted = ours.at("auto_map").items();
   if (std::all_of(wanted.begin(), wanted.end(), names_ours)) return text;
   for (const char* key : {"model_type", "architectures", "auto_map"}) config[key] = ours[key];
-  return config.dump(2) + "\n";
+  return json_text(config, 2) + "\n";
 }
 
 }  // namespace

@@ -10,8 +10,8 @@
 // so that the model starts as LLaMA. rms(X_l) without a gain is the same for all readers and is computed once.
 // intermediate_sizes re-allocates the feed-forward widths over depth. (Xiao et al., "MUDDFormer", arXiv 2502.12170.)
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "engine/printable.h"
 #include "models/registry.h"
 
@@ -26,9 +26,9 @@ class Mudd : public Connection {
       : prepost_(config.text("norm") == "prepost"),
         literal_(config.text("w1_init") == "literal"),
         L_(static_cast<int>(config.num_hidden_layers)) {
-    for (const auto& width : nlohmann::json::parse(config.text("intermediate_sizes"))) {
+    for (const auto& width : known_json(config.text("intermediate_sizes"))) {
       if (!width.is_number_integer() || width < 1 || width > (1 << 30))
-        fail(Exit::usage, "mudd: intermediate_sizes must be positive integers, has ", excerpt(width.dump()));
+        fail(Exit::usage, "mudd: intermediate_sizes must be positive integers, has ", excerpt(json_text(width)));
       widths_.push_back(width);
     }
     if (!widths_.empty() && static_cast<int>(widths_.size()) != L_)

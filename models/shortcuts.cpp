@@ -12,8 +12,8 @@
 // residuals (arXiv 2410.17897).
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "engine/printable.h"
 #include "models/registry.h"
 
@@ -144,7 +144,7 @@ class Shortcuts : public Connection {
 
   void read_layers(const std::string& text) {
     int64_t last = -1;
-    for (const auto& layer : nlohmann::json::parse(text)) {
+    for (const auto& layer : known_json(text)) {
       if (!layer.is_number_integer() || layer <= last || layer >= L_)
         fail(Exit::usage, "shortcuts: value_layers ", excerpt(text), " must be layers below ", L_,
              ", ascending, as in [1,3]");

@@ -219,7 +219,7 @@ void Control::leave_word() const {
                                  {"step", v.step},
                                  {"time", std::time(nullptr)}};
   const auto written = std::make_shared<std::promise<void>>();
-  std::thread([written, path = options_.run_dir + "/last_exit.json", text = record.dump() + "\n"] {
+  std::thread([written, path = options_.run_dir + "/last_exit.json", text = json_text(record) + "\n"] {
     try {
       write_file_atomically(path, text);
     } catch (const Error&) {

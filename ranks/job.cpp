@@ -61,7 +61,7 @@ std::string list_of_same(const JoinOptions& options) {
   auto list = nlohmann::json::object();
   for (const auto& [name, value] : options.same) list[utf8_or_escaped(name)] = utf8_or_escaped(value);
   list["data"] = utf8_or_escaped(options.data);
-  return list.dump();
+  return json_text(list);
 }
 
 // The first item in which some ranks differ from rank 0, with these ranks and a value of theirs; "" if there is none.
@@ -70,7 +70,7 @@ std::string difference(const std::vector<nlohmann::json>& lists, const std::stri
   for (size_t rank = 1; rank < lists.size(); ++rank) {
     const auto mine = lists[0].value(item, nlohmann::json()), theirs = lists[rank].value(item, nlohmann::json());
     if (theirs == mine) continue;
-    if (ranks.empty()) values = str(theirs.dump().substr(0, 100), ", rank 0 has ", mine.dump().substr(0, 100));
+    if (ranks.empty()) values = str(json_text(theirs).substr(0, 100), ", rank 0 has ", json_text(mine).substr(0, 100));
     ranks += str(ranks.empty() ? "" : ", ", rank);
   }
   return ranks.empty() ? "" : str("rank ", ranks, ": other ", item, " than rank 0: ", values);

@@ -1,9 +1,9 @@
 // What decides a GPU's last digits: the table of algorithms, and that a checkpoint carries it to another process.
+#include "engine/json.h"
 #include "kernels/cuda/arithmetic.h"
 
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "engine/sha256.h"
 #include "kernels/block/matmul.h"
@@ -42,9 +42,9 @@ struct Checkpoint {
     Trainer trainer(o, data);
     trainer.step();
     trainer.save(dir, Tokenizer());
-    state = json::parse(read_text(path));
+    state = known_json(read_text(path));
   }
-  void write(const json& other) const { write_text(path, other.dump()); }
+  void write(const json& other) const { write_text(path, json_text(other)); }
   void write_device(const json& record) const {
     json other = state;
     other["device"] = record;
@@ -75,15 +75,15 @@ std::vector<std::string> of_one_step(const std::string& out) {
 // Makes a checkpoint, and its manifest, say that it is another GPU's.
 void pretend_other_gpu(const std::string& dir) {
   const std::string name = "train_state.json";
-  json state = json::parse(read_text(dir + "/" + name)), manifest = json::parse(read_text(dir + "/manifest.json"));
+  json state = known_json(read_text(dir + "/" + name)), manifest = known_json(read_text(dir + "/manifest.json"));
   CHECK(state["device"]["choices"].size() > 0);
   state["device"]["versions"]["GPU"] = "a faster one";
-  const std::string text = state.dump();
+  const std::string text = json_text(state);
   Sha256 hash;
   hash.update(text.data(), text.size());
   manifest["files"][name] = {{"bytes", text.size()}, {"sha256", hash.hex()}};
   write_text(dir + "/" + name, text);
-  write_text(dir + "/manifest.json", manifest.dump());
+  write_text(dir + "/manifest.json", json_text(manifest));
 }
 
 // A product on the GPU of a kind that no other test has.
@@ -303,8 +303,8 @@ TEST_CASE("arithmetic: what no device has written is bad data") {
     const Checkpoint checkpoint(o);
     CHECK(checkpoint.state.contains("device") == (device != "cpu"));
     const auto resume = [&] { Trainer(o, data, checkpoint.dir); };
-    for (const json& record : json::parse(parts)) {
-      CAPTURE(record.dump());
+    for (const json& record : known_json(parts)) {
+      CAPTURE(json_text(record));
       checkpoint.write_device(record);
       check_fails(Exit::bad_data, {checkpoint.path}, resume);
     }

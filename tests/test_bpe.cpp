@@ -2,9 +2,8 @@
 
 #include <omp.h>
 
-#include <nlohmann/json.hpp>
-
 #include "data/tokenizer.h"
+#include "engine/json.h"
 #include "engine/printable.h"
 #include "engine/rng.h"
 #include "tests/data_check.h"
@@ -86,7 +85,7 @@ Json added(int id, const std::string& content, const Json& more = Json::object()
 }
 
 Tokenizer read(const TempDir& dir, const Json& json) {
-  write_text(dir.file("tokenizer.json"), json.dump());
+  write_text(dir.file("tokenizer.json"), json_text(json));
   return Tokenizer::read(dir.file("tokenizer.json"));
 }
 

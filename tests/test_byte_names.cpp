@@ -2,8 +2,8 @@
 #include "engine/byte_names.h"
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "tests/check.h"
 #include "tests/program.h"
 
@@ -19,7 +19,7 @@ TEST_CASE("byte names: UTF-8 stays, and every text comes back") {
   for (const std::string& text : {bytes, std::string("donn\xe9s/\xc3"), std::string("\xed\xa0\x80"),
                                   std::string("\xc0\xaf"), stands_for_a_byte, "x" + stands_for_a_byte + "\xff"}) {
     const std::string utf8 = name_as_utf8(text);
-    CHECK_NOTHROW(nlohmann::json(utf8).dump());
+    CHECK_NOTHROW(json_text(nlohmann::json(utf8)));
     CHECK(name_from_utf8(utf8) == text);
   }
 }

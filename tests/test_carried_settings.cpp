@@ -3,8 +3,7 @@
 
 #include <doctest/doctest.h>
 
-#include <nlohmann/json.hpp>
-
+#include "engine/json.h"
 #include "tests/program.h"
 #include "tests/tiny_bpe.h"
 
@@ -29,26 +28,28 @@ TEST_CASE("carried settings: a tokenizer without the state of a call, and a clas
   const std::string plain = R"({"version":"1.0","truncation":null,"model":{"type":"BPE"}})";
   CHECK(carried_tokenizer(plain) == plain);
   CHECK(carried_tokenizer("no JSON") == "no JSON");
-  const auto copy = nlohmann::ordered_json::parse(
+  const auto copy = known_json<nlohmann::ordered_json>(
       carried_tokenizer(R"({"truncation":{"max_length":8},"padding":{"strategy":{"Fixed":8}},"model":{"a":1}})"));
   CHECK(copy["truncation"].is_null());
   CHECK(copy["padding"].is_null());
   CHECK(copy["model"]["a"] == 1);
   const std::string newer = R"({"tokenizer_class": "TokenizersBackend", "eos_token": "</s>"})";
-  const auto settings = nlohmann::ordered_json::parse(carried_settings(newer, "tokenizer_config.json"));
+  const auto settings = known_json<nlohmann::ordered_json>(carried_settings(newer, "tokenizer_config.json"));
   CHECK(settings["tokenizer_class"] == "PreTrainedTokenizerFast");
   CHECK(settings["eos_token"] == "</s>");
 }
 
 TEST_CASE("carried settings: keys that name Python code are gone at every depth, all others stay") {
-  const Json got = Json::parse(carried_settings(foreign, "tokenizer_config.json"));
-  CHECK(got.dump() == R"({"model_max_length":1e+30,"tokenizer_class":"PreTrainedTokenizerFast","init":[{"kept":1}],)"
-                      R"("eos_token":"<|end|>"})");
+  const Json got = known_json<Json>(carried_settings(foreign, "tokenizer_config.json"));
+  CHECK(json_text(got) ==
+        R"({"model_max_length":1e+30,"tokenizer_class":"PreTrainedTokenizerFast","init":[{"kept":1}],)"
+        R"("eos_token":"<|end|>"})");
   for (const char* text : {R"({"auto_map": ["theirs.Slow", null], "tokenizer_class": "Slow"})",
                            R"({"\u0061uto_map": {"AutoTokenizer": "theirs.Slow"}, "tokenizer_class": "Slow"})"})
-    CHECK(Json::parse(carried_settings(text, "x")).dump() == R"({"tokenizer_class":"PreTrainedTokenizerFast"})");
+    CHECK(json_text(known_json<Json>(carried_settings(text, "x"))) ==
+          R"({"tokenizer_class":"PreTrainedTokenizerFast"})");
   const std::string processor = R"({"auto_map":{"AutoProcessor":"theirs.P"},"tokenizer_class":"LlamaTokenizer"})";
-  CHECK(Json::parse(carried_settings(processor, "x")).dump() == R"({"tokenizer_class":"LlamaTokenizer"})");
+  CHECK(json_text(known_json<Json>(carried_settings(processor, "x"))) == R"({"tokenizer_class":"LlamaTokenizer"})");
   for (const char* key : {"custom_pipelines", "custom_generate", "trust_remote_code"})
     CHECK(carried_settings(str("{\"", key, "\": \"theirs\"}"), "x") == "{}\n");
 }
@@ -69,9 +70,9 @@ TEST_CASE("carried settings: --init, transplant and prepare carry no code of a f
                 Exit::done, "");
   std::filesystem::remove(source + "/manifest.json");
   write_tiny_bpe(source);
-  auto config = Json::parse(read_text(source + "/config.json"));
+  auto config = known_json<Json>(read_text(source + "/config.json"));
   config["auto_map"] = {{"AutoModelForCausalLM", "somebody/code--modeling_theirs.Theirs"}};
-  write_text(source + "/config.json", config.dump());
+  write_text(source + "/config.json", json_text(config));
   write_text(source + "/modeling_theirs.py", "raise SystemExit\n");
   for (const char* name : {"tokenizer_config.json", "generation_config.json", "special_tokens_map.json"})
     write_text(source + "/" + name, foreign);
@@ -101,7 +102,7 @@ TEST_CASE("carried settings: --init, transplant and prepare carry no code of a f
     }
   CHECK(files > 20);
   CHECK(has(read_text(scratch.file("init/tokenizer_config.json")), "model_max_length"));
-  CHECK(Json::parse(read_text(scratch.file("other/config.json")))["auto_map"]["AutoConfig"] ==
+  CHECK(known_json<Json>(read_text(scratch.file("other/config.json")))["auto_map"]["AutoConfig"] ==
         "modeling_crossply_relay.CrossplyRelayConfig");
   CHECK(read_text(scratch.file("init/added_tokens.json")) == R"({"auto_map": 3})");
 }

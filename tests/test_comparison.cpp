@@ -1,8 +1,8 @@
+#include "engine/json.h"
 #include "train/comparison.h"
 
 #include <cmath>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "models/json_file.h"
 #include "tests/comparison_cases.h"
@@ -55,7 +55,7 @@ TEST_CASE("comparison: a rate or a loss that nobody knows is a dash and null, ne
   comparison.runs[1].result.test_loss = NAN;
   CHECK(lines_of(results_table(comparison))[2] ==
         "lime              66,496         -   1.06x          -   13.7 %  2.3 %");
-  const json lime = json::parse(results_json(comparison))["runs"][1];
+  const json lime = known_json(results_json(comparison))["runs"][1];
   for (const char* key : {"tokens_per_second", "relative_time", "test_loss", "test_loss_step"})
     CHECK_MESSAGE(lime[key].is_null(), key);
 }
@@ -117,11 +117,11 @@ TEST_CASE("comparison: Markdown and JSON survive any bytes in names and messages
   const std::string file = results_markdown(comparison);
   CHECK(has(file, "# text:a\\|b&lt;svg> \\x1b\\xff\n"));
   CHECK(has(file, ": cannot read a\\|b \\xff\" |\n"));
-  CHECK(json::parse(results_json(comparison))["data"] == "text:a|b<svg>\n\x1b\xEF\xBF\xBD");
+  CHECK(known_json(results_json(comparison))["data"] == "text:a|b<svg>\n\x1b\xEF\xBF\xBD");
 }
 
 TEST_CASE("comparison: results.json has every number, every setting and the way to the curves") {
-  const json all = json::parse(results_json(example())), &lime = all["runs"][1], &failed = all["runs"][2];
+  const json all = known_json(results_json(example())), &lime = all["runs"][1], &failed = all["runs"][2];
   const auto check_has = [](const json& object, const json& want) {
     for (const auto& [key, value] : want.items()) CHECK_MESSAGE(object.at(key) == value, key);
   };
@@ -206,8 +206,8 @@ TEST_CASE("comparison: resuming refuses a directory that is no comparison, or on
   for (const json& damaged : {json(3), json(), json(1e300), json("75")}) {
     json changed = all;
     changed["runs"][0]["exit_code"] = damaged;
-    write_text(scratch.file("results.json"), changed.dump());
-    CHECK_MESSAGE(code() == Exit::bad_data, damaged.dump());
+    write_text(scratch.file("results.json"), json_text(changed));
+    CHECK_MESSAGE(code() == Exit::bad_data, json_text(damaged));
   }
   write_text(scratch.file("results.json"), "{\"runs\": [3]}");
   CHECK(code() == Exit::bad_data);
@@ -342,12 +342,12 @@ TEST_CASE("comparison: any value of any type in results.json is taken or refused
       const json::json_pointer place(key);
       if (i < std::size(others)) changed[place] = others[i];
       else if (changed[place.parent_pointer()].is_object()) changed[place.parent_pointer()].erase(place.back());
-      write_text(scratch.file("results.json"), changed.dump());
+      write_text(scratch.file("results.json"), json_text(changed));
       Experiment experiment;
       Comparison again = two_runs();
       const Error first = error_of([&] { take_comparison_settings(scratch.path, experiment); });
       const Error second = error_of([&] { take_up(again); });
-      const std::string what = key + " " + (i < std::size(others) ? others[i].dump() : "erased");
+      const std::string what = key + " " + (i < std::size(others) ? json_text(others[i]) : "erased");
       CHECK_MESSAGE((first.code == Exit::done || first.code == Exit::bad_data), what << ": " << first.what());
       CHECK_MESSAGE((second.code == Exit::done || second.code == Exit::bad_data || second.code == Exit::usage),
                     what << ": " << second.what());
@@ -366,7 +366,7 @@ TEST_CASE("comparison: runs that shared the machine have no tokens/s that could 
   comparison.runs[1].side_by_side = 2;
   CHECK(!has(results_table(comparison, 200), "tokens/s"));
   CHECK(has(results_markdown(comparison), "side by side, so there are no tokens/s"));
-  CHECK(json::parse(results_json(comparison))["runs"][1]["relative_time"].is_null());
+  CHECK(known_json(results_json(comparison))["runs"][1]["relative_time"].is_null());
 }
 
 TEST_CASE("comparison: means are taken at the steps that all curves have, wherever they stand in the lists") {

@@ -1,8 +1,8 @@
 // What a config.json may say: other libraries' keys, Qwen3, Llama 3.1's rotary scaling.
+#include "engine/json.h"
 #include "models/config.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "tests/data_check.h"
 
@@ -46,7 +46,7 @@ TEST_CASE("config: keys that mean nothing here are named and ignored, harmful on
       "head_dim": [1073741824]})"_json;
   for (const auto& [key, values] : harmful.items())
     for (const Json& value : values) {
-      CAPTURE(value.dump());
+      CAPTURE(json_text(value));
       check_fails(Exit::bad_data, {"c: ", key}, [&] { parse_config(with(key, value), "c"); });
     }
   Json rope = with("rope_theta", 10000.0);

@@ -1,7 +1,7 @@
+#include "engine/json.h"
 #include "train/delayed_scales.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "tests/check.h"
 #include "tests/temp_dir.h"
@@ -56,7 +56,7 @@ TEST_CASE("delayed scales: the same after a way through JSON, and nothing else i
   const std::vector<Scaled> tensors = {{"x", 448}, {"d:y", 57344}};
   DelayedScales scales(tensors), read(tensors);
   for (int step = 0; step < 20; ++step) scales.add({0.1f * static_cast<float>(step), 1.f / 3});
-  read.read(json::parse(scales.to_json().dump()), "there");
+  read.read(known_json(json_text(scales.to_json())), "there");
   CHECK(read.to_json() == scales.to_json());
   CHECK(read.scales() == scales.scales());
   for (const char* text : {"null", "[]", "{}", R"({"x": []})", R"({"x": [1], "d:y": 3})", R"({"x": [-1], "d:y": []})",
@@ -64,7 +64,7 @@ TEST_CASE("delayed scales: the same after a way through JSON, and nothing else i
                            R"({"x": [1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1], "d:y": []})"}) {
     CAPTURE(text);
     check_fails(Exit::bad_data, {"there", "eight_bits", "resume from another checkpoint"},
-                [&] { read.read(json::parse(text), "there"); });
+                [&] { read.read(known_json(text), "there"); });
     CHECK(read.scales() == scales.scales());
   }
 }

@@ -1,8 +1,8 @@
 // Training with --matmul fp8, on a GPU or in its emulator.
 #include <cmath>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "kernels/cuda/arithmetic.h"
 #include "tests/backends.h"
 #include "tests/check.h"
@@ -75,7 +75,7 @@ TEST_CASE("eight bits: a run resumes bit for bit, with what was largest in its t
     if (i == 1) whole.save(dir, Tokenizer());
   }
   want.erase(want.begin(), want.begin() + 2);
-  const json state = json::parse(read_text(path));
+  const json state = known_json(read_text(path));
   REQUIRE(state["eight_bits"].size() == 36);
   for (const auto& [name, history] : state["eight_bits"].items()) {
     CAPTURE(name);
@@ -89,12 +89,12 @@ TEST_CASE("eight bits: a run resumes bit for bit, with what was largest in its t
 
   json other = state;
   other["eight_bits"]["L0.attn.project.in"][1] = 1e6;  // so coarse that it shows
-  write_text(path, other.dump());
+  write_text(path, json_text(other));
   forget_choices();
   Trainer coarse(o, data, dir);
   CHECK(losses_of(coarse, 5) != want);
   other.erase("eight_bits");
-  write_text(path, other.dump());
+  write_text(path, json_text(other));
   check_fails(Exit::bad_data, {path, "eight_bits", "L0.attn.project.in"}, [&] { Trainer(o, data, dir); });
   o.matmul = "fp32";
   check_fails(Exit::usage, {"--matmul \"fp8\"", "\"fp32\""}, [&] { Trainer(o, data, dir); });

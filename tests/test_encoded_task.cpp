@@ -1,10 +1,10 @@
 #include "data/encoded_task.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "data/arith.h"
 #include "data/prosqa.h"
+#include "engine/json.h"
 #include "tests/data_check.h"
 #include "tests/tiny_bpe.h"
 
@@ -125,7 +125,7 @@ TEST_CASE("encoded task: a tokenizer that changes the text is refused") {
   const TempDir scratch;
   nlohmann::json object = tiny_bpe_json();
   object["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", "#"}}}, {"content", "x"}};
-  write_text(scratch.file("tokenizer.json"), object.dump());
+  write_text(scratch.file("tokenizer.json"), json_text(object));
   const Tokenizer without = Tokenizer::read(scratch.path.string());
   check_fails(Exit::bad_data, {"changes this task's text", "###", "xxx"},
               [&] { open_dataset(few("prosqa", without)); });
@@ -138,7 +138,7 @@ TEST_CASE("encoded task: a tokenizer that cannot write the task is refused") {
   object["added_tokens"] = nlohmann::json::array();
   object["model"]["vocab"].erase("<|endoftext|>");
   object["model"]["vocab"]["the"] = 256;
-  write_text(scratch.file("tokenizer.json"), object.dump());
+  write_text(scratch.file("tokenizer.json"), json_text(object));
   const Tokenizer endless = Tokenizer::read(scratch.path.string());
   check_fails(Exit::bad_data, {"no token that ends a text", "eos_token"},
               [&] { open_dataset(few("prosqa", endless)); });

@@ -1,7 +1,7 @@
 // The matrix-based entropy: known spectra, known rows, and the program.
+#include "engine/json.h"
 #include "eval/inside/entropy.h"
 
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "cli/format.h"
@@ -177,8 +177,8 @@ TEST_CASE("entropy: of several models beside each other, in table, JSON, CSV and
   }
   const std::string csv = read_text(out + "/entropy.csv");
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 3 * 9 - 2);
-  CHECK(
-      has(csv, str("lime,1,own_value,", lime[1]["own_value"]["mean"].dump(), ",", lime[1]["own_value"]["std"].dump())));
+  CHECK(has(csv, str("lime,1,own_value,", json_text(lime[1]["own_value"]["mean"]), ",",
+                     json_text(lime[1]["own_value"]["std"]))));
   const std::string svg = read_text(out + "/entropy.svg");
   for (const char* part :
        {"entropy of hidden states, nats", "values as attention reads them", ">bound<", ">svformer<", ">lime<"})
@@ -224,7 +224,7 @@ TEST_CASE("entropy: padding does not count") {
   const nlohmann::json whole = entropy("0");
   CHECK(whole["shortest_window"] < whole["longest_window"]);
   // Cut behind the longest answer of these: the same tokens, without most of the padding.
-  const nlohmann::json cut = entropy(whole["longest_window"].dump().c_str());
+  const nlohmann::json cut = entropy(json_text(whole["longest_window"]).c_str());
   for (const char* value : {"hidden", "value", "own_value"})
     for (const char* number : {"mean", "std", "bound"}) {
       const double expected = whole["layers"][0][value][number].get<double>();

@@ -1,11 +1,11 @@
 // Event files byte by byte, and what a run and its resumed parts write beside metrics.jsonl.
+#include "engine/json.h"
 #include "train/event_file.h"
 
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
@@ -113,7 +113,7 @@ std::map<std::string, std::map<int64_t, float>> scalars_in(const std::string& di
 std::vector<json> metrics_in(const std::string& run) {
   std::istringstream in(read_text(run + "/metrics.jsonl"));
   std::vector<json> lines;
-  for (std::string line; std::getline(in, line);) lines.push_back(json::parse(line));
+  for (std::string line; std::getline(in, line);) lines.push_back(known_json(line));
   return lines;
 }
 
@@ -143,7 +143,7 @@ std::vector<std::string> tiny(const std::string& out, const std::vector<std::str
 // metrics.jsonl with these lines.
 void write_lines(const std::string& path, const std::vector<json>& lines) {
   std::string text;
-  for (const json& line : lines) text += line.dump() + "\n";
+  for (const json& line : lines) text += json_text(line) + "\n";
   write_text(path, text);
 }
 
@@ -240,17 +240,17 @@ TEST_CASE("event file: a run that is resumed has every step once, in the table t
   std::getline(table, header);
   for (const json& line : lines) {
     REQUIRE(std::getline(table, row));
-    CHECK(row.starts_with(line["step"].dump() + ","));
+    CHECK(row.starts_with(json_text(line["step"]) + ","));
     for (const auto& [key, value] : line.items()) {
       CHECK_MESSAGE(("," + header + ",").find("," + key + ",") != std::string::npos, key);
-      CHECK_MESSAGE((row + ",").find(value.dump() + ",") != std::string::npos, key);
+      CHECK_MESSAGE((row + ",").find(json_text(value) + ",") != std::string::npos, key);
     }
   }
   CHECK(!std::getline(table, row));
 
   std::istringstream starts(read_text(run + "/environment.jsonl"));
   std::vector<json> environment;
-  for (std::string line; std::getline(starts, line);) environment.push_back(json::parse(line));
+  for (std::string line; std::getline(starts, line);) environment.push_back(known_json(line));
   REQUIRE(environment.size() == 2);
   CHECK(environment[0]["steps_done"] == 0);
   CHECK(environment[1]["steps_done"] == 2);

@@ -1,8 +1,8 @@
 // Comparisons of several rates and seeds.
 #include <cmath>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "models/json_file.h"
 #include "tests/comparison_cases.h"
 #include "tests/temp_dir.h"
@@ -132,7 +132,7 @@ TEST_CASE("comparison: a rate is settled when its runs are done or diverged; wha
   CHECK(runs_unfinished(comparison) == 2);
   REQUIRE(failures_of(comparison).size() == 1);
   CHECK(failures_of(comparison)[0]->result.code == Exit::device);
-  const json lime = json::parse(results_json(comparison))["architectures"][1];
+  const json lime = known_json(results_json(comparison))["architectures"][1];
   CHECK(lime["lr_settled"] == false);
   CHECK(lime["lr_at_edge"] == false);
   CHECK(lime["difference_mean"].is_null());
@@ -157,7 +157,7 @@ TEST_CASE("comparison: after a stop it says what is left to do, and settles no r
   const std::string text = results_markdown(comparison);
   CHECK(!has(text, "At the edge"));
   CHECK(!has(text, "too good"));
-  CHECK(json::parse(results_json(comparison))["architectures"][0]["lr_settled"] == false);
+  CHECK(known_json(results_json(comparison))["architectures"][0]["lr_settled"] == false);
   Comparison seeds = experiment({0.001}, {1, 2});
   seeds.runs[0].state = RunState::stopped;
   seeds.runs[0].result.curves = run_of("llama", RunState::stopped).result.curves;
@@ -192,7 +192,7 @@ TEST_CASE("comparison: differences are taken in pairs of seeds, and their verdic
   CHECK(has(results_verdicts(comparison), "  lime: lower by 0.0207 +- 0.0007: larger than the spread of seeds\n"));
   CHECK(has(table, "3.0000 +- 1.0000"));
   CHECK(has(results_markdown(comparison), "* lime: lower by 0.0207 +- 0.0007: larger than the spread of seeds\n"));
-  const json arm = json::parse(results_json(comparison))["architectures"][1];
+  const json arm = known_json(results_json(comparison))["architectures"][1];
   CHECK(arm["larger_than_spread"] == true);
   CHECK(arm["difference_interval"].get<double>() == doctest::Approx(4.3027 * 0.002 / 3).epsilon(1e-3));
 
@@ -203,7 +203,7 @@ TEST_CASE("comparison: differences are taken in pairs of seeds, and their verdic
   CHECK(has(results_table(comparison), "  2 of 3  "));
   run_at(comparison, "lime", 0.001, 2).state = RunState::waiting;
   CHECK(has(results_markdown(comparison), "with one seed: whether seeds differ by as much cannot be told"));
-  CHECK(json::parse(results_json(comparison))["architectures"][1]["larger_than_spread"].is_null());
+  CHECK(known_json(results_json(comparison))["architectures"][1]["larger_than_spread"].is_null());
   run_at(comparison, "llama", 0.001, 1).result.answers = 0.5;  // of a task there is more to say
   CHECK(has(results_markdown(comparison), "which also draw the task's data"));
   for (const std::string& line : lines_of(results_table(comparison) + results_verdicts(comparison)))
@@ -260,7 +260,7 @@ TEST_CASE("comparison: resumed with more or fewer seeds and rates, it keeps ever
   CHECK(runs_left(fewer) == 0);
   CHECK(fewer.others.size() == 5);
   write_results(fewer);
-  CHECK(json::parse(read_text(scratch.file("results.json")))["others"].size() == 5);
+  CHECK(known_json(read_text(scratch.file("results.json")))["others"].size() == 5);
   Comparison again = experiment({0.001, 0.003}, {1, 2}, scratch.path);
   take_up(again);
   CHECK(runs_left(again) == 0);
@@ -271,8 +271,8 @@ TEST_CASE("comparison: resumed with more or fewer seeds and rates, it keeps ever
   json changed = read_json(scratch.file("results.json"));
   for (const json& damaged : {json("../x"), json(""), json(3), json(".git")}) {
     changed["runs"][0]["directory"] = damaged;
-    write_text(scratch.file("results.json"), changed.dump());
+    write_text(scratch.file("results.json"), json_text(changed));
     Comparison copy = experiment({0.001, 0.003}, {1, 2}, scratch.path);
-    CHECK_MESSAGE(error_of([&] { take_up(copy); }).code == Exit::bad_data, damaged.dump());
+    CHECK_MESSAGE(error_of([&] { take_up(copy); }).code == Exit::bad_data, json_text(damaged));
   }
 }

@@ -1,6 +1,7 @@
 // What a user types: numbers are read strictly and once, misspelt flags are recognised, --help fits a terminal.
 #include "cli/flags.h"
 
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -148,7 +149,7 @@ TEST_CASE("flags: behind a subcommand its own flags are suggested, not those in 
 TEST_CASE("flags: --help has groups, types and at most 80 columns") {
   TrainOptions o;
   CLI::App app("About.", "train_mudd");
-  app.formatter(std::make_shared<Help>());
+  set_help(app);
   o.config.arch = "mudd";
   add_train_flags(app, o);
   add_architecture_flags(app, o);

@@ -1,7 +1,6 @@
 // analyze --what gates: what is counted, and what a model computes when its gates are set to something else.
+#include "engine/json.h"
 #include "eval/inside/gates.h"
-
-#include <nlohmann/json.hpp>
 
 #include "cli/curve.h"
 #include "cli/format.h"
@@ -235,10 +234,10 @@ TEST_CASE("gates: the program's table, JSON, CSV and picture; what it refuses") 
   CHECK(change == doctest::Approx(std::exp(block["zero"]["loss"].get<double>()) - base).epsilon(1e-12));
   const std::string csv = read_text(out + "/gates.csv");
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + (2 + 1) * 3);
-  CHECK(has(
-      csv, str(",2,all,", block["mean"].dump(), ",", block["sparsity"].dump(), ",", block["head_variation"].dump(), ",",
-               block["zero"]["delta_perplexity"].dump(), ",", block["zero"]["delta_perplexity_error"].dump(), ",")));
-  CHECK(has(csv, str(",2,1,", block["head_means"][1].dump(), ",")));
+  CHECK(has(csv, str(",2,all,", json_text(block["mean"]), ",", json_text(block["sparsity"]), ",",
+                     json_text(block["head_variation"]), ",", json_text(block["zero"]["delta_perplexity"]), ",",
+                     json_text(block["zero"]["delta_perplexity_error"]), ",")));
+  CHECK(has(csv, str(",2,1,", json_text(block["head_means"][1]), ",")));
   CHECK(has(got.output, format_number("%+.4g", change)));
   CHECK(block["zero"]["delta_perplexity_error"].get<double>() > 0);
   CHECK(has(got.output, format_number("%.4f", block["mean"])));

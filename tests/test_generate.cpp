@@ -1,9 +1,9 @@
 // The program generate, on a model that has learned nothing.
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
+#include "engine/json.h"
 #include "tests/program.h"
 
 using namespace crossply;
@@ -40,7 +40,7 @@ struct Model {
     std::vector<json> list;
     std::istringstream all(got.output);
     for (std::string line; std::getline(all, line);)
-      if (line.starts_with("{")) list.push_back(json::parse(line));
+      if (line.starts_with("{")) list.push_back(known_json(line));
     return list;
   }
 };
@@ -88,12 +88,12 @@ TEST_CASE("generate: every token that the model's files call an end is one") {
     CHECK(line["ended"] == "eos");
     CHECK(line["tokens"].get<std::vector<int>>() == std::vector<int>(all.begin(), first(token)));
   };
-  json config = json::parse(read_text(model.dir + "/config.json"));
+  json config = known_json(read_text(model.dir + "/config.json"));
   config["eos_token_id"] = all[9];
-  write_text(model.dir + "/config.json", config.dump());
+  write_text(model.dir + "/config.json", json_text(config));
   std::filesystem::remove(model.dir + "/manifest.json");  // it was changed on purpose
   ends_after(all[9]);
-  write_text(model.dir + "/generation_config.json", json{{"eos_token_id", {9999, all[3]}}}.dump());
+  write_text(model.dir + "/generation_config.json", json_text(json{{"eos_token_id", {9999, all[3]}}}));
   ends_after(first(all[3]) < first(all[9]) ? all[3] : all[9]);
 }
 

@@ -1,7 +1,7 @@
 // GPT-2's configuration and files in Hugging Face's words, and what the length of its table of positions allows.
-#include <nlohmann/json.hpp>
 #include <set>
 
+#include "engine/json.h"
 #include "eval/decode.h"
 #include "models/model_dir.h"
 #include "tests/cases.h"
@@ -42,7 +42,7 @@ TEST_CASE("gpt2: Hugging Face's keys, their defaults, and the way back") {
   for (const Json& more :
        {R"({})"_json, R"({"n_inner": 24, "layer_norm_epsilon": 1e-3, "activation_function": "gelu"})"_json,
         R"({"scale_attn_by_inverse_layer_idx": true, "tie_word_embeddings": false, "eos_token_id": [3, 4]})"_json}) {
-    CAPTURE(more.dump());
+    CAPTURE(json_text(more));
     const Json given = with(more), saved = to_json(parsed(given));
     for (const auto& [key, value] : given.items()) CHECK(saved.at(key) == value);
     CHECK((saved["architectures"][0] == "GPT2LMHeadModel" && !saved.contains("crossply")));
@@ -76,7 +76,7 @@ TEST_CASE("gpt2: what Hugging Face has no key for stands in crossply, with the b
                                           {R"({"backbone": "gpt2", "bias": false})"_json, plain},
                                           {lime, lime},
                                           {R"({"arch": "lime"})"_json, lime}}) {
-    CAPTURE(given.dump());
+    CAPTURE(json_text(given));
     const Json saved = to_json(parsed(with({{"crossply", given}})));
     CHECK(saved["crossply"] == want);
     const bool own = want == plain;
@@ -100,14 +100,14 @@ TEST_CASE("gpt2: keys and values that it has not are refused by name") {
       "rope_theta": [1e4], "n_head": [3], "quantization_config": [{"bits": 4}], "never_heard_of": [1]})"_json;
   for (const auto& [key, values] : harmful.items())
     for (const Json& value : values) {
-      CAPTURE(value.dump());
+      CAPTURE(json_text(value));
       check_fails(Exit::bad_data, {"c: ", key}, [&] { parsed(with({{key, value}})); });
     }
   const Json own = R"({"arch": ["llama", "nothing"], "backbone": ["llama", "bert"], "bias": ["no"], "rate": [2],
                        "qk_norm": [true, false]})"_json;
   for (const auto& [key, values] : own.items())
     for (const Json& value : values) {
-      CAPTURE(value.dump());
+      CAPTURE(json_text(value));
       const std::string named = key == "arch" || key == "qk_norm" ? "" : key;
       check_fails(Exit::bad_data, {"c: ", named}, [&] { parsed(with({{"crossply", {{key, value}}}})); });
     }
@@ -259,7 +259,7 @@ TEST_CASE("gpt2: older exports, a model without its head, and shards") {
   std::filesystem::remove(saved.path);
   for (size_t part = 0; part < 2; ++part)
     write_all(saved.dir.file(str("model-0000", part + 1, "-of-00002.safetensors")), parts[part]);
-  write_text(saved.path + ".index.json", index.dump());
+  write_text(saved.path + ".index.json", json_text(index));
   CHECK(saved.loads());
   parts[1]["transformer.ln_f.bias"] = parts[0]["transformer.ln_f.bias"] = saved.tensors["transformer.ln_f.bias"];
   for (size_t part = 0; part < 2; ++part)

@@ -2,11 +2,11 @@
 // any round, and bad input.
 #include <cstdlib>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "cli/format.h"
 #include "data/shards.h"
+#include "engine/json.h"
 #include "eval/loaded_model.h"
 #include "models/json_file.h"
 #include "tests/check.h"
@@ -330,9 +330,9 @@ TEST_CASE("inheritune: does not go on with another reference, other data or a da
   check_outcome(lab.run(resume), Exit::bad_data, "is not the data");
   write_text(scratch.file("text"), text);
 
-  json changed = json::parse(record);
+  json changed = known_json(record);
   changed["reference_digest"] = "0";
-  write_text(path, changed.dump());
+  write_text(path, json_text(changed));
   check_outcome(lab.run(resume + " --rounds 2"), Exit::bad_data, "holds other weights than when its loss was measured");
 
   for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{

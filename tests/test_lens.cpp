@@ -1,7 +1,6 @@
 // analyze --what lens: what the streams between the blocks say about the next token.
+#include "engine/json.h"
 #include "eval/inside/lens.h"
-
-#include <nlohmann/json.hpp>
 
 #include "cli/format.h"
 #include "eval/inside/analysis.h"
@@ -193,8 +192,9 @@ TEST_CASE("lens: the program's table, JSON, CSV and picture; what it refuses") {
   for (const nlohmann::json& model : json["models"])
     for (const nlohmann::json& r : model["hidden"]) {
       CHECK(r["perplexity"].get<double>() == std::exp(r["loss"].get<double>()));
-      CHECK(has(csv, str(",", r["value"].get<std::string>(), ",", r["layer"].dump(), ",", r["loss"].dump(), ",",
-                         r["perplexity"].dump(), ",", r["p_final"].dump(), ",", r["p_truth"].dump(), "\n")));
+      CHECK(
+          has(csv, str(",", r["value"].get<std::string>(), ",", json_text(r["layer"]), ",", json_text(r["loss"]), ",",
+                       json_text(r["perplexity"]), ",", json_text(r["p_final"]), ",", json_text(r["p_truth"]), "\n")));
       CHECK(has(got.output, format_number("%.6g", r["perplexity"])));
       CHECK(has(got.output, format_number("%.5f", r["p_final"])));
     }

@@ -1,10 +1,10 @@
 // What saved models carry for the transformers library.
+#include "engine/json.h"
 #include "train/library_files.h"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "models/checkpoint.h"
@@ -72,19 +72,19 @@ TEST_CASE("library files: tokens that end a text are those of the configuration,
   const Tokenizer words = Tokenizer::words({"a", "<eos>"});
   Files files = library_files(config, words);
   CHECK(files.size() == 2);
-  CHECK(Json::parse(files["tokenizer_config.json"]) == Json{{"tokenizer_class", "PreTrainedTokenizerFast"},
-                                                            {"clean_up_tokenization_spaces", false},
-                                                            {"model_input_names", {"input_ids", "attention_mask"}},
-                                                            {"eos_token", "<eos>"},
-                                                            {"pad_token", "<eos>"},
-                                                            {"padding_side", "left"}});
-  CHECK(Json::parse(files["generation_config.json"]) == Json{{"eos_token_id", 1}, {"pad_token_id", 1}});
+  CHECK(known_json(files["tokenizer_config.json"]) == Json{{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                                           {"clean_up_tokenization_spaces", false},
+                                                           {"model_input_names", {"input_ids", "attention_mask"}},
+                                                           {"eos_token", "<eos>"},
+                                                           {"pad_token", "<eos>"},
+                                                           {"padding_side", "left"}});
+  CHECK(known_json(files["generation_config.json"]) == Json{{"eos_token_id", 1}, {"pad_token_id", 1}});
   files = library_files(config, Tokenizer::words({"<pad>", "a", "<eos>"}));
-  CHECK(Json::parse(files["tokenizer_config.json"])["pad_token"] == "<pad>");
-  CHECK(Json::parse(files["generation_config.json"]) == Json{{"eos_token_id", 2}, {"pad_token_id", 0}});
+  CHECK(known_json(files["tokenizer_config.json"])["pad_token"] == "<pad>");
+  CHECK(known_json(files["generation_config.json"]) == Json{{"eos_token_id", 2}, {"pad_token_id", 0}});
   config.token_ids = {{"eos_token_id", "[0,1]"}, {"pad_token_id", "0"}};
   files = library_files(config, words);
-  CHECK(Json::parse(files["generation_config.json"]) == Json{{"eos_token_id", {0, 1}}, {"pad_token_id", 0}});
+  CHECK(known_json(files["generation_config.json"]) == Json{{"eos_token_id", {0, 1}}, {"pad_token_id", 0}});
   config.token_ids = {};
   files = library_files(config, Tokenizer::bytes());
   CHECK((files.size() == 1 && !has(files["tokenizer_config.json"], "eos")));

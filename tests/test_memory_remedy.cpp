@@ -1,4 +1,5 @@
 // What a program says where memory is not enough: only flags that it has.
+#include <CLI/CLI.hpp>
 #include <new>
 #include <system_error>
 

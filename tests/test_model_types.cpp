@@ -1,8 +1,8 @@
 // What config.json says of models that are LLaMAs in all but name: Mistral, Qwen2, windows, rotary scalings, and keys
 // that change nothing.
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "models/model_dir.h"
 #include "tests/data_check.h"
 #include "tests/program.h"
@@ -24,7 +24,7 @@ Json with(const Json& more, const std::string& type = "llama") {
 }
 Config parsed(const Json& object) { return parse_config(object, "c"); }
 void refused(const Json& object, const std::vector<std::string>& says) {
-  CAPTURE(object.dump());
+  CAPTURE(json_text(object));
   const Error error = error_of([&] { parsed(object); });
   CHECK(error.code == Exit::bad_data);
   const std::string message = error.what();
@@ -48,7 +48,7 @@ TEST_CASE("model types: keys that cannot change a number are accepted, and their
         R"({"unsloth_fixed": true, "unsloth_version": "2024.9"})"_json, R"({"hidden_act": "swish"})"_json,
         R"({"use_mrope": false, "gradient_checkpointing": false, "max_sequence_length": 2048})"_json,
         R"({"activation": "swiglu", "neftune_noise_alpha": 0.0, "qk_layer_norms": false})"_json}) {
-    CAPTURE(harmless.dump());
+    CAPTURE(json_text(harmless));
     CHECK(to_json(parsed(with(harmless))) == plain);
   }
   refused(with({{"rope_interleaved", true}}), {"\"rope_interleaved\"", "true"});
@@ -127,7 +127,7 @@ TEST_CASE("model types: no program runs a model with a window for longer than th
   };
   check_outcome(start("9"), Exit::usage, "window of 8");
   check_outcome(start("8"), Exit::done, "step 1/1");
-  CHECK(Json::parse(read_text(out + "/step_00000001/config.json"))["model_type"] == "mistral");
+  CHECK(known_json(read_text(out + "/step_00000001/config.json"))["model_type"] == "mistral");
 }
 
 TEST_CASE(
@@ -191,7 +191,7 @@ TEST_CASE("model types: linear and yarn have the frequencies and factors of tran
         Json rope = c.rope;
         rope.erase("rope_type");
         rope[spelling] = c.rope["rope_type"];
-        CAPTURE(rope.dump());
+        CAPTURE(json_text(rope));
         const Config config =
             parsed(with({{key, rope}, {"rope_theta", 1e6}, {"head_dim", 16}, {"max_position_embeddings", 4096}}));
         const std::vector<double> got = config.rope_frequencies();

@@ -1,6 +1,8 @@
 // Where the tokens of the classes stand in a text, and what a model holds there; the analyses that start from it.
+#include "engine/json.h"
 #include "eval/inside/occurrences.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 
@@ -64,7 +66,7 @@ Tokenizer bpe_of_words(const TempDir& scratch) {
     json["model"]["vocab"][a + b] = id++;
     json["model"]["merges"].push_back(a + " " + b);
   }
-  write_text(scratch.file("tokenizer.json"), json.dump());
+  write_text(scratch.file("tokenizer.json"), json_text(json));
   return Tokenizer::read(scratch.file("tokenizer.json"));
 }
 
@@ -269,8 +271,9 @@ TEST_CASE("analyze: separability and t-SNE of a model of bytes: its vectors, and
   CHECK(has(read_text(scratch.file("out") + "/tsne.1.safetensors"), "\"hidden.3\""));
   check_outcome(got, Exit::done, "makes 2 updates (the paper's: 84); so few tell how fast it learns");
   const std::string csv = read_text(scratch.file("out") + "/tsne.csv");
-  CHECK(has(csv, "," + planes["models"][0]["panels"][0]["x"][0].dump() + ","));  // with all its digits
-  CHECK(has(read_text(scratch.file("out") + "/separability.csv"), "," + probes["models"][0]["value"][0]["std"].dump()));
+  CHECK(has(csv, "," + json_text(planes["models"][0]["panels"][0]["x"][0]) + ","));  // with all its digits
+  CHECK(has(read_text(scratch.file("out") + "/separability.csv"),
+            "," + json_text(probes["models"][0]["value"][0]["std"])));
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 2 * 4 * 80);
   const std::string svg = read_text(scratch.file("out") + "/separability.svg");
   for (const char* part :

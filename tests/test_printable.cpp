@@ -1,9 +1,9 @@
 // Text from outside: on a terminal, in a command to paste, in a spreadsheet, in a figure.
+#include "engine/json.h"
 #include "engine/printable.h"
 
 #include <array>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "cli/svg.h"
 #include "engine/control_characters.h"
@@ -17,10 +17,10 @@ using namespace crossply::test;
 namespace {
 
 std::string utf8_of(uint32_t code) {
-  std::string text = nlohmann::json(std::string()).dump();
+  std::string text = json_text(nlohmann::json(std::string()));
   char escaped[16];
   std::snprintf(escaped, sizeof escaped, "\"\\u%04x\"", code);
-  return nlohmann::json::parse(escaped).get<std::string>();
+  return known_json(escaped).get<std::string>();
 }
 
 // Every control character of ASCII but line break and tab, those of C1, and what reorders text.
@@ -58,9 +58,9 @@ TEST_CASE("printable: no control character reaches a terminal, a figure or a com
     CHECK(!has(svg::escaped(text), raw));
     CHECK(!has(shell_word(text), raw));
     CHECK(read_by_shell(shell_word(text)) == text);
-    const std::string json = nlohmann::json({{"text", text}}).dump(), shown = printable_json(json);
+    const std::string json = json_text(nlohmann::json({{"text", text}})), shown = printable_json(json);
     CHECK(!has(shown, raw));
-    CHECK(nlohmann::json::parse(shown) == nlohmann::json::parse(json));
+    CHECK(known_json(shown) == known_json(json));
   }
   CHECK(printable("\u202Egpj.exe") == "\\xe2\\x80\\xaegpj.exe");
   CHECK(svg::escaped("\u202E\u009B") == "\uFFFD\uFFFD");

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
+#include "engine/json.h"
 #include "tests/data_check.h"
 
 using namespace crossply;
@@ -90,8 +90,8 @@ TaskSample sample_of(const nlohmann::json& item, const Tokenizer& tokenizer) {
 nlohmann::json published_items() {
   for (const std::string dir : {"../shared/data/", "../../shared/data/"}) {
     if (!std::filesystem::exists(dir + "prosqa_valid.json")) continue;
-    auto items = nlohmann::json::parse(read_text(dir + "prosqa_valid.json"));
-    const auto more = nlohmann::json::parse(read_text(dir + "prosqa_test.json"));
+    auto items = known_json(read_text(dir + "prosqa_valid.json"));
+    const auto more = known_json(read_text(dir + "prosqa_test.json"));
     items.insert(items.end(), more.begin(), more.end());
     return items;
   }
@@ -278,7 +278,7 @@ TEST_CASE("prosqa: a file of the published form is the test set, and what is non
                          {"steps", {"Tom is a terpus.", "Every terpus is a brimpus."}},
                          {"answer", "Tom is a brimpus."}};
   const auto open = [&](const nlohmann::json& file) {
-    write_text(path, file.dump());
+    write_text(path, json_text(file));
     DataOptions options;
     options.spec = "prosqa:" + path;
     options.train_samples = 30;
@@ -329,7 +329,7 @@ TEST_CASE("prosqa: a file of the published form is the test set, and what is non
   check_fails(Exit::no_input, {"missing.json"}, [&] { open_dataset(missing); });
   missing.spec = "prosqa:" + path;
   missing.test_samples = 3;
-  write_text(path, nlohmann::json({item, other}).dump());
+  write_text(path, json_text(nlohmann::json({item, other})));
   check_fails(Exit::usage, {"3", "2"}, [&] { open_dataset(missing); });
   CHECK(parse_data_spec("prosqa:a/b.json").path == "a/b.json");
   CHECK(parse_data_spec("prosqa:a").kind == DataSpec::Kind::unknown);

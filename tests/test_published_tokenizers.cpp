@@ -1,8 +1,8 @@
 // Published tokenizer.json files as their writers left them, with a vocabulary that is cut short: each is read, and its
 // ids are those of the package tokenizers (dev/check_tokenizers.py compares more texts).
-#include <nlohmann/json.hpp>
 
 #include "data/tokenizer.h"
+#include "engine/json.h"
 #include "tests/data_check.h"
 
 using namespace crossply;
@@ -21,9 +21,9 @@ Tokenizer read(const std::string& name) { return Tokenizer::read(published(name)
 
 // The tokenizer of a changed file.
 Tokenizer patched(const TempDir& dir, const std::string& name, const Json& patch) {
-  Json json = Json::parse(read_text(published(name)));
+  Json json = known_json(read_text(published(name)));
   json.merge_patch(patch);
-  write_text(dir.file("tokenizer.json"), json.dump());
+  write_text(dir.file("tokenizer.json"), json_text(json));
   return Tokenizer::read(dir.path.string());
 }
 
@@ -126,7 +126,7 @@ TEST_CASE("published tokenizers: a model without a type is what its keys say") {
     CHECK(patched(dir, name, untyped) == read(name));
   }
   const auto is_foreign = [&](const Json& model, const std::string& what) {
-    write_text(dir.file("tokenizer.json"), Json{{"model", model}}.dump());
+    write_text(dir.file("tokenizer.json"), json_text(Json{{"model", model}}));
     CHECK(Tokenizer::load(dir.path.string()).describe().find(what) != std::string::npos);
   };
   const Json vocab = {{"a", 0}};
@@ -135,7 +135,7 @@ TEST_CASE("published tokenizers: a model without a type is what its keys say") {
       "WordPiece");
   is_foreign({{"vocab", Json::array({Json::array({"a", 0.5})})}, {"unk_id", 0}}, "Unigram");
   is_foreign({{"vocab", vocab}, {"unk_token", "a"}}, "WordLevel");
-  write_text(dir.file("tokenizer.json"), Json{{"model", {{"vocab", vocab}, {"unk_id", 0}}}}.dump());
+  write_text(dir.file("tokenizer.json"), json_text(Json{{"model", {{"vocab", vocab}, {"unk_id", 0}}}}));
   check_fails(Exit::bad_data, {"is no tokenizer"}, [&] { Tokenizer::load(dir.path.string()); });
 }
 
@@ -179,8 +179,8 @@ TEST_CASE("published tokenizers: what transformers keeps of a truncating or padd
     CHECK((t == read(name) && t.encode(text) == read(name).encode(text)));
     // Nobody else's call is cut by it: the copy is without.
     t.save(copy.path.string());
-    Json saved = Json::parse(read_text(copy.file("tokenizer.json")));
+    Json saved = known_json(read_text(copy.file("tokenizer.json")));
     CHECK((saved["truncation"].is_null() && saved["padding"].is_null()));
-    CHECK(saved == Json::parse(read_text(published(name))));
+    CHECK(saved == known_json(read_text(published(name))));
   }
 }

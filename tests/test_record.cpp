@@ -3,6 +3,7 @@
 
 #include "dev/figures/dots.h"
 #include "dev/figures/page.h"
+#include "engine/json.h"
 #include "tests/check.h"
 #include "tests/temp_dir.h"
 
@@ -60,7 +61,7 @@ Record record_of(const TempDir& scratch, const std::vector<Line>& lines, const s
   for (const Line& line : lines) all["runs"].push_back(run_of(line, "/a/secret/place/text.bin"));
   for (const auto& [name, lr] : rates)
     all["architectures"].push_back({{"name", name}, {"lr", lr}, {"lr_at_edge", lr == 0.1}, {"seeds_done", 1}});
-  write_text(scratch.file("results.json"), all.dump());
+  write_text(scratch.file("results.json"), json_text(all));
   write_text(scratch.file("small.json"), make_record(scratch.path.string()));
   return read_record(scratch.file("small.json"));
 }
@@ -111,7 +112,7 @@ TEST_CASE("record: it has the flags that all runs share, each environment once, 
   const TempDir scratch;
   record_of(scratch, example, rates);
   const std::string text = read_text(scratch.file("small.json"));
-  const json all = json::parse(text);
+  const json all = known_json(text);
   CHECK(all["flags"] == json({{"data", "text.bin"}, {"steps", 20}, {"config", {{"hidden_size", 8}}}}));
   CHECK(all["environments"].size() == 2);
   CHECK(all["runs"][4]["environment"] == 1);

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <nlohmann/json.hpp>
 #include <thread>
 
+#include "engine/json.h"
 #include "models/checkpoint.h"
 #include "models/modelling_file.h"
 #include "tests/check.h"
@@ -123,16 +123,16 @@ TEST_CASE("refresh: every program that opens an older modelling file says so in 
 TEST_CASE("refresh: a directory from before there were modelling files gets one, and config.json names it") {
   const TempDir scratch;
   const std::string step = older_run(scratch) + "/step_00000002";
-  auto config = nlohmann::ordered_json::parse(read_text(step + "/config.json"));
+  auto config = known_json<nlohmann::ordered_json>(read_text(step + "/config.json"));
   const Json auto_map = config["auto_map"];
   config.erase("auto_map");
   config["architectures"] = {"CrossplyForCausalLM"};
-  replace_files(step, {{"config.json", config.dump(2)}});
+  replace_files(step, {{"config.json", json_text(config, 2)}});
   fs::remove(step + "/" + lime_file);
   fs::remove(step + "/manifest.json");  // without one, no file is checked, and none is made
   check_outcome(refresh(scratch, step), Exit::done, "rewrote " + lime_file + ", config.json");
   CHECK(read_text(step + "/" + lime_file) == modelling_file("lime"));
-  const auto after = nlohmann::ordered_json::parse(read_text(step + "/config.json"));
+  const auto after = known_json<nlohmann::ordered_json>(read_text(step + "/config.json"));
   CHECK(after["auto_map"] == auto_map);
   CHECK(after["architectures"] == Json{"CrossplyLimeForCausalLM"});
   for (const auto& [key, value] : config.items())
@@ -161,9 +161,9 @@ TEST_CASE("refresh: what cannot be rewritten is refused, and stays as it is") {
 TEST_CASE("refresh: what a kill left half done is completed") {
   const TempDir scratch;
   const std::string step = older_run(scratch) + "/step_00000002", manifest = step + "/manifest.json";
-  Json listed = Json::parse(read_text(manifest));
+  Json listed = known_json(read_text(manifest));
   listed["files"].erase(lime_file);
-  write_text(manifest, listed.dump());
+  write_text(manifest, json_text(listed));
   check_valid(step);
   write_text(step + "/" + lime_file, modelling_file("lime"));  // after it was written, before it was listed
   check_outcome(refresh(scratch, step), Exit::done, "rewrote " + lime_file);

@@ -1,8 +1,8 @@
 // analyze --what routing and circuits: what they say of the models, against what the models compute.
+#include "engine/json.h"
 #include "eval/inside/routing.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "data/shards.h"
@@ -478,7 +478,7 @@ TEST_CASE("routing: the program tells of every architecture, and refuses a model
     CHECK(!has(svg, "nan"));
     const std::string csv = read_text(scratch.file("out") + "/routing.csv");
     CHECK(!has(csv, "nan"));
-    if (arch == "resformer") CHECK(has(csv, ",first,2,," + found["curves"]["first"]["y"][2].dump() + "\n"));
+    if (arch == "resformer") CHECK(has(csv, ",first,2,," + json_text(found["curves"]["first"]["y"][2]) + "\n"));
     if (arch == "sla") CHECK(has(svg, ">query head, from 0<"));
     if (arch == "lime_static") CHECK(has(svg, ">key/value head, from 0<"));
     if (arch == "hyper") CHECK(has(svg, "divided by its largest magnitude"));
@@ -571,7 +571,7 @@ TEST_CASE("circuits: the tokens nearest to the rows of a dynamic router") {
     check_circuits(found, model);
     const std::string csv = read_text(scratch.file("out") + "/circuits.csv");
     CHECK(static_cast<size_t>(std::count(csv.begin(), csv.end(), '\n')) == 1 + rows * 3 * 7);
-    CHECK(has(csv, found["circuits"][0]["norm"].dump() + ","));  // the same digits
+    CHECK(has(csv, json_text(found["circuits"][0]["norm"]) + ","));  // the same digits
   }
   check_outcome(analyze(scratch, "circuits", {saved(scratch, TinyModel(tiny_config("mudd")), "mudd")}), Exit::usage,
                 "try --what routing");

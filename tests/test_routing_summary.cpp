@@ -1,8 +1,8 @@
 // The routing in metrics.jsonl: what analyze says of the same model, at every evaluation, without a bit of change.
+#include "engine/json.h"
 #include "eval/inside/routing_summary.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "eval/inside/routing.h"
 #include "models/json_file.h"
@@ -45,7 +45,7 @@ void check_number(const json& got, double want) {
 
 std::vector<json> lines_of(const std::string& run) {
   std::vector<json> lines;
-  each_line(run + "/metrics.jsonl", [&](const std::string& text, bool) { lines.push_back(json::parse(text)); });
+  each_line(run + "/metrics.jsonl", [&](const std::string& text, bool) { lines.push_back(known_json(text)); });
   return lines;
 }
 
@@ -90,7 +90,7 @@ TEST_CASE("routing summary: every architecture's numbers are those of analyze on
           const json& row = got["maps"].at(map.name).at(r);
           check_number(s < row.size() ? row[s] : json(), map.rows[r][s]);
         }
-    CHECK(got.dump().find(' ') == std::string::npos);  // one line, without room to spare
+    CHECK(json_text(got).find(' ') == std::string::npos);  // one line, without room to spare
   }
 }
 

@@ -1,8 +1,8 @@
 // The curves of a run: of bounded size however long it is, and with the numbers of its metrics.
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "engine/json.h"
 #include "tests/temp_dir.h"
 #include "train/metrics.h"
 
@@ -74,7 +74,7 @@ TEST_CASE("run curves: those of a file are those of the run, and its last loss i
   const std::string path = dir.file("metrics.jsonl");
   constexpr int64_t steps = 40000;
   std::string text;
-  for (int64_t step = 1; step <= steps; ++step) text += line_of(step, 100).dump() + "\n";
+  for (int64_t step = 1; step <= steps; ++step) text += json_text(line_of(step, 100)) + "\n";
   write_text(path, text);
   const RunCurves read = read_curves(path);
   const Metrics metrics(path, steps);
@@ -97,8 +97,8 @@ TEST_CASE("run curves: those of a file are those of the run, and its last loss i
 
 TEST_CASE("run curves: a line that is far too long is passed over, whatever follows it") {
   const TempDir dir;
-  const std::string path = dir.file("metrics.jsonl"), line = line_of(1).dump() + "\n";
-  write_text(path, line + std::string(3 << 20, 'x') + "\n\n" + line_of(2).dump());
+  const std::string path = dir.file("metrics.jsonl"), line = json_text(line_of(1)) + "\n";
+  write_text(path, line + std::string(3 << 20, 'x') + "\n\n" + json_text(line_of(2)));
   CHECK(read_curves(path).step == std::vector<double>{1, 2});
   std::vector<size_t> lengths;
   std::vector<bool> ended;

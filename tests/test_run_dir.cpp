@@ -1,4 +1,5 @@
 // Run directories: what --resume takes over, what it refuses, and that no line of their history is lost.
+#include "engine/json.h"
 #include "train/run_dir.h"
 
 #include <fcntl.h>
@@ -7,7 +8,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "data/shards.h"
 #include "models/checkpoint.h"
@@ -43,9 +43,9 @@ std::string timeless(const std::string& path) {
   std::ifstream in(path);
   std::string out;
   for (std::string line; std::getline(in, line);) {
-    json object = json::parse(line);
+    json object = known_json(line);
     object.erase("seconds"), object.erase("tokens_per_s");
-    out += object.dump() + "\n";
+    out += json_text(object) + "\n";
   }
   return out;
 }
@@ -136,7 +136,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   o.eval_every = 3, o.eval_samples = 4, o.eval_rule = "spread", o.answer_samples = 5, o.save_every = 6, o.keep = 7;
   o.tensorboard = o.csv = true;
   const json saved = all_settings(o);
-  auto write = [&](const json& settings) { write_text(scratch.file("flags.json"), settings.dump()); };
+  auto write = [&](const json& settings) { write_text(scratch.file("flags.json"), json_text(settings)); };
   auto read = [&](const std::string& arch = "lime") {
     TrainOptions other;
     other.config.arch = arch;
@@ -175,7 +175,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
       json spoilt = saved;
       spoilt[key] = value;
       write(spoilt);
-      CAPTURE(value.dump());
+      CAPTURE(json_text(value));
       check_fails(Exit::bad_data, {key}, [&] { read(); });
     }
 }
@@ -201,7 +201,7 @@ TEST_CASE("run directory: --resume --out alone continues, and more steps change 
   check_outcome(train(scratch, {"--resume", "--out", run, "--layers", "3"}), Exit::usage, "num_hidden_layers");
   check_outcome(train(scratch, {"--resume", "--out", run}, "lime"), Exit::usage, "train_llama");
   check_outcome(train(scratch, {"--resume", "--out", run, "--keep", "1"}), Exit::done, "resumed after step 12");
-  CHECK(json::parse(read_text(run + "/flags.json"))["keep"] == 1);
+  CHECK(known_json(read_text(run + "/flags.json"))["keep"] == 1);
 
   const Outcome grown = train(scratch, {"--resume", "--out", run, "--steps", "20"});
   check_outcome(grown, Exit::done, "--steps grows from 12 to 20: from here on the cosine schedule is that of 20 steps");
@@ -209,7 +209,7 @@ TEST_CASE("run directory: --resume --out alone continues, and more steps change 
   std::ifstream lines(run + "/metrics.jsonl");
   int64_t step = 0;
   for (std::string line; std::getline(lines, line); ++step)
-    if (step >= 12) CHECK(json::parse(line)["lr"] == 0.01 * schedule.at(step));
+    if (step >= 12) CHECK(known_json(line)["lr"] == 0.01 * schedule.at(step));
   CHECK(step == 20);
   check_outcome(train(scratch, {"--resume", "--out", run}), Exit::done, "resumed after step 20");
 }
@@ -324,7 +324,7 @@ TEST_CASE("run directory: data that moved is taken where it holds the same, and 
   fs::current_path(here);
   check_outcome(started, Exit::done, "step 4: test loss");
   check_outcome(train(scratch, {"--resume", "--out", run, "--steps", "6"}), Exit::done, "resumed after step 4");
-  CHECK(json::parse(read_text(run + "/flags.json"))["data"] == "text:" + text);
+  CHECK(known_json(read_text(run + "/flags.json"))["data"] == "text:" + text);
 
   fs::rename(text, scratch.file("moved"));
   check_outcome(train(scratch, {"--resume", "--out", run}), Exit::no_input, "say with --data where it is now");
@@ -338,9 +338,9 @@ TEST_CASE("run directory: data that moved is taken where it holds the same, and 
                 "only other files with the same contents");
 
   // As older runs have it, and without a checkpoint: only the same place.
-  json settings = json::parse(read_text(run + "/flags.json"));
+  json settings = known_json(read_text(run + "/flags.json"));
   settings["data"] = "text:moved";
-  write_text(run + "/flags.json", settings.dump());
+  write_text(run + "/flags.json", json_text(settings));
   for (const fs::directory_entry& entry : fs::directory_iterator(run))
     if (entry.is_directory()) fs::remove_all(entry.path());
   write_text(text, read_text(scratch.file("moved")));

@@ -1,4 +1,5 @@
 // analyze --what sae on small models, from end to end.
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <numeric>
 

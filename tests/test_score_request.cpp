@@ -1,4 +1,5 @@
 // What the lines that `score` reads mean in tokens.
+#include "engine/json.h"
 #include "eval/score_request.h"
 
 #include "tests/data_check.h"
@@ -81,7 +82,7 @@ TEST_CASE("score_request: a token that begins every text is given; with score_be
   json["post_processor"] = {{"type", "TemplateProcessing"},
                             {"single", {{{"SpecialToken", {{"id", "<|endoftext|>"}}}}, {{"Sequence", {{"id", "A"}}}}}},
                             {"special_tokens", {{"<|endoftext|>", {{"ids", Json::array({256})}}}}}};
-  write_text(dir.file("tokenizer.json"), json.dump());
+  write_text(dir.file("tokenizer.json"), json_text(json));
   const Tokenizer tokenizer = Tokenizer::read(dir.path.string());
   const auto passages = [&](const std::string& line, int32_t prefix = 256) {
     return parse(line, tokenizer, 259, 16, prefix).passages;
@@ -107,7 +108,7 @@ TEST_CASE("score_request: generation") {
       parse(R"({"id": [1, {"a": null}], "context": "ab", "max_new_tokens": 4, "until": "\n"})");
   CHECK((request.kind == ScoreRequest::generation && request.prompt == of_bytes("ab") && request.max_new == 4));
   CHECK((request.until == std::vector<std::string>{"\n"} && !request.truncated && request.passages.empty()));
-  CHECK(request.id.dump() == R"([1,{"a":null}])");
+  CHECK(json_text(request.id) == R"([1,{"a":null}])");
   const ScoreRequest cut = parse(R"({"context": "0123456789abcdef", "max_new_tokens": 6, "until": ["a", "bc"]})");
   CHECK((cut.prompt == of_bytes("6789abcdef") && cut.truncated && cut.until.size() == 2 && cut.id.is_discarded()));
   CHECK(parse(R"({"context": [], "max_new_tokens": 6})").prompt == Ids{200});

@@ -1,10 +1,10 @@
 // Linear CKA: what it is on paper, what does not change it, and the program.
 #include "eval/inside/similarity.h"
 
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "cli/format.h"
+#include "engine/json.h"
 #include "engine/rng.h"
 #include "tests/inside.h"
 
@@ -159,8 +159,8 @@ TEST_CASE("similarity: of models of different depths, in table, JSON, CSV and pi
   CHECK(models[2]["cka_of_first_model"][0][2].get<double>() == doctest::Approx(1).epsilon(1e-6));
   const std::string csv = read_text(out + "/similarity.csv");
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 25 + 2 * (9 + 15));
-  CHECK(has(csv, str("two,2,", scratch.file("two"), ",1,", models[1]["cka"][2][1].dump(), "\n")));
-  CHECK(has(csv, str("four,4,", scratch.file("two"), ",1,", models[1]["cka_of_first_model"][4][1].dump(), "\n")));
+  CHECK(has(csv, str("two,2,", scratch.file("two"), ",1,", json_text(models[1]["cka"][2][1]), "\n")));
+  CHECK(has(csv, str("four,4,", scratch.file("two"), ",1,", json_text(models[1]["cka_of_first_model"][4][1]), "\n")));
   const std::string svg = read_text(out + "/similarity.svg");
   for (const char* part : {"within a model", "with those of another", ">two<", ">hidden state<"}) CHECK(has(svg, part));
   // A sample of the tokens is the same for all models, and has other numbers.

@@ -1,8 +1,8 @@
 // Whole models that learn from a teacher: of other sizes, depth, architecture and backbone.
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "data/shards.h"
+#include "engine/json.h"
 #include "models/model_dir.h"
 #include "tests/backends.h"
 #include "tests/cases.h"
@@ -99,7 +99,7 @@ std::vector<float> weights(Trainer& trainer) {
 json last_line(const std::string& run) {
   const std::string text = read_text(run + "/metrics.jsonl");
   const size_t end = text.find_last_not_of('\n'), begin = text.rfind('\n', end);
-  return json::parse(text.substr(begin == std::string::npos ? 0 : begin + 1, end - begin));
+  return known_json(text.substr(begin == std::string::npos ? 0 : begin + 1, end - begin));
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "data/tokenizer.h"
 
-#include <nlohmann/json.hpp>
-
+#include "engine/json.h"
 #include "engine/printable.h"
 #include "tests/data_check.h"
 
@@ -61,7 +60,7 @@ TEST_CASE("tokenizer: saved and loaded") {
   CHECK(words.vocab_size() == 4);
   CHECK(words.encode("\xC3\xA9 a b \"quoted\\") == Ids{3, 1, 0, 2});
   CHECK(words.decode({3, 2, 1, 0}) == "\xC3\xA9 \"quoted\\ a b");
-  const Json json = Json::parse(read_text(dir.file("tokenizer.json")));
+  const Json json = known_json(read_text(dir.file("tokenizer.json")));
   CHECK(json["model"]["type"] == "WordLevel");
   CHECK(json["model"]["vocab"]["a"] == 1);
   CHECK(json["pre_tokenizer"]["type"] == "WhitespaceSplit");
@@ -71,7 +70,7 @@ TEST_CASE("tokenizer: saved and loaded") {
   const Tokenizer bytes = Tokenizer::load(dir.path.string());
   CHECK(bytes.vocab_size() == 256);
   CHECK(bytes.decode(bytes.encode("any \xFF\x00 bytes")) == "any \xFF\x00 bytes");
-  const Json vocab = Json::parse(read_text(dir.file("tokenizer.json")))["model"]["vocab"];
+  const Json vocab = known_json(read_text(dir.file("tokenizer.json")))["model"]["vocab"];
   // GPT-2's names: a space is U+0120, a line break U+010A, a soft hyphen (0xAD) the last of the 68 replaced ones.
   const std::vector<std::pair<std::string, int>> names = {
       {"A", 65},         {"!", 33},         {"~", 126},        {"\xC4\x80", 0},   {"\xC4\xA0", 32},  {"\xC4\x8A", 10},
@@ -102,10 +101,10 @@ TEST_CASE("tokenizer: one of another kind leaves token ids; what is no tokenizer
   refuses("{\"model\": {\"type\": 3, \"vocab\": {}}}", "is no tokenizer");
   refuses("{\"model\": {\"type\": \"BPE\"}}", "is no tokenizer");
   Tokenizer::words({"b", "a"}).save(dir.path.string());
-  const Json words = Json::parse(read_text(path));
+  const Json words = known_json(read_text(path));
   const auto patched = [](Json json, const char* at, const Json& value) {
     json[Json::json_pointer(at)] = value;
-    return json.dump();
+    return json_text(json);
   };
   is_foreign(patched(words, "/model/type", "Unigram"), "Unigram");
   is_foreign(patched(words, "/pre_tokenizer", nullptr), "pre-tokenizer missing");
@@ -121,7 +120,7 @@ TEST_CASE("tokenizer: one of another kind leaves token ids; what is no tokenizer
   refuses(patched(words, "/model/vocab", {{"a b", 0}}), "whitespace");
   refuses(patched(words, "/model/vocab", {{"", 0}}), "empty");
   Tokenizer::bytes().save(dir.path.string());
-  const Json bytes = Json::parse(read_text(path));
+  const Json bytes = known_json(read_text(path));
   refuses(patched(bytes, "/model/merges", Json::array({"a b"})), "merge 0");
   refuses(patched(bytes, "/model/vocab", {{"a", 0}}), "no token for the byte");
   refuses(patched(bytes, "/model/vocab", Json::array()), "not an object");

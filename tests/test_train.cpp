@@ -5,8 +5,8 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "models/registry.h"
 #include "tests/backends.h"
 #include "tests/check.h"
@@ -211,9 +211,9 @@ TEST_CASE("train: resuming on data of which a part changed is refused, an older 
   write_text(path, other);
   check_fails(Exit::bad_data, {}, [&] { Trainer(o, *open_dataset(o.data).train, dir); });
   write_text(path, text);
-  json state = json::parse(read_text(dir + "/train_state.json"));
+  json state = known_json(read_text(dir + "/train_state.json"));
   CHECK(state.erase("data_digest") == 1);
-  write_text(dir + "/train_state.json", state.dump());
+  write_text(dir + "/train_state.json", json_text(state));
   CHECK(Trainer(o, *open_dataset(o.data).train, dir).steps_done() == 1);
 }
 
@@ -242,10 +242,10 @@ TEST_CASE("train: a checkpoint resumes whose schedule has the name that older bu
   const TempDir run;
   const std::string dir = run.file("step_00000001"), path = dir + "/train_state.json";
   save_one_step(o, data, dir);
-  auto state = json::parse(read_text(path));
+  auto state = known_json(read_text(path));
   REQUIRE(state["trajectory"]["schedule"] == "cosine_to_floor");
   state["trajectory"]["schedule"] = "cosine1";
-  write_text(path, state.dump());
+  write_text(path, json_text(state));
   CHECK(Trainer(o, data, dir).steps_done() == 1);
   o.schedule = "cosine";
   check_fails(Exit::usage, {"--schedule", "cosine_to_floor"}, [&] { Trainer(o, data, dir); });
@@ -257,12 +257,12 @@ TEST_CASE("train: a checkpoint's state of wrong types or sizes is refused") {
   const TempDir run;
   save_one_step(o, data, run.file("step_00000001"));
   const std::string path = run.file("step_00000001/train_state.json");
-  const auto good = json::parse(read_text(path));
+  const auto good = known_json(read_text(path));
   auto code = [&](const std::string& text) {
     write_text(path, text);
     return error_of([&] { Trainer(o, data, run.file("step_00000001")); }).code;
   };
-  CHECK(code(good.dump()) == Exit::done);
+  CHECK(code(json_text(good)) == Exit::done);
   const json spoilt_values = R"({"step": [-5, 2, "1", 1.5, null, 18446744073709551615],
       "position": [-3, 4, 1e30, 9223372036854775807], "seconds": ["long", null, -1],
       "data": [7, null], "trajectory": [3, "steps", []]})"_json;
@@ -270,8 +270,8 @@ TEST_CASE("train: a checkpoint's state of wrong types or sizes is refused") {
     for (const json& value : values) {
       json spoilt = good;
       spoilt[key] = value;
-      CAPTURE(spoilt.dump());
-      CHECK(code(spoilt.dump()) == Exit::bad_data);
+      CAPTURE(json_text(spoilt));
+      CHECK(code(json_text(spoilt)) == Exit::bad_data);
     }
   for (const std::string text : {"", "{", "[]", "7", "{\"step\":1e999}"}) CHECK(code(text) == Exit::bad_data);
 }

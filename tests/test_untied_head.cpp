@@ -1,9 +1,9 @@
 // A head in the files of a model whose config.json ties it to the embedding: one with other values is used, one with
 // the embedding's values is the embedding, on every path that reads weights.
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "engine/file.h"
+#include "engine/json.h"
 #include "models/model_dir.h"
 #include "tests/data_check.h"
 #include "tests/program.h"
@@ -45,12 +45,12 @@ struct Saved {
     Json index = {{"weight_map", Json::object()}};
     for (const NamedTensor& tensor : others) index["weight_map"][tensor.name] = "a.safetensors";
     index["weight_map"][last[0].name] = "b.safetensors";
-    write_text(model + "/model.safetensors.index.json", index.dump());
+    write_text(model + "/model.safetensors.index.json", json_text(index));
   }
   void say_tied() const {
-    Json config = Json::parse(read_text(model + "/config.json"));
+    Json config = known_json(read_text(model + "/config.json"));
     config["tie_word_embeddings"] = true;
-    write_text(model + "/config.json", config.dump());
+    write_text(model + "/config.json", json_text(config));
   }
   // The loss that evaluate gives; it must say so, or with "" say nothing.
   double evaluated(const std::string& from, const std::string& says) {

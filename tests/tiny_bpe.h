@@ -1,10 +1,10 @@
 // A byte-level BPE tokenizer that fits in a test: the bytes, <|endoftext|> (256), and two merges, th (257), the (258).
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "data/bpe/bpe.h"
+#include "engine/json.h"
 #include "tests/temp_dir.h"
 
 namespace crossply::test {
@@ -29,7 +29,7 @@ inline nlohmann::json tiny_bpe_json() {
 inline std::string write_tiny_bpe(const std::string& dir, bool both_merges = true) {
   nlohmann::json object = tiny_bpe_json();
   if (!both_merges) object["model"]["merges"].erase(1);
-  write_text(dir + "/tokenizer.json", object.dump());
+  write_text(dir + "/tokenizer.json", json_text(object));
   return dir + "/tokenizer.json";
 }
 

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "engine/check.h"
+#include "engine/json.h"
 #include "engine/printable.h"
 #include "eval/statistics.h"
 #include "train/environment.h"
@@ -24,8 +25,8 @@ Differences loss_differences(const std::vector<CurveGroup>& groups, bool test) {
       for (const CurveRun& run : group.runs) {
         if (run.settings.is_null()) continue;
         const json value = run.settings.value(key, key == "eval_rule" ? json("first") : json());
-        values.insert(value.dump());
-        rows.insert(group.name + ": " + (value == 0 && key == "eval_samples" ? "0 (all)" : value.dump()));
+        values.insert(json_text(value));
+        rows.insert(group.name + ": " + (value == 0 && key == "eval_samples" ? "0 (all)" : json_text(value)));
       }
     if (values.size() > 1) differences.emplace_back(key, rows);
   }

@@ -255,7 +255,7 @@ std::vector<T> read_list(const std::string& flag, const std::string& text, Read&
     end = std::min(text.find(',', at), text.size());
     const T value = read(text.substr(at, end - at));
     if (std::find(values.begin(), values.end(), value) != values.end())
-      throw CLI::ValidationError(flag, "names " + text.substr(at, end - at) + " twice");
+      refuse_value(flag, "names " + text.substr(at, end - at) + " twice");
     values.push_back(value);
   }
   return values;
@@ -282,32 +282,30 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
     o.rates = read_list<double>("--lr", text,
                                 [](const std::string& item) { return read_number("--lr", item, 0, most_number); });
   };
-  app.add_option_function<std::string>(
-         "--seeds", set_seeds,
-         "several seeds between commas: 1,2,3 (default: --seed)\nThe table then has means and standard deviations, and "
-         "says which differences from the yardstick are larger than the spread of seeds. The first one chooses among "
-         "several --lr, also with --resume")
-      ->type_name("LIST");
+  add_parsed(
+      app, "--seeds", set_seeds, "LIST",
+      "several seeds between commas: 1,2,3 (default: --seed)\nThe table then has means and standard deviations, and "
+      "says which differences from the yardstick are larger than the spread of seeds. The first one chooses among "
+      "several --lr, also with --resume");
   add_integer(app, "--jobs", o.jobs, 0, 4096,
               "runs side by side, each with its share of the threads; results are the same (0: several where there are "
               "several seeds or rates, on a CPU, and a step of the first run, which is timed, is too small for all "
               "threads)");
   add_train_flags(app, o.train);
-  app.get_option("--seeds")->excludes(app.get_option("--seed"));
-  app.remove_option(app.get_option("--lr"));
-  app.add_option_function<std::string>(
-         "--lr", set_rates,
-         "base learning rate, or several between commas\nEach architecture is trained at all with the first seed, then "
-         "with the other seeds at the best, by the test loss")
-      ->type_name("FLOAT,...")
-      ->default_str(CLI::detail::to_string(o.train.lr))
-      ->group("Optimiser");
+  flag_named(app, "--seeds").excludes(flag_named(app, "--seed"));
+  remove_flag(app, "--lr");
+  add_parsed(
+      app, "--lr", set_rates, "FLOAT,...",
+      "base learning rate, or several between commas\nEach architecture is trained at all with the first seed, then "
+      "with the other seeds at the best, by the test loss")
+      .default_str(format_number("%g", o.train.lr))
+      .group("Optimiser");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  CommandLine app(
       "Trains several architectures on the same batches, from the same seeds; ends with a table and a figure.\n" +
           about_defaults(),
       "compare");
@@ -318,33 +316,33 @@ int main(int argc, char** argv) {
   std::string request;  // of the comparison whose child this process is
   auto flags = [&] {
     found = set_defaults(argc, argv, o, dir);
-    add_text(app, "--one-run", request, "JSON", "for compare itself")->group(hidden_group);
+    add_text(app, "--one-run", request, "JSON", "for compare itself").group(hidden_group);
     add_experiment_flags(app, o);
     for (const char* refused :
          {"--init", "--teacher", "--kd-alpha", "--kd-tau", "--kd-reduction", "--dump-tape", "--dump-tensors", "--world",
           "--node-gpus", "--gpu", "--nvlink", "--net", "--rank-rate"})
-      app.get_option(refused)->group(hidden_group);  // prepare() says why
-    for (const char* refused : flags_of_ranks) app.get_option(refused)->group(hidden_group);
+      flag_named(app, refused).group(hidden_group);  // prepare() says why
+    for (const char* refused : flags_of_ranks) flag_named(app, refused).group(hidden_group);
     set_short_help(app, {{"--out"},
                          {"--arch", "--data", "--preset", "--seeds", "--lr", "--steps", "--batch", "--seq", "--resume",
                           "--dry-run"},
                          {"compare --out runs/compare    # the demonstration",
                           "compare --arch llama,lime --seeds 1,2,3 --data text:my.txt --out runs/mine"}});
-    app.get_option("--steps")->description("optimizer steps of each run");
-    app.get_option("--out")->description("directory of the comparison: results.md, compare.svg, a directory per run");
-    app.get_option("--resume")
-        ->description(
+    flag_named(app, "--steps").description("optimizer steps of each run");
+    flag_named(app, "--out").description("directory of the comparison: results.md, compare.svg, a directory per run");
+    flag_named(app, "--resume")
+        .description(
             "continue the comparison in --out; needs no other flags. --arch, --seeds and --lr may name more, which are "
             "added, or fewer, which alone are shown then");
   };
   return run_program(app, argc, argv, flags, [&] {
     if (!request.empty()) return train_for_parent(request);
     for (const char* refused : flags_of_ranks)
-      if (app.count(refused) > 0) fail(Exit::usage, refused, " is for the trainers; compare trains in one process");
+      if (is_given(app, refused)) fail(Exit::usage, refused, " is for the trainers; compare trains in one process");
     std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
-    if (app.count("--seed") > 0) o.seeds = {o.train.seed};
+    if (is_given(app, "--seed")) o.seeds = {o.train.seed};
     o.train.open = open_choices(app, o.train, found);
-    o.router_lr_given = app.count("--router-lr") > 0;
+    o.router_lr_given = is_given(app, "--router-lr");
     if (!place_from_environment().alone())
       fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");
     return run(o, dir);

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "cli/format.h"
+#include "engine/json.h"
 
 namespace crossply {
 namespace {
@@ -200,7 +200,7 @@ std::vector<const ComparedRun*> failures_of(const Comparison& comparison) {
   return out;
 }
 
-std::string lr_text(double lr) { return nlohmann::json(lr).dump(); }
+std::string lr_text(double lr) { return json_text(nlohmann::json(lr)); }
 
 std::string run_name(const Comparison& comparison, const ComparedRun& run) {
   return run.choice.text + (rates_of(comparison).size() > 1 ? " lr " + lr_text(run.options.lr) : "") +

@@ -127,7 +127,7 @@ Exit exit_code_of(const json& run, const std::string& path) {
   for (const Exit known : {Exit::done, Exit::usage, Exit::bad_data, Exit::no_input, Exit::internal, Exit::device,
                            Exit::io, Exit::stopped, Exit::not_finite})
     if (code == static_cast<int>(known)) return known;
-  fail(Exit::bad_data, path, ": \"exit_code\" cannot be ", code.dump());
+  fail(Exit::bad_data, path, ": \"exit_code\" cannot be ", json_text(code));
 }
 
 // Whether a saved run is this one.
@@ -143,7 +143,7 @@ std::string directory_of(const json& saved, const ComparedRun& run, const std::s
   const json directory = saved.value("directory", json(run.choice.file_name()));
   const std::string name = directory.is_string() ? directory.get<std::string>() : "";
   if (name.empty() || name.starts_with(".") || name.find('/') != std::string::npos)
-    fail(Exit::bad_data, path, ": \"directory\" cannot be ", directory.dump());
+    fail(Exit::bad_data, path, ": \"directory\" cannot be ", json_text(directory));
   return name;
 }
 
@@ -156,14 +156,14 @@ void refuse_other_run(const json& saved, const ComparedRun& run, const std::stri
 // Test losses of runs that stand beside each other are of the same sequences.
 void refuse_other_tests(const json& flags, const ComparedRun& run, const std::string& where) {
   if (const json was = flags.value("eval_rule", json("first")); was != json(run.options.eval_rule))
-    fail(Exit::usage, "--resume: the run in ", where, " is done and was tested by the rule ", was.dump(),
+    fail(Exit::usage, "--resume: the run in ", where, " is done and was tested by the rule ", json_text(was),
          ", the others would be by \"", run.options.eval_rule, "\"; start a new comparison with another --out");
   for (const auto& [key, now] :
        {std::pair{"eval_samples", run.options.eval_samples}, std::pair{"answer_samples", run.options.answer_samples}})
     if (const json was = flags.value(key, json(now)); was != json(now))
       fail(Exit::usage, "--resume: the run in ", where, " is done and was tested with ",
-           std::string(key) == "eval_samples" ? "--eval-samples " : "--answer-samples ", was.dump(), ", the flags say ",
-           now, "; resume with ", was.dump(), ", so that the others can be compared with it");
+           std::string(key) == "eval_samples" ? "--eval-samples " : "--answer-samples ", json_text(was),
+           ", the flags say ", now, "; resume with ", json_text(was), ", so that the others can be compared with it");
 }
 
 void refuse_other_data(const Comparison& comparison, const json& old) {
@@ -196,7 +196,7 @@ std::vector<T> list_of(const json& all, const char* key, const char* flag, doubl
   std::vector<T> out;
   for (const json& item : listed ? all[key] : all["runs"]) {
     const json value = listed ? item : item["flags"].value(flag, json());
-    if (!holds<T>(value, 0, most)) fail(Exit::bad_data, path, ": \"", flag, "\" cannot be ", value.dump());
+    if (!holds<T>(value, 0, most)) fail(Exit::bad_data, path, ": \"", flag, "\" cannot be ", json_text(value));
     if (std::find(out.begin(), out.end(), value.get<T>()) == out.end()) out.push_back(value.get<T>());
   }
   return out;
@@ -279,7 +279,7 @@ std::string results_json(const Comparison& comparison) {
     runs.back()["evaluations"] = evaluations_of(run.result.curves);
     runs.back()["environment"] = recorded_environment(comparison.out + "/" + run_directory(run) + "/environment.jsonl");
   }
-  for (const std::string& other : comparison.others) others.push_back(json::parse(other));
+  for (const std::string& other : comparison.others) others.push_back(known_json(other));
   const double chance = chance_of(comparison.data);  // of answers
   const json all = {{"format", "crossply comparison"},
                     {"version", 1},
@@ -294,7 +294,7 @@ std::string results_json(const Comparison& comparison) {
                     {"architectures", arms},
                     {"runs", runs},
                     {"others", others}};
-  return all.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  return json_text_mended(all, 2) + "\n";
 }
 
 namespace {
@@ -339,7 +339,7 @@ void take_results(Comparison& comparison, const json& old, const std::string& pa
       const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(),
                                     [&](const ComparedRun& candidate) { return is_same(saved, candidate); });
       if (run == comparison.runs.end()) {
-        comparison.others.push_back(saved.dump());
+        comparison.others.push_back(json_text(saved));
         continue;
       }
       run->directory = directory_of(saved, *run, path);

@@ -131,7 +131,7 @@ std::map<std::string, json> chosen_rates(const json& comparison, const std::stri
     const std::string name = arm["name"];
     const json lr = arm.value("lr", json()), rate = lr.is_number() ? lr : listed[0];
     rates[name] = rate;
-    notes += str("note: of '", name, "' the runs at lr ", rate.dump(),
+    notes += str("note: of '", name, "' the runs at lr ", json_text(rate),
                  lr.is_null()                              ? ", the first one; none is done yet\n"
                  : arm.value("lr_settled", json()) == true ? ", its best\n"
                                                            : ", the best so far\n");
@@ -219,10 +219,10 @@ std::string check_flags(const CurveGroup& group) {
       if (old == value || may_differ(key, old, value)) continue;
       if (!is_depth(key))
         fail(Exit::usage, "'", printable(group.name),
-             "' is the name of runs that differ in more than the seed: ", key.substr(1), " is ", old.dump(), " in ",
-             first->dir, ", ", value.dump(), " in ", run.dir, "; give them names of their own");
-      note = str("note: '", group.name, "' is the mean of models of different depth, such as ", old.dump(), " and ",
-                 value.dump(), " blocks\n");
+             "' is the name of runs that differ in more than the seed: ", key.substr(1), " is ", json_text(old), " in ",
+             first->dir, ", ", json_text(value), " in ", run.dir, "; give them names of their own");
+      note = str("note: '", group.name, "' is the mean of models of different depth, such as ", json_text(old), " and ",
+                 json_text(value), " blocks\n");
     }
   }
   return note;
@@ -403,13 +403,12 @@ Exit run(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("The losses of several runs as a table and, with --out, as a picture. Runs of one name are averaged.",
-               "curves");
+  CommandLine app("The losses of several runs as a table and, with --out, as a picture. Runs of one name are averaged.",
+                  "curves");
   Options o;
   auto flags = [&] {
-    app.add_option("runs", o.runs, "directories of runs or of comparisons; NAME=DIR names the curve")
-        ->type_name("[NAME=]DIR...")
-        ->required();
+    add_texts(app, "runs", o.runs, "[NAME=]DIR...", "directories of runs or of comparisons; NAME=DIR names the curve")
+        .required();
     add_text(app, "--out", o.out, "FILE", "the picture: a name in .svg, .png or .pdf");
     const std::vector<Need> picture = {{"--out"}}, losses = {{"--y", {"loss"}}};
     needs(app, add_text(app, "--title", o.title, "TEXT", "its title (default: the data and the runs' names)"), picture);
@@ -434,8 +433,8 @@ int main(int argc, char** argv) {
                       "loss; as they are, pale, behind it where there are few curves (1: no mean; 0: a fiftieth of "
                       "long curves)"),
           {{"--out"}, {"--against"}});
-    needs(app, app.add_flag("--log-x", o.log_x, "logarithmic x axis"), picture);
-    needs(app, app.add_flag("--log-y", o.log_y, "logarithmic y axis (which losses over a decade have anyway)"),
+    needs(app, add_switch(app, "--log-x", o.log_x, "logarithmic x axis"), picture);
+    needs(app, add_switch(app, "--log-y", o.log_y, "logarithmic y axis (which losses over a decade have anyway)"),
           picture);
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });

@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "cli/flags.h"
+#include "cli/version.h"
 #include "engine/json.h"
 
 namespace crossply {
@@ -137,7 +137,7 @@ void record_environment(const std::string& path, const TrainOptions& o, const Tr
                      {"validation_files_trained_on", data.test->files_of_both().size()}};
   std::string before = path_exists(path) ? read_file(path, std::numeric_limits<int64_t>::max()) : "";
   if (!before.empty() && before.back() != '\n') before += '\n';
-  write_file_atomically(path, before + line.dump() + "\n");
+  write_file_atomically(path, before + json_text(line) + "\n");
 }
 
 json recorded_environment(const std::string& path) {

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "cli/needs.h"
+#include "cli/program.h"
 #include "models/registry.h"
 
 namespace crossply {
@@ -26,7 +27,7 @@ void check_options(const TrainOptions& o) {
 }
 
 std::string notes_on_train_flags(CLI::App& app, const Config& config) {
-  CLI::App usual;
+  CommandLine usual("", "");
   TrainOptions o;
   o.config.arch = config.arch;
   if (config.gpt2()) use_gpt2(o.config);
@@ -48,7 +49,7 @@ void refuse_idle_options(const ArchChoice& choice, const Config& config) {
 void note_single_process(const CLI::App& app, const TrainOptions& options) {
   if (!options.job->place.alone() || options.world.ranks > 0) return;
   for (const char* flag : flags_of_ranks)
-    if (app.count(flag) > 0)
+    if (is_given(app, flag))
       std::fprintf(stderr, "note: %s has no effect in a single process; mpirun, torchrun or srun starts several\n",
                    flag);
 }

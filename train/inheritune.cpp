@@ -59,7 +59,7 @@ json json_of_round(const Inheritance& all, size_t i) {
           {"matches", round.is_done() ? json(all.matches(round)) : json()}};
 }
 
-std::string json_text(const Inheritance& all) {
+std::string state_text(const Inheritance& all) {
   json rounds = json::array();
   for (size_t i = 0; i < all.rounds.size(); ++i) rounds.push_back(json_of_round(all, i));
   const json out = {{"format", "crossply inheritune"},
@@ -78,7 +78,7 @@ std::string json_text(const Inheritance& all) {
                     {"verdict", all.verdict()},
                     {"flags", all_settings(all.options)},
                     {"rounds", rounds}};
-  return out.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  return json_text_mended(out, 2) + "\n";
 }
 
 std::vector<std::vector<std::string>> cells_of(const Inheritance& all) {
@@ -177,8 +177,8 @@ void refuse_other_recipe(const Inheritance& all, const Recipe& recipe, const Tra
   const json now = to_json(all.recipe), was = to_json(recipe);
   for (const auto& [key, value] : now.items())
     if (key != "rounds" && key != "reference" && was[key] != value)
-      fail(Exit::usage, "--resume: ", path, " has ", key, " ", was[key].dump(), ", the flags say ", value.dump(),
-           "; resume with the flags it was started with");
+      fail(Exit::usage, "--resume: ", path, " has ", key, " ", json_text(was[key]), ", the flags say ",
+           json_text(value), "; resume with the flags it was started with");
   if (before.steps != all.options.steps)
     fail(Exit::usage, "--resume: ", path, " has --steps ", before.steps, " a round, the flags say ", all.options.steps);
   refuse_other_config(before.config, all.options.config, path);
@@ -186,7 +186,7 @@ void refuse_other_recipe(const Inheritance& all, const Recipe& recipe, const Tra
 
 // The next round of inheritune.json.
 Round parse_round(const json& line, const Inheritance& all, const std::string& path) {
-  if (!line.is_object()) fail(Exit::bad_data, path, ": a round is ", line.dump());
+  if (!line.is_object()) fail(Exit::bad_data, path, ": a round is ", json_text(line));
   Round round;
   read(line, "blocks", round.blocks, path);
   read(line, "parameters", round.parameters, path);
@@ -235,7 +235,7 @@ std::string rounds_table(const Inheritance& all) {
   return format_table(cells_of(all)) + notes_on_losses(all) + verdict + "\n";
 }
 
-void write_state(const Inheritance& all) { write_file_atomically(state_path(all.options.out), json_text(all)); }
+void write_state(const Inheritance& all) { write_file_atomically(state_path(all.options.out), state_text(all)); }
 
 std::string write_rounds(const Inheritance& all) {
   const auto state = [&] { write_state(all); };

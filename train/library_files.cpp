@@ -26,7 +26,7 @@ std::string tokenizer_config(const Tokenizer& tokenizer) {
                  {"model_input_names", {"input_ids", "attention_mask"}},
                  {"padding_side", "left"}};  // what a model writes must stand after a token
   for (const auto& [name, id] : special_tokens(tokenizer)) object[name + "_token"] = tokenizer.decode({id});
-  return object.dump(2) + "\n";
+  return json_text(object, 2) + "\n";
 }
 
 }  // namespace
@@ -37,8 +37,8 @@ std::map<std::string, std::string> library_files(const Config& config, const Tok
   if (tokenizer.knows_texts()) files["tokenizer_config.json"] = tokenizer_config(tokenizer);
   json generation = json::object();
   for (const auto& [name, id] : special_tokens(tokenizer)) generation[name + "_token_id"] = id;
-  for (const auto& [key, id] : config.token_ids) generation[key] = json::parse(id);
-  if (!generation.empty()) files["generation_config.json"] = generation.dump(2) + "\n";
+  for (const auto& [key, id] : config.token_ids) generation[key] = known_json(id);
+  if (!generation.empty()) files["generation_config.json"] = json_text(generation, 2) + "\n";
   return files;
 }
 

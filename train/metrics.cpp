@@ -58,7 +58,7 @@ std::string csv_row(const json& line) {
   for (const char* column : csv_columns) {
     const auto number = line.find(column);
     row += column == csv_columns[0] ? "" : ",";
-    if (number != line.end()) row += number->dump();
+    if (number != line.end()) row += json_text(*number);
   }
   return row + "\n";
 }
@@ -123,7 +123,7 @@ Metrics::~Metrics() = default;
 
 void Metrics::write(const json& line) {
   curves_.add(line);
-  file_.append(line.dump() + "\n");
+  file_.append(json_text(line) + "\n");
 }
 
 MetricsTable::MetricsTable(const std::string& path, const std::string& metrics) {

@@ -51,7 +51,7 @@ std::vector<Piece> pieces_of(const json& parts, const Parameter& row, const std:
     const bool fits = part.is_array() && part.size() == 3 && part[0].is_string() && holds<int64_t>(part[1], 0) &&
                       holds<int64_t>(part[2], 0) && part[0].get<std::string>().find('/') == std::string::npos;
     if (!fits)
-      fail(Exit::bad_data, path, ": ", excerpt(part.dump()), " of \"", row.name, "\" is not [file, begin, end]");
+      fail(Exit::bad_data, path, ": ", excerpt(json_text(part)), " of \"", row.name, "\" is not [file, begin, end]");
     pieces.push_back({part[0].get<std::string>(), part[1].get<int64_t>(), part[2].get<int64_t>()});
   }
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
@@ -156,7 +156,7 @@ std::string save_moments(const CheckpointWriter& writer, const ParameterTable& p
   const std::string name = file_of(buckets.rank(), buckets.size());
   save_tensors(writer.path(name), params, tensors);
   if (buckets.size() > 1 && buckets.rank() == 0)
-    write_file_atomically(writer.path(index_name), index_of(params, buckets).dump() + "\n");
+    write_file_atomically(writer.path(index_name), json_text(index_of(params, buckets)) + "\n");
   return name;
 }
 

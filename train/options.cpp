@@ -25,8 +25,8 @@ namespace {
 
 // The group of --help that flags are added to while it lives.
 struct Group {
-  Group(CLI::App& program, const char* name) : app(program) { app.option_defaults()->group(name); }
-  ~Group() { app.option_defaults()->group("Options"); }
+  Group(CLI::App& program, const char* name) : app(program) { set_group(app, name); }
+  ~Group() { set_group(app, "Options"); }
   CLI::App& app;
 };
 
@@ -43,14 +43,13 @@ std::string list_of_presets() {
 void add_data_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Data");
   add_text(app, "--preset", o.preset, "NAME", "a paper's setting (--list-presets); other flags change it");
-  app.add_flag_callback(
-      "--list-presets", [] { throw CLI::CallForVersion(list_of_presets(), 0); }, "Print the presets and exit");
+  add_listing(app, "--list-presets", list_of_presets, "Print the presets and exit");
   const auto set_data = [&o](const std::string& spec) {
     o.data.spec = spec;
     // It has its own validation shards; those of the run that is resumed may be gone. --val-data is read after it.
     if (parse_data_spec(spec).kind == DataSpec::Kind::directory) o.data.val_spec.clear();
   };
-  app.add_option_function<std::string>("--data", set_data, data_specs)->type_name("SOURCE")->default_str(o.data.spec);
+  add_parsed(app, "--data", set_data, "SOURCE", data_specs).default_str(o.data.spec);
   add_text(
       app, "--tokenizer", o.data.tokenizer, "FILE",
       "tokenizer.json, or a directory that has one, for text: (default: that of the model it starts from, or bytes)");
@@ -100,7 +99,7 @@ void add_teacher_flags(CLI::App& app, TrainOptions& o) {
   add_text(app, "--teacher", o.teacher, "DIR",
            "learn also from the logits of this model, of any sizes and architecture but the same vocabulary; "
            "with --resume, where it is now");
-  for (CLI::Option* flag :
+  for (const Flag flag :
        {add_number(app, "--kd-alpha", o.kd.alpha, 0, 1, "A: the loss is A CE + (1 - A) TAU^2 KL(teacher || student)"),
         add_number(app, "--kd-tau", o.kd.tau, min_tau, max_tau, "TAU, temperature of both in the KL divergence"),
         add_choice(app, "--kd-reduction", o.kd_reduction, reductions,
@@ -127,8 +126,8 @@ void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
         {{"--schedule", {"!constant"}}});
   add_number(app, "--weight-decay", o.adamw.weight_decay, 0, most_number, "decoupled weight decay");
   needs(app,
-        app.add_flag("--decay-all", o.decay_all,
-                     "decay norms, embeddings, routers and scalars, too, as SATFormer's code does"),
+        add_switch(app, "--decay-all", o.decay_all,
+                   "decay norms, embeddings, routers and scalars, too, as SATFormer's code does"),
         {{"--weight-decay"}});
   add_number(app, "--beta1", o.adamw.beta1, 0, most_beta, "AdamW's first decay");
   add_number(app, "--beta2", o.adamw.beta2, 0, most_beta, "AdamW's second decay");
@@ -138,40 +137,38 @@ void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
 void add_output_flags(CLI::App& app, TrainOptions& o) {
   const Group group(app, "Output");
   add_text(app, "--out", o.out, "DIR", "run directory: metrics.jsonl, curve.svg, checkpoints");
-  app.add_flag("--resume", o.resume, "continue the run in --out, bit for bit; needs no other flags");
+  add_switch(app, "--resume", o.resume, "continue the run in --out, bit for bit; needs no other flags");
   add_integer(app, "--eval-every", o.eval_every, 0, max_count, "steps between evaluations (0: a tenth of the run)");
   const auto set_samples = [&o](const std::string& text) {
     o.eval_samples = read_integer("--eval-samples", text, 0, max_count);
     if (o.eval_rule == "spread_then_all") o.eval_rule = "spread";
   };
-  app.add_option_function<std::string>("--eval-samples", set_samples,
-                                       "test sequences for the loss, evenly spread (0: all). Without this flag the "
-                                       "last evaluation is over all")
-      ->type_name("INT")
-      ->default_str(std::to_string(o.eval_samples));
+  add_parsed(app, "--eval-samples", set_samples, "INT",
+             "test sequences for the loss, evenly spread (0: all). Without this flag the "
+             "last evaluation is over all")
+      .default_str(std::to_string(o.eval_samples));
   needs(app,
         add_integer(app, "--answer-samples", o.answer_samples, 0, max_count,
                     "test prompts to answer by generation (0: none)"),
         {{"--data", {"arith:*", "prosqa*"}}});
   add_integer(app, "--save-every", o.save_every, 0, max_count, "steps between checkpoints (0: a tenth of the run)");
   add_integer(app, "--keep", o.keep, 1, max_size, "checkpoints to keep");
-  app.add_flag("--tensorboard", o.tensorboard, "also write the metrics as event files, to tensorboard/ in --out");
-  app.add_flag("--csv", o.csv, "also write them as metrics.csv");
-  CLI::Option* plan = app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and parameters, and stop");
-  needs(app, app.add_flag("--time", o.time, "also run three steps, and say how long the run takes"), {{"--dry-run"}});
-  CLI::Option* tape =
-      app.add_flag("--dump-tape", o.dump_tape, "print the step, forward and backward, as a table, and stop")
-          ->excludes(plan);
-  CLI::Option* tensors =
-      app.add_option("--dump-tensors", o.dump_tensors,
-                     "write these values and gradients (d:NAME; * for any letters) of the next batch to "
-                     "--out DIR/tensors.safetensors, and stop")
-          ->type_name("NAME...")
-          ->excludes(plan)
-          ->excludes(tape);
-  app.add_flag("--profile", o.profile, "end with time, FLOPs and bytes by op, and the peak of memory")
-      ->excludes(tape)
-      ->excludes(tensors);
+  add_switch(app, "--tensorboard", o.tensorboard, "also write the metrics as event files, to tensorboard/ in --out");
+  add_switch(app, "--csv", o.csv, "also write them as metrics.csv");
+  const Flag plan = add_switch(app, "--dry-run", o.dry_run, "print memory, FLOPs and parameters, and stop");
+  needs(app, add_switch(app, "--time", o.time, "also run three steps, and say how long the run takes"),
+        {{"--dry-run"}});
+  const Flag tape =
+      add_switch(app, "--dump-tape", o.dump_tape, "print the step, forward and backward, as a table, and stop")
+          .excludes(plan);
+  const Flag tensors = add_texts(app, "--dump-tensors", o.dump_tensors, "NAME...",
+                                 "write these values and gradients (d:NAME; * for any letters) of the next batch to "
+                                 "--out DIR/tensors.safetensors, and stop")
+                           .excludes(plan)
+                           .excludes(tape);
+  add_switch(app, "--profile", o.profile, "end with time, FLOPs and bytes by op, and the peak of memory")
+      .excludes(tape)
+      .excludes(tensors);
 }
 
 void add_machine_flags(CLI::App& app, TrainOptions& o) {
@@ -184,9 +181,9 @@ void add_machine_flags(CLI::App& app, TrainOptions& o) {
       "products of --dtype fp32: fp32, or bf16x3 (split in three on bf16 matrix units of a CPU); of linear layers "
       "with --dtype bf16: fp8, on a GPU that has it");
   needs(app,
-        app.add_flag("--other-gpu", o.other_gpu,
-                     "resume also where the GPU, its driver or cuBLAS is another than the checkpoint's; last digits "
-                     "then differ"),
+        add_switch(app, "--other-gpu", o.other_gpu,
+                   "resume also where the GPU, its driver or cuBLAS is another than the checkpoint's; last digits "
+                   "then differ"),
         {{"--resume"}});
   add_plan_flag(app, o.plan);
 }
@@ -199,7 +196,7 @@ void add_ranks_flags(CLI::App& app, TrainOptions& o) {
   add_number(app, "--peer-timeout", o.peer_timeout, 1, most_number, "seconds of silence after which a rank is lost");
   add_integer(app, "--check-replicas", o.check_replicas, 0, max_count,
               "steps between comparisons of the ranks' weights (0: never)");
-  app.add_flag("--log-ranks", o.log_ranks, "also print what other ranks than the first say");
+  add_switch(app, "--log-ranks", o.log_ranks, "also print what other ranks than the first say");
 }
 
 void add_world_flags(CLI::App& app, PlannedWorld& world) {
@@ -209,7 +206,7 @@ void add_world_flags(CLI::App& app, PlannedWorld& world) {
                     "plan a job of so many ranks (memory, bytes sent, time) and start none: mpirun, torchrun or srun "
                     "does that"),
         {{"--dry-run"}, {"--dump-tape"}});
-  for (CLI::Option* flag :
+  for (const Flag flag :
        {add_integer(app, "--node-gpus", world.node_gpus, 1, 1 << 10, "ranks of a node, a GPU each"),
         add_choice(app, "--gpu", world.gpu, gpu_names(),
                    "its peak, memory and links: h100, h200, a100 or b200 (none: h100)"),
@@ -258,8 +255,7 @@ void add_architecture_flags(CLI::App& app, TrainOptions& o) {
   const Architecture& architecture = find_architecture(c.arch);
   for (const Option& option : architecture.options) {
     std::string name = option.key;
-    if (app.get_option_no_throw("--" + name) != nullptr)
-      name = architecture.name + "-" + name;  // sla's heads are not H
+    if (has_flag_named(app, "--" + name)) name = architecture.name + "-" + name;  // sla's heads are not H
     auto set = [&c, option](const std::string& text) { c.options[option.key] = text; };
     std::string help = option.help;
     for (const OptionNeed& need : option.needs) {  // check_options() asks for it, when presets and files are read
@@ -268,25 +264,23 @@ void add_architecture_flags(CLI::App& app, TrainOptions& o) {
                   values.empty() ? "" : " ", values, ")");
     }
     if (!option.instead_of.empty())
-      needs(app, app.get_option(option.instead_of), {{flag_of(name), {option.default_value}}});
-    app.add_option_function<std::string>(flag_of(name), set, help)
-        ->type_name(type_of(option))
-        ->default_str(option.default_value)
-        ->group(architecture.name);
+      needs(app, flag_named(app, option.instead_of), {{flag_of(name), {option.default_value}}});
+    add_parsed(app, flag_of(name), set, type_of(option), help)
+        .default_str(option.default_value)
+        .group(architecture.name);
   }
 }
 
 OpenChoices open_choices(const CLI::App& app, const TrainOptions& o, bool known) {
   if (known || !o.preset.empty() || !o.init.empty() || !parse_data_spec(o.data.spec).files()) return {};
-  const auto open = [&](const char* flag) { return app.count(flag) == 0; };
+  const auto open = [&](const char* flag) { return !is_given(app, flag); };
   return {open("--seq"), open("--steps"), open("--lr"), open("--warmup")};
 }
 
 std::vector<std::string> given_flags(const CLI::App& app, const std::string& group) {
   std::vector<std::string> given;
-  for (const CLI::Option* option : app.get_options())
-    if (option->count() > 0 && option->get_group() == group && option->get_name() != "--init")
-      given.push_back(option->get_name());
+  for (const std::string& name : flags_in_group(app, group))
+    if (is_given(app, name) && name != "--init") given.push_back(name);
   return given;
 }
 

@@ -8,13 +8,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "cli/flags.h"
 #include "cli/program.h"
 #include "cli/stop.h"
+#include "cli/version.h"
 #include "engine/file.h"
+#include "engine/json.h"
 #include "engine/printable.h"
 #include "kernels/devices.h"
 #include "kernels/optim/sum_slices.h"
@@ -97,7 +97,7 @@ void join_ranks(TrainOptions& o) {
   join.peer_timeout = o.peer_timeout;
   join.same["commit of the build"] = commit();
   const nlohmann::json settings = all_settings(o);
-  for (const auto& [key, value] : settings.items()) join.same[key] = value.dump();
+  for (const auto& [key, value] : settings.items()) join.same[key] = json_text(value);
   join.same["--resume"] = str(o.resume), join.same["--other-gpu"] = str(o.other_gpu);
   join.same["--profile"] = str(o.profile), join.same["--check-replicas"] = str(o.check_replicas);
   // Of the GPUs, too: what rank 0 chooses for its products must hold for all.

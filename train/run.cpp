@@ -4,13 +4,13 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "cli/format.h"
 #include "cli/program.h"
 #include "cli/stop.h"
 #include "data/arith.h"
 #include "engine/file.h"
+#include "engine/json.h"
 #include "engine/leftovers.h"
 #include "engine/printable.h"
 #include "engine/shell.h"
@@ -156,7 +156,7 @@ Run::Run(const TrainOptions& options, const Dataset& data, const RunDir& dir, Tr
                 !options.job->place.alone()) {  // mpirun gives its processes a terminal where it has none
   // Without flags.json nothing else in the directory could be resumed.
   if (o_.job->place.leads()) {
-    write_file_atomically(o_.out + "/flags.json", all_settings(o_).dump(2) + "\n");
+    write_file_atomically(o_.out + "/flags.json", json_text(all_settings(o_), 2) + "\n");
     record_environment(o_.out + "/environment.jsonl", o_, trainer_, data_);
   }
   begin();
@@ -384,7 +384,7 @@ std::string draw_missing_figure(const TrainOptions& o) {
 
 int train_program(int argc, char** argv, const std::string& arch,
                   const std::function<Exit(TrainOptions&, const Dataset&)>& train) {
-  CLI::App app("Trains " + arch + ": " + find_architecture(arch).meaning + ".", "train_" + arch);
+  CommandLine app("Trains " + arch + ": " + find_architecture(arch).meaning + ".", "train_" + arch);
   TrainOptions options;
   options.label = arch;
   auto flags = [&] {
@@ -413,7 +413,7 @@ int train_program(int argc, char** argv, const std::string& arch,
         for (const std::string& line : {options.chosen, warmup_warning(options), epochs_warning(options, data)})
           if (!line.empty()) std::printf("%s\n", line.c_str());
       note_single_process(app, options);
-      if (app.count("--router-lr") > 0) refuse_idle_router_lr({options}, arch);
+      if (is_given(app, "--router-lr")) refuse_idle_router_lr({options}, arch);
       if (options.plans_only()) print_plan(options, data);
       else if (!options.dump_tensors.empty()) write_tensors(options, data);
       else if (options.steps == 0) write_initialised(options, data);

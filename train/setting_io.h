@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/flags.h"
+#include "cli/bounds.h"
 #include "engine/byte_names.h"
 #include "engine/json.h"
 
@@ -44,7 +44,7 @@ struct TakeSetting {
     if (std::find(words.begin(), words.end(), variable) == words.end()) refuse(key);
   }
   [[noreturn]] void refuse(const char* key) const {
-    fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", settings.value(key, nlohmann::json()).dump(),
+    fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", json_text(settings.value(key, nlohmann::json())),
          "; mend it or start a new run");
   }
 };

@@ -1,6 +1,7 @@
 // A run's settings as JSON, in the flags' own words: what flags.json holds, what a checkpoint keeps of it, and back.
 #include <filesystem>
 
+#include "engine/json.h"
 #include "models/checkpoint.h"
 #include "models/json_file.h"
 #include "train/exchange.h"
@@ -76,7 +77,9 @@ json renewed(const std::string& key, const json& value) {
 }
 
 // For a message.
-std::string shown(const json& value) { return value.is_string() ? "\"" + name_from_utf8(value) + "\"" : value.dump(); }
+std::string shown(const json& value) {
+  return value.is_string() ? "\"" + name_from_utf8(value) + "\"" : json_text(value);
+}
 
 }  // namespace
 
@@ -166,7 +169,7 @@ void refuse_other_config(const Config& saved, const Config& now, const std::stri
   std::string differences;
   for (const auto& [key, value] : is.items()) {
     const json old = was.value(key, json());
-    if (old != value) differences += str(" ", key.substr(1), " is ", old.dump(), ", not ", value.dump(), ";");
+    if (old != value) differences += str(" ", key.substr(1), " is ", json_text(old), ", not ", json_text(value), ";");
   }
   fail(Exit::usage, "--resume: ", where, " is of another model than the flags describe:", differences,
        " resume with the flags it was started with");

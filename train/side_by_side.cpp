@@ -119,11 +119,11 @@ class RunProcess {
 
 std::string request_for(const ComparedRun& run, const std::string& label) {
   const TrainOptions& o = run.options;
-  return json{
+  const json request = {
       {"name", run.choice.text},   {"settings", all_settings(o)}, {"out", name_as_utf8(o.out)},   {"resume", o.resume},
       {"other_gpu", o.other_gpu},  {"profile", o.profile},        {"data_digest", o.data_digest}, {"label", label},
-      {"command", command_line()}, {"parent", ::getpid()}}
-      .dump();
+      {"command", command_line()}, {"parent", ::getpid()}};
+  return json_text(request);
 }
 
 RunProcess::RunProcess(const Comparison& comparison, size_t place, const std::string& label)
@@ -430,7 +430,7 @@ Exit train_for_parent(const std::string& request) {
     Progress(label, o.steps).say("failed: " + run.error);
   }
   std::fflush(stdout);
-  const std::string reply = to_json(alone, run).dump(-1, ' ', false, json::error_handler_t::replace);
+  const std::string reply = json_text_mended(to_json(alone, run));
   for (size_t at = 0; at < reply.size();) {
     const ssize_t n = uninterrupted([&] { return ::write(reply_descriptor, reply.data() + at, reply.size() - at); });
     if (n < 0) fail_io("answer", "the comparison", errno);

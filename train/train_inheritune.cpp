@@ -278,12 +278,12 @@ void check_recipe(const Options& o, const CLI::App& app, int64_t L) {
   const Recipe& r = o.recipe;
   if (r.start < 1 || r.start > L)
     fail(Exit::usage, "--start ", r.start, ": the reference has ", L, " blocks, of which the first so many are taken");
-  if (app.count("--inherit-positions") > 0 && !o.train.config.gpt2())
+  if (is_given(app, "--inherit-positions") && !o.train.config.gpt2())
     fail(Exit::usage, "--inherit-positions has no effect: ", r.reference, " has no learned positions; leave it out");
-  if (app.count("--grow") > 0 && r.start + r.grow > L)
+  if (is_given(app, "--grow") && r.start + r.grow > L)
     fail(Exit::usage, "--grow ", r.grow, ": a second round would have ", r.start + r.grow,
          " blocks, the reference has ", L, "; give a smaller --start or --grow, or --rounds 1 in place of --grow");
-  if (app.count("--router-lr") > 0) refuse_idle_router_lr({o.train}, o.train.config.arch);
+  if (is_given(app, "--router-lr")) refuse_idle_router_lr({o.train}, o.train.config.arch);
 }
 
 // The rest of the flags, and the data.
@@ -371,13 +371,12 @@ void set_defaults(int argc, char** argv, Options& o) {
 }
 
 void add_recipe_flags(CLI::App& app, Recipe& r) {
-  app.option_defaults()->group("Inheritune");
+  set_group(app, "Inheritune");
   const auto set_reference = [&r](const std::string& dir) { r.reference = absolute_path(dir); };
-  app.add_option_function<std::string>("--reference", set_reference,
-                                       "model or run directory to inherit from; with --resume, where it is now")
-      ->type_name("DIR");
+  add_parsed(app, "--reference", set_reference, "DIR",
+             "model or run directory to inherit from; with --resume, where it is now");
   add_integer(app, "--start", r.start, 1, 4096, "blocks of the first round (default: half of the reference's)")
-      ->default_str("");
+      .default_str("");
   // With --rounds 1, too: a later --resume --rounds 2 goes on with these.
   add_integer(app, "--grow", r.grow, 1, 4096, "blocks that each later round has more");
   add_choice(app, "--mode", r.mode, grow_modes,
@@ -386,7 +385,7 @@ void add_recipe_flags(CLI::App& app, Recipe& r) {
   add_truth(app, "--inherit-final-norm", r.final_norm, "take over the last norm");
   add_number(app, "--tolerance", r.tolerance, 0, 1000, "nats above the reference's loss that still match");
   add_integer(app, "--rounds", r.rounds, 0, 4096, "rounds at most (0: until one matches, or no larger one is there)");
-  app.option_defaults()->group("Options");
+  set_group(app, "Options");
 }
 
 // The trainers' flags that have no meaning here: hidden, and refused when given.
@@ -394,16 +393,15 @@ std::vector<std::string> hide_flags(CLI::App& app) {
   std::vector<std::string> hidden = {"--dump-tape", "--dump-tensors", "--world", "--node-gpus", "--time",
                                      "--gpu",       "--nvlink",       "--net",   "--rank-rate"};
   hidden.insert(hidden.end(), std::begin(flags_of_ranks), std::end(flags_of_ranks));
-  for (const CLI::Option* option : app.get_options())
-    if (option->get_group() == "Model") hidden.push_back(option->get_name());
-  for (const std::string& name : hidden) app.get_option(name)->group(hidden_group);
+  for (const std::string& name : flags_in_group(app, "Model")) hidden.push_back(name);
+  for (const std::string& name : hidden) flag_named(app, name).group(hidden_group);
   return hidden;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  CommandLine app(
       "Trains a model that starts from the first blocks of a trained one, and larger ones until one is as good.",
       "train_inheritune");
   Options o;
@@ -413,21 +411,21 @@ int main(int argc, char** argv) {
     add_recipe_flags(app, o.recipe);
     add_train_flags(app, o.train);
     refused = hide_flags(app);
-    app.get_option("--steps")->description("optimizer steps of each round");
-    app.get_option("--eval-samples")
-        ->description("test sequences for the curves, evenly spread (default: all, as for what decides)");
-    app.get_option("--eval-samples")->default_str("");
-    app.get_option("--out")->description("directory: inheritune.md, .json, .svg, a run directory per round");
+    flag_named(app, "--steps").description("optimizer steps of each round");
+    flag_named(app, "--eval-samples")
+        .description("test sequences for the curves, evenly spread (default: all, as for what decides)");
+    flag_named(app, "--eval-samples").default_str("");
+    flag_named(app, "--out").description("directory: inheritune.md, .json, .svg, a run directory per round");
     set_short_help(app, {{"--reference", "--data", "--out"},
                          {"--start", "--grow", "--rounds", "--tolerance", "--preset", "--steps", "--batch", "--lr",
                           "--resume", "--dry-run"},
                          {"train_inheritune --reference runs/large --data text:my.txt --out runs/small",
                           "train_inheritune --resume --out runs/small"}});
-    app.get_option("--resume")->description("continue the rounds in --out, bit for bit; needs no other flags");
+    flag_named(app, "--resume").description("continue the rounds in --out, bit for bit; needs no other flags");
   };
   return run_program(app, argc, argv, flags, [&] {
     for (const std::string& name : refused)
-      if (app.count(name) > 0)
+      if (is_given(app, name))
         fail(Exit::usage, name,
              " is for the trainers; here models are made of the --reference's blocks, in one process");
     std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);

@@ -115,7 +115,7 @@ template <class T>
 T state_number(const json& state, const char* key, const std::string& path) {
   const json number = state.value(key, json());
   if (!holds<T>(number, 0))
-    fail(Exit::bad_data, path, ": \"", key, "\" is ", number.dump(), ", not a ",
+    fail(Exit::bad_data, path, ": \"", key, "\" is ", json_text(number), ", not a ",
          std::is_integral_v<T> ? "count" : "time");
   return number.get<T>();
 }
@@ -324,7 +324,7 @@ void Trainer::share_choices() {
     if (!scales_.empty()) model_.run(tokens_.data(), targets_.data(), Step{});  // whose products are others
   }
   model_.take_losses();
-  const json choices = json::parse(job.share(json(device_->arithmetic().choices).dump()));
+  const json choices = known_json(job.share(json_text(json(device_->arithmetic().choices))));
   device_->adopt(choices.get<std::map<std::string, std::string>>(), "rank 0");
 }
 
@@ -454,7 +454,7 @@ void Trainer::save(const std::string& dir, const Tokenizer& tokenizer, const std
     if (!scales_.empty()) state["eight_bits"] = scales_.to_json();
     if (const Arithmetic a = device_->arithmetic(); !a.versions.empty())
       state["device"] = {{"versions", a.versions}, {"choices", a.choices}};
-    write_file_atomically(writer.path("train_state.json"), state.dump(2) + "\n");
+    write_file_atomically(writer.path("train_state.json"), json_text(state, 2) + "\n");
   }
   const std::vector<std::string> records = job.collect(job.place.leads() ? "" : writer.record(written));
   if (job.place.leads()) writer.commit({records.begin() + 1, records.end()}, may_publish);

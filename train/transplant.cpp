@@ -209,8 +209,8 @@ Exit refresh(const std::string& path) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Makes a model directory out of the blocks of another one, to start a training from (--init).",
-               "transplant");
+  CommandLine app("Makes a model directory out of the blocks of another one, to start a training from (--init).",
+                  "transplant");
   Options o;
   auto flags = [&] {
     add_text(app, "--model", o.model, "DIR", "model or run directory to take blocks from");
@@ -224,18 +224,13 @@ int main(int argc, char** argv) {
     add_truth(app, "--rescale-q", o.rescale,
               "queries of moved blocks scaled so that logits stay, where they are divided by the layer's number");
     add_integer(app, "--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of what starts fresh");
-    const std::vector<CLI::Option*> others = app.get_options();
-    CLI::Option* alone = add_text(app, "--refresh", o.refresh, "DIR",
-                                  "makes no model: rewrites the modelling files that a model directory, or every "
-                                  "checkpoint of a run, carries for transformers, if another version wrote them");
-    for (CLI::Option* other : others) alone->excludes(other);
-    app.callback([&app, alone] {
-      for (const char* needed : {"--model", "--out"})
-        if (alone->count() + app.count(needed) == 0) throw CLI::RequiredError(needed);
-    });
+    const Flag alone = add_text(app, "--refresh", o.refresh, "DIR",
+                                "makes no model: rewrites the modelling files that a model directory, or every "
+                                "checkpoint of a run, carries for transformers, if another version wrote them");
+    stand_alone(app, alone, {"--model", "--out"});
   };
   return run_program(app, argc, argv, flags, [&] {
-    o.seed_given = app.count("--seed") > 0;
-    return app.count("--refresh") > 0 ? refresh(o.refresh) : run(o);
+    o.seed_given = is_given(app, "--seed");
+    return is_given(app, "--refresh") ? refresh(o.refresh) : run(o);
   });
 }

@@ -139,7 +139,7 @@ std::string Bpe::foreign_part(const json& object) {
     if (const json& state = part_of(object, key); !state.is_null() && !state.is_object())
       return std::string("it has a ") + key + " that is no object";
   if (const json& version = part_of(object, "version"); !version.is_null() && version != "1.0")
-    return "it has the version " + excerpt(version.dump());
+    return "it has the version " + excerpt(json_text(version));
   return unknown_key(object, "it",
                      {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
                       "post_processor", "decoder", "model"});
@@ -209,7 +209,7 @@ void Bpe::read_vocab(const json& vocab, const std::string& path) {
   std::string bytes;
   for (const auto& [token, value] : vocab.items()) {
     if (!holds<int64_t>(value, 0, most_ids - 1))
-      fail(Exit::bad_data, path, ": the id of \"", excerpt(token), "\" is ", excerpt(value.dump()));
+      fail(Exit::bad_data, path, ": the id of \"", excerpt(token), "\" is ", excerpt(json_text(value)));
     if (token.empty()) fail(Exit::bad_data, path, ": the vocab has a token without text");
     const auto id = value.get<size_t>();
     if (id >= texts_.size()) texts_.resize(id + 1);
@@ -252,7 +252,7 @@ void Bpe::read_merges(const json& merges, const std::string& path) {
     }
     const int32_t a = id_of(left), b = id_of(right), both = id_of(left + right);
     if (a < 0 || b < 0 || both < 0)
-      fail(Exit::bad_data, path, ": merge ", rank, " is ", excerpt(merge.dump()), ", which are no tokens");
+      fail(Exit::bad_data, path, ": merge ", rank, " is ", excerpt(json_text(merge)), ", which are no tokens");
     merges_.add(a, b, {rank++, both});
   }
 }
@@ -285,7 +285,7 @@ void Bpe::read_added(const json& added, const std::string& path) {
     const int32_t known = id_of(one.text);
     const int64_t id = known >= 0 ? known : next++;
     if (part_of(token, "id") != id)
-      fail(Exit::bad_data, path, ": ", name, " has the id ", excerpt(part_of(token, "id").dump()),
+      fail(Exit::bad_data, path, ": ", name, " has the id ", excerpt(json_text(part_of(token, "id"))),
            ", but its place gives ", id);
     if (id >= most_ids || !seen.insert(one.text).second) fail(Exit::bad_data, path, ": ", name, " is there twice");
     if (static_cast<size_t>(id) >= texts_.size()) texts_.resize(static_cast<size_t>(id) + 1);

@@ -26,13 +26,13 @@ std::string call_state_of(const json& object) {
 
 std::string without_call_state(json object) {
   object["truncation"] = object["padding"] = nullptr;
-  return object.dump() + "\n";
+  return json_text(object) + "\n";
 }
 
 std::string type_of(const json& object) {
   const json& type = part_of(object, "type");
   if (type.is_string()) return type.get<std::string>();
-  return object.is_null() ? "missing" : object.is_object() ? "without a type" : object.dump();
+  return object.is_null() ? "missing" : object.is_object() ? "without a type" : json_text(object);
 }
 
 std::string model_type_of(const json& model) {

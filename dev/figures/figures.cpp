@@ -14,15 +14,14 @@
 using namespace crossply;
 
 int main(int argc, char** argv) {
-  CLI::App app("Draws the experiments of a directory from their records, with tables: results.md.", "figures");
+  CommandLine app("Draws the experiments of a directory from their records, with tables: results.md.", "figures");
   std::string directory = "dev/experiments", comparison, record, arm;
   const auto flags = [&] {
-    app.add_option("directory", directory, "of the experiments")->type_name("DIR")->capture_default_str();
-    CLI::Option* take = add_text(app, "--take", comparison, "DIR", "of a comparison: write its record instead");
-    CLI::Option* best =
-        add_text(app, "--best", arm, "NAME", "of the record: print an architecture's best rate instead");
-    CLI::Option* as = add_text(app, "--as", record, "FILE", "the record that --take writes or --best reads");
-    take->needs(as), best->needs(as), take->excludes(best);
+    add_text(app, "directory", directory, "DIR", "of the experiments");
+    const Flag take = add_text(app, "--take", comparison, "DIR", "of a comparison: write its record instead");
+    const Flag best = add_text(app, "--best", arm, "NAME", "of the record: print an architecture's best rate instead");
+    const Flag as = add_text(app, "--as", record, "FILE", "the record that --take writes or --best reads");
+    take.needs(as), best.needs(as), take.excludes(best);
   };
   return run_program(app, argc, argv, flags, [&] {
     if (!arm.empty()) std::printf("%s\n", lr_text(read_record(record).arm(arm).lr).c_str());

@@ -28,7 +28,7 @@ double number(const json& object, const char* key) {
 
 double needed_number(const json& object, const char* key, const std::string& path, double most = 1e18) {
   const json& value = need(object, key, path);
-  if (!holds<double>(value, 0, most)) fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", value.dump());
+  if (!holds<double>(value, 0, most)) fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", json_text(value));
   return value;
 }
 
@@ -81,8 +81,8 @@ RecordedRun run_of(const json& line, const std::string& path) {
   RecordedRun run;
   const json &name = need(line, "name", path), &seed = need(line, "seed", path), &state = need(line, "state", path);
   if (!holds<std::string>(name) || !holds<uint64_t>(seed) || !holds<std::string>(state))
-    fail(Exit::bad_data, path, ": a run's name, seed or state cannot be ", name.dump(), ", ", seed.dump(), ", ",
-         state.dump());
+    fail(Exit::bad_data, path, ": a run's name, seed or state cannot be ", json_text(name), ", ", json_text(seed), ", ",
+         json_text(state));
   run.name = name, run.seed = seed, run.state = state;
   run.lr = needed_number(line, "lr", path);
   run.test_loss = number(line, "test_loss"), run.answers = number(line, "answers");
@@ -109,13 +109,13 @@ std::string setting_of(const json& record, const std::string& path) {
   const json config = flags.is_object() ? flags.value("config", json()) : json();
   for (const char* key : {"hidden_size", "n_embd", "num_hidden_layers", "n_layer", "intermediate_size", "vocab_size"})
     if (config.is_object() && config.contains(key)) setting[key] = config[key];
-  return setting.dump();
+  return json_text(setting);
 }
 
 // The runs that are done of an architecture, at its rate.
 RecordedArm arm_of(const json& listed, const std::vector<RecordedRun>& runs, const std::string& path) {
   const json &name = need(listed, "name", path), &lr = need(listed, "lr", path);
-  if (!holds<std::string>(name)) fail(Exit::bad_data, path, ": an architecture's name cannot be ", name.dump());
+  if (!holds<std::string>(name)) fail(Exit::bad_data, path, ": an architecture's name cannot be ", json_text(name));
   RecordedArm arm{name, lr.is_number() ? lr.get<double>() : NAN, listed.value("lr_at_edge", json()) == true, 0, ""};
   for (const RecordedRun& run : runs) {
     if (run.name != arm.name || run.lr != arm.lr) continue;
@@ -145,10 +145,11 @@ std::string make_record(const std::string& directory) {
     arms.push_back({{"name", need(arm, "name", path)},
                     {"lr", need(arm, "lr", path)},
                     {"lr_at_edge", need(arm, "lr_at_edge", path)}});
-  std::string out = "{\"format\": \"crossply record\",\n\"data_digest\": " + need(results, "data_digest", path).dump() +
-                    ",\n\"flags\": " + common_of(flags).dump() + ",\n\"environments\": " + json(environments).dump() +
-                    ",\n\"architectures\": " + arms.dump() + ",\n\"runs\": [\n";
-  for (size_t i = 0; i < lines.size(); ++i) out += lines[i].dump() + (i + 1 < lines.size() ? ",\n" : "\n");
+  std::string out =
+      "{\"format\": \"crossply record\",\n\"data_digest\": " + json_text(need(results, "data_digest", path)) +
+      ",\n\"flags\": " + json_text(common_of(flags)) + ",\n\"environments\": " + json_text(json(environments)) +
+      ",\n\"architectures\": " + json_text(arms) + ",\n\"runs\": [\n";
+  for (size_t i = 0; i < lines.size(); ++i) out += json_text(lines[i]) + (i + 1 < lines.size() ? ",\n" : "\n");
   return out + "]}\n";
 }
 

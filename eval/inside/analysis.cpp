@@ -37,8 +37,8 @@ std::string Subject::title() const {
              c.num_hidden_layers, " layers\n", describe_split(data.choice, false));
 }
 
-void Analysis::own(CLI::App& app, std::initializer_list<CLI::Option*> flags) const {
-  for (CLI::Option* flag : flags) needs(app, flag, {{"--what", {name(), "all"}}});
+void Analysis::own(CLI::App& app, std::initializer_list<Flag> flags) const {
+  for (const Flag flag : flags) needs(app, flag, {{"--what", {name(), "all"}}});
 }
 
 int64_t Analysis::Looked::longest() const { return WindowLengths(windows).longest; }
@@ -196,7 +196,7 @@ std::string csv_field(const std::string& given) {
   return "\"" + quoted + "\"";
 }
 
-std::string csv_cell(double number) { return std::isfinite(number) ? nlohmann::json(number).dump() : ""; }
+std::string csv_cell(double number) { return std::isfinite(number) ? json_text(nlohmann::json(number)) : ""; }
 
 void Finding::add(const std::string& table_of_model, nlohmann::json numbers) {
   table += (table.empty() ? "" : "\n") + table_of_model;
@@ -245,7 +245,7 @@ std::string write_finding(const std::string& dir, const std::string& name, const
       {"crossply", "analyze"}, {"what", name}, {"data", utf8_or_escaped(o.data.spec)}, {"seed", o.seed}};
   json.update(finding.json);
   const std::string base = dir + "/" + name;
-  const std::string contents[] = {json.dump(1) + "\n", finding.csv, finding.svg};  // the first says whose all are
+  const std::string contents[] = {json_text(json, 1) + "\n", finding.csv, finding.svg};  // the first says whose all are
   std::deque<OutputFile> files;  // complete, all three, before the first takes its place
   for (size_t i = 0; i < std::size(types); ++i)
     files.emplace_back(base + types[i], contents[i].size()).write(contents[i].data(), contents[i].size());

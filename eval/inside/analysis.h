@@ -91,7 +91,7 @@ class Analysis {
 
  protected:
   // These flags have an effect only where --what names it, or all.
-  void own(CLI::App& app, std::initializer_list<CLI::Option*> flags) const;
+  void own(CLI::App& app, std::initializer_list<Flag> flags) const;
   // What to look at: as many windows and as long as the options say, or else the usual ones. Two models with the same
   // data get the same wherever they can; says on stderr where not.
   const std::vector<TokenWindow>& windows_of(const Subject& subject, const AnalysisOptions& o,

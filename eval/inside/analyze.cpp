@@ -99,7 +99,8 @@ std::string reason_against(F&& work) {
   } catch (const Error& error) {
     if (error.code != Exit::usage && error.code != Exit::bad_data) throw;
     return error.what();
-  } catch (const CLI::Error& error) {
+  } catch (const std::exception& error) {
+    if (!is_flag_error(error)) throw;
     return error.what();
   }
   return "";
@@ -209,20 +210,18 @@ Exit run(const Analyses& analyses, Asked& asked) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("What goes on inside models, measured on data.", "analyze");
+  CommandLine app("What goes on inside models, measured on data.", "analyze");
   Asked asked;
   AnalysisOptions& o = asked.o;
   for (int i = 0; i < argc; ++i) asked.command += i == 0 ? "analyze" : " " + shell_word(argv[i]);  // wherever it lies
   const Analyses analyses = all_analyses();
   auto flags = [&] {
-    app.add_option("--model", o.models, "model or run directories, to be compared")->type_name("DIR...")->required();
-    add_text(app, "--data", o.data.spec, "SOURCE", data_specs)->required();
-    app.add_option("--what", asked.what,
-                   "analyses, or all, which also writes report.html (--help-all lists them)\n" + what_help(analyses))
-        ->type_name("NAME...");
-    app.add_option("--dump", asked.dump,
-                   "write these values to DIR/values.safetensors; * is any part: hidden.* attention.3")
-        ->type_name("VALUE...");
+    add_texts(app, "--model", o.models, "DIR...", "model or run directories, to be compared").required();
+    add_text(app, "--data", o.data.spec, "SOURCE", data_specs).required();
+    add_texts(app, "--what", asked.what, "NAME...",
+              "analyses, or all, which also writes report.html (--help-all lists them)\n" + what_help(analyses));
+    add_texts(app, "--dump", asked.dump, "VALUE...",
+              "write these values to DIR/values.safetensors; * is any part: hidden.* attention.3");
     add_text(app, "--out", o.out, "DIR",
              "write NAME.json, NAME.csv and NAME.svg there, and report.html of all (default: nowhere)");
     add_integer(app, "--sequences", o.sequences, 0, max_size, "random windows of the data (0: as the analysis needs)");

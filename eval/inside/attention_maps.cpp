@@ -243,18 +243,18 @@ class AttentionMaps : public Analysis {
   std::string name() const override { return "maps"; }
   std::string about() const override { return "attention of a text, token by token, by layer and head"; }
   void add_flags(CLI::App& app) override {
-    CLI::Option* text =
-        app.add_option("--text", text_, "maps: of this text (default: a window of 32 tokens)")->type_name("TEXT");
+    const auto set_text = [this](const std::string& text) { text_ = text; };
+    const Flag text =
+        add_parsed(app, "--text", set_text, "TEXT", "maps: of this text (default: a window of 32 tokens)");
     own(app, {text,
               add_integer(app, "--texts", texts_, 1, max_size,
                           "maps: the mean of this many windows of --length tokens (default: of 32)")
-                  ->excludes(text),
+                  .excludes(text),
               add_truth(app, "--causal-mask", causal_mask_,
                         "maps: false: softmax over all tokens, also later ones, as Inheritune draws it"),
-              app.add_option("--heads", heads_,
-                             "maps: draw these heads too, as LAYER.HEAD, from 0: 3.0 3.7 "
-                             "(default: the middle layer's first 8)")
-                  ->type_name("L.H...")});
+              add_texts(app, "--heads", heads_, "L.H...",
+                        "maps: draw these heads too, as LAYER.HEAD, from 0: 3.0 3.7 "
+                        "(default: the middle layer's first 8)")});
   }
   void measure(Subject& subject, const AnalysisOptions& o) override;
   Finding finding(const AnalysisOptions& o) const override;

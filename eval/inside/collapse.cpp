@@ -230,7 +230,7 @@ LayerGroup read_group(const std::string& text) {
   const LayerGroup group{layer(text.substr(0, dash)),
                          layer(dash == std::string::npos ? text : text.substr(dash + 1)) + 1};
   if (group.begin >= group.end)
-    throw CLI::ValidationError("--groups", str("'", text, "' ends before it begins; give first-last, as in 0-3"));
+    refuse_value("--groups", str("'", text, "' ends before it begins; give first-last, as in 0-3"));
   return group;
 }
 
@@ -262,9 +262,8 @@ class AttentionCollapse : public Analysis {
     };
     own(app, {add_number(app, "--tau", o_.tau, 0.01, 0.999, "attention: the rank takes in this share of the energy"),
               add_number(app, "--eta", o_.eta, 0.01, 0.999, "attention: so does the mass"),
-              app.add_option_function<std::vector<std::string>>(
-                     "--groups", set_groups, "attention: AvgRank of these groups of layers too, from 0: 0-5,6-11")
-                  ->type_name("INT-INT,...")});
+              add_parsed_list(app, "--groups", set_groups, "INT-INT,...",
+                              "attention: AvgRank of these groups of layers too, from 0: 0-5,6-11")});
   }
   std::string refuses(const Subject& subject) const override {
     for (const LayerGroup& group : o_.groups)

@@ -105,29 +105,28 @@ TokenClasses classes_of_words(const Tokenizer& tokenizer, const std::vector<std:
 }  // namespace
 
 void add_occurrence_flags(CLI::App& app, OccurrenceOptions& o) {
-  CLI::Option* words = app.add_option("--words", o.words,
-                                      "separability, tsne: the words whose vectors are the classes (default: is are "
-                                      "was were; of a vocabulary of words: its numbers, or its four most frequent)")
-                           ->type_name("WORD...");
-  CLI::Option* ids =
+  const Flag words = add_texts(app, "--words", o.words, "WORD...",
+                               "separability, tsne: the words whose vectors are the classes (default: is are "
+                               "was were; of a vocabulary of words: its numbers, or its four most frequent)");
+  const Flag ids =
       add_counts(app, "--ids", o.ids, "separability, tsne: the same by tokens, as 318 389 373 547 of GPT-2")
-          ->excludes(words);
-  CLI::Option* space = add_truth(app, "--word-space", o.word_space,
-                                 "separability, tsne: of a subword tokenizer, take the words with a space before them")
-                           ->excludes(ids);
-  CLI::Option* keep = add_truth(app, "--keep-vectors", o.keep_vectors,
-                                "separability, tsne: write the vectors of the classes too, as DIR/NAME.safetensors");
-  for (CLI::Option* flag : {words, ids, space, keep}) needs(app, flag, {{"--what", {"separability", "tsne", "all"}}});
+          .excludes(words);
+  const Flag space = add_truth(app, "--word-space", o.word_space,
+                               "separability, tsne: of a subword tokenizer, take the words with a space before them")
+                         .excludes(ids);
+  const Flag keep = add_truth(app, "--keep-vectors", o.keep_vectors,
+                              "separability, tsne: write the vectors of the classes too, as DIR/NAME.safetensors");
+  for (const Flag flag : {words, ids, space, keep}) needs(app, flag, {{"--what", {"separability", "tsne", "all"}}});
   needs(app, keep, {{"--out"}});
 }
 
-CLI::Option* add_counts(CLI::App& app, const std::string& name, std::vector<int64_t>& list, const std::string& help) {
+Flag add_counts(CLI::App& app, const std::string& name, std::vector<int64_t>& list, const std::string& help) {
   const auto set = [name, &list](const std::vector<std::string>& texts) {
     list.clear();
     for (const std::string& text : texts)
       list.push_back(read_integer(name, text, 0, std::numeric_limits<int32_t>::max()));
   };
-  return app.add_option_function<std::vector<std::string>>(name, set, help)->type_name("INT...");
+  return add_parsed_list(app, name, set, "INT...", help);
 }
 
 int TokenClasses::at(const int32_t* tokens, int64_t n, int64_t t, int32_t next) const {

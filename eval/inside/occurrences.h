@@ -30,7 +30,7 @@ struct OccurrenceOptions {
 };
 void add_occurrence_flags(CLI::App& app, OccurrenceOptions& o);
 // A flag of several integers from 0 on. Whether they fit a model is seen when it is there.
-CLI::Option* add_counts(CLI::App& app, const std::string& name, std::vector<int64_t>& list, const std::string& help);
+Flag add_counts(CLI::App& app, const std::string& name, std::vector<int64_t>& list, const std::string& help);
 
 // Which tokens belong to which class.
 struct TokenClasses {

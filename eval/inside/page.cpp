@@ -6,6 +6,7 @@
 #include "cli/format.h"
 #include "cli/look.h"
 #include "cli/svg.h"
+#include "cli/version.h"
 #include "engine/file.h"
 #include "engine/printable.h"
 #include "models/registry.h"

@@ -1,7 +1,7 @@
 // What analyze --what sae has found in one model, and how it is told.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

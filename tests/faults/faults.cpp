@@ -7,17 +7,18 @@
 // Exit code 77 is "skipped": where nothing can be loaded in front of a program.
 #include <fcntl.h>
 #include <sys/wait.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
 #include "cli/program.h"
 #include "data/tokenizer.h"
+#include "engine/json.h"
 #include "engine/rng.h"
 #include "models/checkpoint.h"
 #include "tests/fuzz/target.h"
@@ -202,9 +203,9 @@ std::vector<std::string> metrics_of(const std::string& run, bool whole) {
   for (size_t begin = 0, end; begin < text.size(); begin = end + 1) {
     end = text.find('\n', begin);
     if (end == std::string::npos && !whole) break;
-    json line = json::parse(text.substr(begin, end - begin), nullptr, false);
+    json line = try_parse_json(text.substr(begin, end - begin));
     if (line.is_object()) line.erase("seconds"), line.erase("tokens_per_s");
-    lines.push_back(line.is_discarded() ? "no JSON" : line.dump());
+    lines.push_back(line.is_discarded() ? "no JSON" : json_text(line));
     if (end == std::string::npos) break;
   }
   return lines;
@@ -216,10 +217,10 @@ std::map<std::string, std::string> contents_of(const std::string& dir) {
   for (const std::string& name : names_in(dir)) {
     files[name] = name == "manifest.json" ? "" : read_file(dir + "/" + name);
     if (name != "train_state.json") continue;
-    json state = json::parse(files[name]);
+    json state = known_json(files[name]);
     state.erase("seconds");
     state["trajectory"].erase("data");  // an absolute path, of another directory in every experiment
-    files[name] = state.dump();
+    files[name] = json_text(state);
   }
   return files;
 }

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
 // Any bytes as a checkpoint's manifest.
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "models/checkpoint.h"
 #include "tests/fuzz/target.h"
 
@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   write_file(dir + "/manifest.json", text_of(data, size));
   accept_or_refuse([&] {
     if (!is_valid_checkpoint(dir, nullptr)) return;
-    const auto manifest = nlohmann::json::parse(text_of(data, size));
+    const auto manifest = known_json(text_of(data, size));
     for (const auto& entry : manifest["files"]) require(entry["bytes"].is_number_unsigned(), "a size is no integer");
   });
   accept_or_refuse([&] { newest_valid_checkpoint(run); });

@@ -1,7 +1,7 @@
 // Any bytes as one file of a run directory, whose name is the first line of the input: the run is scored, asked and
 // resumed. The manifest says that the file is as it was written.
-#include <nlohmann/json.hpp>
 
+#include "engine/json.h"
 #include "engine/sha256.h"
 #include "tests/fuzz/programs.h"
 
@@ -14,11 +14,11 @@ namespace fs = std::filesystem;
 
 void list_in_manifest(const std::string& dir, const std::string& name, std::string_view contents) {
   const std::string path = dir + "/manifest.json";
-  auto manifest = nlohmann::json::parse(read_file(path));
+  auto manifest = known_json(read_file(path));
   Sha256 hash;
   hash.update(contents.data(), contents.size());
   manifest["files"][name] = {{"bytes", contents.size()}, {"sha256", hash.hex()}};
-  write_file(path, manifest.dump());
+  write_file(path, json_text(manifest));
 }
 
 }  // namespace

@@ -2,9 +2,9 @@
 #include <deque>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
+#include "engine/json.h"
 #include "models/checkpoint.h"
 #include "models/model_dir.h"
 #include "tests/backends.h"
@@ -79,7 +79,7 @@ void check_chain(const TrainOptions& o, const std::vector<int>& ranks) {
   }
 }
 
-json read(const std::string& path) { return json::parse(read_text(path)); }
+json read(const std::string& path) { return known_json(read_text(path)); }
 
 // Four ranks' checkpoint, to be spoiled.
 struct Saved {
@@ -100,7 +100,7 @@ struct Saved {
   std::string file(size_t part) { return parts()[part][0]; }
   // Any number of ranks must refuse it with these words.
   void check_refused(const std::vector<std::string>& words) {
-    write_text(index_path, index.dump());
+    write_text(index_path, json_text(index));
     for (const int ranks : {1, 2, 4}) {
       CAPTURE(ranks);
       check_fails(Exit::bad_data, words, [&] { continue_and_save(o, ranks, dir, 0, run.file("other")); });
@@ -274,7 +274,7 @@ TEST_CASE("elastic: an older checkpoint is of one rank and --sum running; anothe
   json old = now;
   CHECK(old.erase("world_size") == 1);
   CHECK(old["trajectory"].erase("sum") == 1);
-  write_text(path, old.dump());
+  write_text(path, json_text(old));
   CHECK(Trainer(o, data, dir).ranks_change() == "");
   CHECK(Trainer(o, data).ranks_change() == "");
   on_ranks(2, [&](const std::shared_ptr<Job>& job) {
@@ -290,7 +290,7 @@ TEST_CASE("elastic: an older checkpoint is of one rank and --sum running; anothe
   json wrong = now;
   for (const json& value : {json("two"), json(-2), json(1.5)}) {
     wrong["world_size"] = value;
-    write_text(path, wrong.dump());
+    write_text(path, json_text(wrong));
     check_fails(Exit::bad_data, {path, "world_size"}, [&] { Trainer(o, data, dir); });
   }
 }
