@@ -45,7 +45,8 @@ std::vector<double> losses_of(Trainer& trainer, int64_t steps) {
 
 TEST_CASE("eight bits: models learn as in bf16, by products of eight bits") {
   if (!available(Backend::cuda)) return;
-  for (const std::string& arch : one_in(is_slow(Backend::cuda) ? 3 : 1, std::vector<std::string>{"lime", "llama", "gpt2"})) {
+  const std::vector<std::string> archs = {"lime", "llama", "gpt2"};
+  for (const std::string& arch : one_in(is_slow(Backend::cuda) ? 3 : 1, archs)) {
     CAPTURE(arch);
     Trainer eight(options_for(arch), data), plain(options_for(arch, "fp32"), data);
     // Of a layer: what its 4 products' inputs are (LLaMA), and of each weight it and its output's gradient.

@@ -6,7 +6,7 @@
 #include "cli/svg.h"
 #include "eval/statistics.h"
 
-namespace crossply {
+namespace crossply::figures {
 
 using namespace svg;
 
@@ -109,4 +109,4 @@ std::string dots_svg(const DotChart& chart) {
                       axis(chart, scale, bottom) + rows);
 }
 
-}  // namespace crossply
+}  // namespace crossply::figures

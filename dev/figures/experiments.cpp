@@ -13,7 +13,7 @@
 #include "train/comparison.h"
 #include "train/run_curves.h"
 
-namespace crossply {
+namespace crossply::figures {
 namespace {
 
 namespace fs = std::filesystem;
@@ -395,4 +395,4 @@ void draw_experiments(const std::string& directory) {
           budget_of(directory, names));
 }
 
-}  // namespace crossply
+}  // namespace crossply::figures

@@ -12,6 +12,7 @@
 #include "train/comparison.h"
 
 using namespace crossply;
+using namespace crossply::figures;
 
 int main(int argc, char** argv) {
   CommandLine app("Draws the experiments of a directory from their records, with tables: results.md.", "figures");

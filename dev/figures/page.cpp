@@ -10,7 +10,7 @@
 #include "train/comparison.h"
 #include "train/run_curves.h"
 
-namespace crossply {
+namespace crossply::figures {
 namespace {
 
 std::string signed_text(double value) { return (value < 0 ? "-" : "+") + format_number("%.4f", std::abs(value)); }
@@ -251,4 +251,4 @@ void Page::finish() const {
   std::printf("%s\n", path.c_str());
 }
 
-}  // namespace crossply
+}  // namespace crossply::figures

@@ -8,7 +8,7 @@
 #include "dev/figures/dots.h"
 #include "dev/figures/record.h"
 
-namespace crossply {
+namespace crossply::figures {
 
 struct LabelledArm {
   std::string label;
@@ -63,4 +63,4 @@ class Page {
   std::string directory_, title_, markdown_;
 };
 
-}  // namespace crossply
+}  // namespace crossply::figures

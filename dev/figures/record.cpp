@@ -7,7 +7,7 @@
 #include "engine/json.h"
 #include "models/json_file.h"
 
-namespace crossply {
+namespace crossply::figures {
 namespace {
 
 using nlohmann::json;
@@ -190,4 +190,4 @@ std::vector<double> differences_of(const RecordedArm& arm, const RecordedArm& ya
   return values;
 }
 
-}  // namespace crossply
+}  // namespace crossply::figures

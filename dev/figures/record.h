@@ -7,7 +7,7 @@
 
 #include "eval/statistics.h"
 
-namespace crossply {
+namespace crossply::figures {
 
 struct RecordedRun {
   std::string name;  // as in --arch
@@ -53,4 +53,4 @@ std::vector<double> values_of(const RecordedArm& arm, RunMeasure measure);
 // Seed by seed, the arm's minus the yardstick's, of the seeds that both have.
 std::vector<double> differences_of(const RecordedArm& arm, const RecordedArm& yardstick, RunMeasure measure);
 
-}  // namespace crossply
+}  // namespace crossply::figures
