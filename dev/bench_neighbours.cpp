@@ -36,31 +36,36 @@ std::vector<Setting> settings(int64_t cores) {
           {"alone, half of the cores", 0, 0, false, true}};
 }
 
-// Endless loops that end with this object, or with this program.
+// Endless loops that end with this object, or with this program. They are one group of processes, and of one session.
 class BusyLoops {
  public:
   explicit BusyLoops(const Setting& s) {
+    if (s.loops == 0) return;
     const pid_t parent = getpid();
-    for (int64_t i = 0; i < s.loops; ++i) {
-      const pid_t child = fork();
-      if (child < 0) fail(Exit::io, "cannot start a busy neighbour; are there too many processes?");
-      if (child > 0) {
-        children_.push_back(child);
-        continue;
-      }
-      if (s.own_session) setsid();
-      if (setpriority(PRIO_PROCESS, 0, s.nice) != 0) _exit(1);
-      for (uint64_t turns = 0;; ++turns)
-        if (turns % 4096 == 0 && getppid() != parent) _exit(0);
-    }
+    leader_ = fork();
+    if (leader_ < 0) fail(Exit::io, "cannot start a busy neighbour; are there too many processes?");
+    if (leader_ == 0) spin(s, parent);
+    while (getpgid(leader_) != leader_) sched_yield();  // until there is such a group to end
   }
   ~BusyLoops() {
-    for (const pid_t child : children_) kill(child, SIGKILL), waitpid(child, nullptr, 0);
+    if (leader_ > 0) kill(-leader_, SIGKILL), waitpid(leader_, nullptr, 0);
   }
   BusyLoops(const BusyLoops&) = delete;
 
  private:
-  std::vector<pid_t> children_;
+  // In the process of the first loop, which starts the others.
+  [[noreturn]] static void spin(const Setting& s, pid_t parent) {
+    if (s.own_session) setsid();
+    else setpgid(0, 0);
+    if (setpriority(PRIO_PROCESS, 0, s.nice) != 0) _exit(1);
+    const pid_t leader = getpid();
+    for (int64_t i = 1; i < s.loops; ++i)
+      if (fork() == 0) break;
+    for (uint64_t turns = 0;; ++turns)
+      if (turns % 4096 == 0 && getppid() != (getpid() == leader ? parent : leader)) _exit(0);
+  }
+
+  pid_t leader_ = 0;
 };
 
 // Programs started while it lives may run on the first half of the cores.

@@ -7,6 +7,8 @@
 #include "tests/check.h"
 #include "tests/temp_dir.h"
 
+using namespace crossply::figures;
+
 namespace crossply::test {
 namespace {
 

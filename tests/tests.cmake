@@ -65,8 +65,7 @@ if(CROSSPLY_UNITY)
 endif()
 add_executable(tests EXCLUDE_FROM_ALL ${alone} ${pieces} ${CUDA_TESTS} ${EMULATED} $<TARGET_OBJECTS:figure_parts>)
 target_link_libraries(tests PRIVATE programs_inside doctest::doctest)
-# CUDA has some such pragmas. g++ -Og takes three quarters of the time of -O1, most of it for what doctest expands.
-target_compile_options(tests PRIVATE -Wno-unknown-pragmas $<$<CXX_COMPILER_ID:GNU>:$<$<CONFIG:Release>:-Og>>)
+target_compile_options(tests PRIVATE -Wno-unknown-pragmas)  # CUDA has some
 # One file of cases alone, for who works on it: see `make test-one`.
 set(CROSSPLY_TEST test_gate CACHE STRING "The file of cases that the target test_one is made of")
 file(GLOB one_test tests/${CROSSPLY_TEST}.cpp tests/ranks/${CROSSPLY_TEST}.cpp)
@@ -75,7 +74,7 @@ if(NOT one_test)
 endif()
 add_executable(test_one EXCLUDE_FROM_ALL tests/main.cpp ${one_test} ${CUDA_TESTS} ${EMULATED} $<TARGET_OBJECTS:figure_parts>)
 target_link_libraries(test_one PRIVATE programs_inside doctest::doctest)
-target_compile_options(test_one PRIVATE -Wno-unknown-pragmas $<$<CXX_COMPILER_ID:GNU>:$<$<CONFIG:Release>:-Og>>)
+target_compile_options(test_one PRIVATE -Wno-unknown-pragmas)
 file(GLOB REAL_SIZES CONFIGURE_DEPENDS tests/test_real_sizes*.cpp)  # on hardware they look at some 10^10 numbers
 set_source_files_properties(${REAL_SIZES} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
 file(GLOB PUBLISHED CONFIGURE_DEPENDS tests/test_published_*.cpp)  # where the headers of published files are
@@ -284,6 +283,11 @@ endif()
 # The second tier: what takes long and seldom finds what the first does not (docs/contributing.md has the table).
 set(second test_emulated_ranks many_elements faults_all experiments install pack pip page inheritune_script inheritune_page
     mpi mpi_train mpi_failures cut_cable newest gpu_scripts cuda_build docs_commands)
+foreach(name ${second})
+  if(NOT TEST ${name})
+    message(FATAL_ERROR "tests/tests.cmake: ${name} is in the second tier, but there is no such test")
+  endif()
+endforeach()
 get_property(all_tests DIRECTORY PROPERTY TESTS)
 file(STRINGS tests/budget.txt budget REGEX "^[a-z]")
 foreach(name ${all_tests})
