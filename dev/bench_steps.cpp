@@ -166,6 +166,13 @@ double speed_ratio(const Competitor& own, const Competitor& other) {
   return median(ratios);
 }
 
+// What the CPU could do at most, measured: the multiply-adds of f32 vectors; in bf16 those of matrix units, where they
+// are, and else twice as many.
+double peak_of(const Competitor& c) {
+  const double vectors = multiply_add_peak(), tiles = matrix_unit_peak();
+  return c.dtype == "fp32" ? vectors : tiles > 0 ? tiles : 2 * vectors;
+}
+
 std::vector<std::string> row(const Competitor& c, const NamedSize& model, double flops_per_token) {
   if (!c.measured()) return {c.name, "failed"};
   const double rate = static_cast<double>(model.size.batch * model.size.seq) / median(c.seconds);
@@ -178,7 +185,7 @@ std::vector<std::string> row(const Competitor& c, const NamedSize& model, double
       format_number("%.1f", 1e3 * quantile(c.seconds, 0.25)) + format_number("-%.1f", 1e3 * quantile(c.seconds, 0.75))};
 }
 
-// The share of the GPU's dense bf16 peak that the model's own operations take.
+// The share of a peak that the model's own operations take.
 double mfu(const Competitor& c, const NamedSize& model, const TrainResult& plan, double peak) {
   return static_cast<double>(model.size.batch * model.size.seq) * plan.flops_per_token / median(c.seconds) / peak;
 }
@@ -192,12 +199,14 @@ Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& tor
   std::vector<Competitor> all = competitors(model, f, torch);
   const double peak = gpu_peak(name_of_machine(f.device));
   std::vector<std::string> titles = {"", "tokens/s", "GFLOP/s", "peak MiB", "ms/step", "quartiles"};
-  if (peak > 0) titles.push_back("MFU");
+  const bool gpu = backend_of(f.device) == Backend::cuda;
+  if (!gpu || peak > 0) titles.push_back(gpu ? "MFU" : "of peak");
   GrowingTable table(str("steps (", model.name, ")", torch.available() ? " beside PyTorch" : ""), titles, 20);
   measure_all(all, model, f, [&](const std::vector<Competitor*>& group) {
     for (const Competitor* c : group) {
       std::vector<std::string> cells = row(*c, model, plan.flops_per_token);
-      if (peak > 0 && c->measured()) cells.push_back(format_number("%.1f%%", 100 * mfu(*c, model, plan, peak)));
+      const double most = gpu ? peak : peak_of(*c);
+      if (most > 0 && c->measured()) cells.push_back(format_number("%.1f%%", 100 * mfu(*c, model, plan, most)));
       table.add(cells);
       if (!c->measured()) note_failure(str("(", model.name, ") ", c->name), "see its messages", Exit::device);
     }

@@ -142,6 +142,7 @@ TEST_CASE("matmul: fast CPU equals the reference, set and added") {
       {64, 401, 300},  {130, 800, 64}, {70, 64, 801},  {300, 193, 161}, {50, 770, 390},
       {600, 90, 1100},                                                                   // more than one block each way
       {300, 400, 390}, {40, 513, 35},  {35, 257, 385}, {1000, 33, 190}, {700, 200, 40},  // deep, narrow, fetched ahead
+      {43, 1024, 130}, {29, 200, 2048}, {370, 1024, 391}, {27, 1024, 129},  // rows a multiple of 4 KiB apart
   };
   for (const Size& size : sizes) {
     const Case<float> a(size);
