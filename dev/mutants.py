@@ -169,8 +169,9 @@ def main():
   locate(mutants)
   if check:
     return print(f"{len(mutants)} mutants apply, each in one place")
-  for signal_number in (signal.SIGTERM, signal.SIGHUP):
-    signal.signal(signal_number, lambda *_: sys.exit(75))
+  for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # ends every `with`, which restores the file
+    if signal.getsignal(number) != signal.SIG_IGN:
+      signal.signal(number, lambda *_: stop("stopped; the same command goes on", 75))
   names = arguments[1:]
   if unknown := set(names) - {mutant["name"] for mutant in mutants}:
     stop(f"unknown: {', '.join(sorted(unknown))}", 2)
@@ -190,7 +191,4 @@ def main():
   sys.exit(len(survivors) > MAX_SURVIVORS)
 
 
-try:
-  main()
-except KeyboardInterrupt:
-  stop("stopped; the same command goes on", 75)
+main()
