@@ -12,8 +12,9 @@ A file is named after a label of ctest: its mutants' first tests are those. Its 
   tests:  optional: a regular expression for `ctest -R`, the tests to run before the label's
 
 The mistake is written into the source file, which is restored afterwards, also after Ctrl-C. A file with uncommitted
-changes is refused. Each mutant meets its `tests`, then its label's, then all tests; the first failure ends it. A test
-that fails without the mutant, too, counts for nothing. Use a build directory of its own; it is configured here.
+changes is refused. Each mutant meets its `tests`, then its label's, then those with the label tier1, or all where no
+test has it. The first failure ends it. A test that fails without the mutant, too, ends the run. Use a build directory
+of its own; it is configured here.
 
 Exit 0: at most two survive. 1: more survive, or a mutant does not apply or compile. 2: wrong usage.
 """
@@ -28,7 +29,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROOMS = ("engine", "cli", "kernels", "ranks", "models", "data", "train", "eval")
-ALL_TESTS = ["-LE", "^tree$"]  # not what reads the sources: it would notice every mutant by its text
+NOT_TREE = ["-LE", "^tree$"]  # what reads the sources would notice every mutant by its text
 MAX_SURVIVORS = 2
 KEYS = ("name", "was", "now", "tests")
 
@@ -97,6 +98,8 @@ class Bench:
     done = call("cmake", "-S", ".", "-B", str(build), *options)
     if done.returncode:
       stop(done.stdout)
+    labels = call("ctest", "--test-dir", str(build), "--print-labels").stdout.split()
+    self.last = NOT_TREE + (["-L", "^tier1$"] if "tier1" in labels else [])
 
   def save(self):
     fresh = self.file.with_suffix(".new")
@@ -130,9 +133,9 @@ class Bench:
   def meet(self, mutant):
     """The name of the test that notices the mutant; '' if none does."""
     rounds = [["-R", mutant["tests"]]] if "tests" in mutant else []
-    rounds += [["-L", f"^{mutant['label']}$"], ALL_TESTS]
+    rounds += [["-L", f"^{mutant['label']}$"] + NOT_TREE, self.last]
     for which in rounds:
-      everything = which is ALL_TESTS or "tests" in mutant and not mutant["tests"].startswith("test_")
+      everything = which is self.last or "tests" in mutant and not mutant["tests"].startswith("test_")
       with Planted(mutant):
         done = self.compile(everything)
         if done.returncode or "warning:" in done.stdout:
