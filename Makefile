@@ -85,8 +85,8 @@ test-second: setup configure
 test-all: test test-second
 
 # One file of cases alone, compiled and run: make test-one TEST=test_gate ARGS="--test-case='*f32*'".
-test-one:
-	@$(MAKE) --no-print-directory configure CMAKE_FLAGS="$(CMAKE_FLAGS) -DCROSSPLY_TEST=$(TEST)"
+test-one: TEST_FLAG = -DCROSSPLY_TEST=$(TEST)
+test-one: configure
 	@$(COMPILE) --target test_one
 	@$(BUILD)/test_one $(ARGS)
 
@@ -139,7 +139,7 @@ new:
 
 # Where CMake fails, dev/setup.sh may know why in one line.
 configure:
-	@said=$$(cmake -S . -B $(BUILD) $(COMPILER) $(CUDA_FLAG) $(CMAKE_FLAGS) 2>&1 >/dev/null); code=$$?; \
+	@said=$$(cmake -S . -B $(BUILD) $(COMPILER) $(CUDA_FLAG) $(TEST_FLAG) $(CMAKE_FLAGS) 2>&1 >/dev/null); code=$$?; \
 	[ $$code = 0 ] || dev/setup.sh --check || exit 1; [ -z "$$said" ] || echo "$$said" >&2; exit $$code
 
 clean:

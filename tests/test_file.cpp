@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -34,6 +35,8 @@ struct Trouble {
 thread_local bool Trouble::armed = false;
 thread_local int Trouble::calls = 0, Trouble::interrupted = 0;
 
+thread_local std::string synced;  // what fsync was called for
+
 }  // namespace
 
 // In place of the C library's, for the whole test program.
@@ -44,7 +47,12 @@ ssize_t pread(int fd, void* out, size_t bytes, off_t offset) {
 ssize_t write(int fd, const void* data, size_t bytes) {
   return Trouble::interrupt() ? -1 : ::syscall(SYS_write, fd, data, Trouble::part(bytes));
 }
-int fsync(int fd) { return Trouble::interrupt() ? -1 : static_cast<int>(::syscall(SYS_fsync, fd)); }
+int fsync(int fd) {
+  if (Trouble::interrupt()) return -1;
+  struct stat status {};
+  synced += ::fstat(fd, &status) == 0 && S_ISDIR(status.st_mode) ? "directory " : "file ";
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
 int open(const char* path, int flags, ...) {
   va_list rest;
   va_start(rest, flags);
@@ -70,6 +78,13 @@ TEST_CASE("file: interrupted and partial reads and writes are continued") {
     sync_file(dir.file("a"));
   }
   check_fails(Exit::bad_data, {"31 bytes", "30"}, [&] { read_file(dir.file("a"), text.size() - 1); });
+}
+
+TEST_CASE("file: a file is on the disk before its name is, and the name before the write is done") {
+  const TempDir dir;
+  synced.clear();
+  write_file_atomically(dir.file("a"), "a text");
+  CHECK(synced == "file directory ");
 }
 
 TEST_CASE("file: more descriptors are asked for before they run out") {

@@ -134,14 +134,15 @@ TEST_CASE("matmul: reference backward is the derivative of the reference forward
 
 TEST_CASE("matmul: fast CPU equals the reference, set and added") {
   const std::vector<Size> sizes{
-      {0, 5, 4},       {1, 1, 1},      {1, 7, 21},     {2, 33, 5},      {3, 32, 32},
-      {5, 200, 67},                                                    // a few rows
-      {16, 96, 130},   {17, 31, 33},   {29, 64, 32},   {63, 129, 7},   // around tiles of 14 x 32
-      {18, 5, 1},      {43, 2100, 8},  {37, 1031, 5},  {20, 3, 2},     // few columns, whose sums come in blocks
-      {700, 32, 21},   {4100, 32, 32}, {1500, 21, 96}, {9001, 7, 40},  // long and thin: split sums
-      {64, 401, 300},  {130, 800, 64}, {70, 64, 801},  {300, 193, 161}, {50, 770, 390},
-      {600, 90, 1100},                                                                   // more than one block each way
-      {300, 400, 390}, {40, 513, 35},  {35, 257, 385}, {1000, 33, 190}, {700, 200, 40},  // deep, narrow, fetched ahead
+      {0, 5, 4},       {1, 1, 1},       {1, 7, 21},       {2, 33, 5},
+      {3, 32, 32},     {5, 200, 67},                                      // a few rows
+      {16, 96, 130},   {17, 31, 33},    {29, 64, 32},     {63, 129, 7},   // around tiles of 14 x 32
+      {18, 5, 1},      {43, 2100, 8},   {37, 1031, 5},    {20, 3, 2},     // few columns, whose sums come in blocks
+      {700, 32, 21},   {4100, 32, 32},  {1500, 21, 96},   {9001, 7, 40},  // long and thin: split sums
+      {64, 401, 300},  {130, 800, 64},  {70, 64, 801},    {300, 193, 161},
+      {50, 770, 390},  {600, 90, 1100},  // more than one block each way
+      {300, 400, 390}, {40, 513, 35},   {35, 257, 385},   {1000, 33, 190},
+      {700, 200, 40},                                                       // deep, narrow, fetched ahead
       {43, 1024, 130}, {29, 200, 2048}, {370, 1024, 391}, {27, 1024, 129},  // rows a multiple of 4 KiB apart
   };
   for (const Size& size : sizes) {

@@ -250,6 +250,7 @@ add_script(new_architecture tree tests/test_new_architecture.sh)
 add_script(setup tree tests/test_setup.sh)
 add_script(make tree tests/test_make.sh)
 add_script(newest tree tests/test_newest.sh)
+add_script(mutants tree tests/test_mutants.sh)
 add_script(gpu_scripts programs tests/test_gpu_scripts.sh ${CMAKE_BINARY_DIR})
 add_script(cuda_build cuda tests/test_cuda_build.sh ${CMAKE_BINARY_DIR})
 set_tests_properties(cuda_build PROPERTIES RUN_SERIAL ON)  # it compiles, on all cores

@@ -275,10 +275,9 @@ void multiply_region(float* c, const Strided<float>& a, const Strided<float>& b,
 }
 
 // Packing costs about as much as a dozen multiplications: an operand that is met rarely is read where it is. A
-// row-major a is fast enough that way, and so is a block of any a that L2 holds unpacked; columns that lie apart, or end
-// inside a tile, are not. Nor are rows that lie a multiple of 4 KiB apart, as in every model whose width is one of 1024:
-// the lines of a tile's rows then share one set of the L1 cache, which holds fewer. A b as wide as a tile is as good as
-// packed.
+// row-major a is fast enough that way, and so is a block of any a that L2 holds unpacked; columns that lie apart, or
+// end inside a tile, are not. Nor are rows a multiple of 4 KiB apart, as in models whose width is one of 1024: the
+// lines of a tile's rows share one set of the L1 cache, which holds fewer. A b as wide as a tile is as good as packed.
 Plan make_plan(const Strided<float>& a, const Strided<float>& b, int64_t M, int64_t N, int64_t K, bool add) {
   const bool in_one_set = a.row % 1024 == 0 && K > lanes && M >= 2 * tile_rows;
   const bool pack_a = N > 128 && (a.col == 1 ? in_one_set : std::max(M, N) > few);
