@@ -59,9 +59,11 @@ constexpr bool emulated = true;  // and so much slower
 // Where only few and small sizes can be had.
 constexpr bool is_slow(Backend backend) { return emulated && backend == Backend::cuda; }
 constexpr const char* gpu = emulated ? "emulator" : "cuda";
-// For whole models; the emulator's turn is in the second tier, for every kernel is tested alone in the first.
+// Whether whole models and runs are tested on the GPU: in the emulator they are of the second tier, for the first tests
+// every kernel alone.
+inline bool has_whole_models() { return available(Backend::cuda) && (!emulated || everything()); }
 inline std::vector<std::string> fast_devices() {
-  if (!available(Backend::cuda) || (emulated && !everything())) return {"cpu"};
+  if (!has_whole_models()) return {"cpu"};
   return {"cpu", gpu};
 }
 

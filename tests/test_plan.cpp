@@ -79,9 +79,9 @@ size_t scratch_taken(Node& node, Device& device) {
 }  // namespace
 
 TEST_CASE("plan: what every architecture takes of a GPU's memory") {
-  if (!available(Backend::cuda)) return;
+  if (!has_whole_models()) return;
   for (const std::string dtype : {"fp32", "bf16"}) {
-    for (const Case& c : one_in(2, cases())) {
+    for (const Case& c : cases()) {
       if (has_loops(c.config) || !(c.name.ends_with(" grouped heads") || c.name == "gpt2")) continue;
       CAPTURES(c.name, dtype);
       const Config config = sized(c.config, 7, 16);
@@ -93,7 +93,7 @@ TEST_CASE("plan: what every architecture takes of a GPU's memory") {
 // Each op for itself, so that none's scratch hides behind another's in the same slot, as it may in a whole run. What is
 // not planned is a row of columns and some numbers for each row at most, eight where a product is padded to as many.
 TEST_CASE("plan: every op takes the scratch memory that it says") {
-  if (!available(Backend::cuda)) return;
+  if (!has_whole_models()) return;
   std::set<std::string> planning;
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16})
     for (const Case& c : cases()) {

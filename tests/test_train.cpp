@@ -366,7 +366,7 @@ TEST_CASE("train: a loss that is not finite changes nothing, and says where") {
 
 // The profile runs plainly, and waits in between.
 TEST_CASE("train: a recorded step has the bits of a plain one, at every rate and with and without clipping") {
-  if (!available(Backend::cuda)) return;
+  if (!has_whole_models()) return;
   const Counting data(12);
   for (const std::string dtype : {"fp32", "bf16"}) {
     CAPTURE(dtype);
@@ -395,6 +395,7 @@ TEST_CASE("train: a recorded step has the bits of a plain one, at every rate and
 
 #if !CROSSPLY_CUDA
 TEST_CASE("train: steps that the GPU refuses to record have the bits of recorded ones, and one line says so") {
+  if (!has_whole_models()) return;
   const TempDir scratch;
   const Counting data(12);
   TrainOptions o = tiny_options("lime");
@@ -452,7 +453,7 @@ TEST_CASE("train: no step waits for all of the GPU's work, however many micro-st
 }
 
 TEST_CASE("train: a GPU's losses follow the CPU's; two runs, and one with a pause, have the same bits") {
-  if (!available(Backend::cuda)) return;
+  if (!has_whole_models()) return;
   struct Case {
     std::string dtype;
     int64_t steps;
