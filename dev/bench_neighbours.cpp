@@ -33,7 +33,10 @@ std::vector<Setting> settings(int64_t cores) {
           {str(cores, " busy loops"), cores, 0, false, false},
           {str(cores, " busy loops, nice 15"), cores, 15, false, false},
           {str(cores, " busy loops, nice 15, another session"), cores, 15, true, false},
-          {"alone, half of the cores", 0, 0, false, true}};
+#ifdef __linux__
+          {"alone, half of the cores", 0, 0, false, true}
+#endif
+  };
 }
 
 // Endless loops that end with this object, or with this program. They are one group of processes, and of one session.
@@ -68,8 +71,9 @@ class BusyLoops {
   pid_t leader_ = 0;
 };
 
-// Programs started while it lives may run on the first half of the cores.
+// Programs started while it lives may run on the first half of the cores; only Linux can say so.
 class HalfOfCores {
+#ifdef __linux__
  public:
   HalfOfCores() {
     sched_getaffinity(0, sizeof all_, &all_);
@@ -84,6 +88,7 @@ class HalfOfCores {
 
  private:
   cpu_set_t all_;
+#endif
 };
 
 std::unique_ptr<Process> start(const std::vector<std::string>& command, const std::string& what) {
@@ -107,7 +112,7 @@ void bench_model(GrowingTable& table, const NamedSize& model, const std::string&
   for (const std::string& word : arguments(model.size)) command.push_back(word);
   const auto process = start(command, what);
   const auto half = [&] {
-    const HalfOfCores fewer;
+    [[maybe_unused]] const HalfOfCores fewer;
     return start(command, what);
   }();
   // Steps of about a second and a half: many turns of the scheduler, whose slices are milliseconds.

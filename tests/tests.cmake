@@ -13,19 +13,21 @@ if(CROSSPLY_GPU_TESTS)
   endforeach()
 endif()
 
-# Headers take most of the time of compiling a file of cases, so the files of a room are compiled about a dozen at a time
-# (tests/together.cmake), where nothing in a file stands in the way of a namespace around it.
-function(room_of file result)
-  get_filename_component(subject ${file} NAME_WE)
-  string(REPLACE "test_" "" subject ${subject})
+# The room of what each file of cases tests: room_of_NAME.
+foreach(file ${TESTS})
+  get_filename_component(name ${file} NAME_WE)
+  string(REPLACE "test_" "" subject ${name})
   file(GLOB_RECURSE found RELATIVE ${CMAKE_SOURCE_DIR} engine/${subject}.* cli/${subject}.* kernels/${subject}.*
        ranks/${subject}.* models/${subject}.* data/${subject}.* train/${subject}.* eval/${subject}.*)
   string(REGEX MATCH "^[a-z]+" room "${found}")
   if(NOT room)
     set(room whole)
   endif()
-  set(${result} ${room} PARENT_SCOPE)
-endfunction()
+  set(room_of_${name} ${room})
+endforeach()
+
+# Headers take most of the time of compiling a file of cases, so the files of a room are compiled about a dozen at a time
+# (tests/together.cmake), where nothing in a file stands in the way of a namespace around it.
 macro(end_piece room)
   list(LENGTH pieces number)
   set(out ${CMAKE_BINARY_DIR}/together/tests_${number}_of_${room}.cpp)
@@ -42,7 +44,8 @@ if(CROSSPLY_UNITY)
   foreach(file ${TESTS})
     file(STRINGS ${file} obstacle LIMIT_COUNT 1 REGEX "^(namespace (crossply|doctest|std)|#if|#define|void\\* operator new)")
     if(NOT obstacle AND NOT file MATCHES "/(main|test_real_sizes.*|test_published.*)\\.cpp$")  # these have flags of their own
-      room_of(${file} room)
+      get_filename_component(name ${file} NAME_WE)
+      set(room ${room_of_${name}})
       list(APPEND files_of_${room} ${file})
       list(APPEND rooms_of_tests ${room})
       list(REMOVE_ITEM alone ${file})
@@ -174,8 +177,7 @@ foreach(file ${TESTS})
   if(name STREQUAL "main" OR name MATCHES "^test_real_sizes" OR (CROSSPLY_CUDA AND name MATCHES "^test_(attention_hopper|emulator|emulator_lanes|mma|standin)$"))
     continue()  # the last have no cases where there is no emulator
   endif()
-  room_of(${file} room)
-  set(labels unit ${room})
+  set(labels unit ${room_of_${name}})
   file(STRINGS ${file} on_gpu LIMIT_COUNT 1 REGEX "${of_gpu}")
   if(NOT "${on_gpu}" STREQUAL "")
     list(APPEND labels gpu)
@@ -203,6 +205,7 @@ if(CROSSPLY_CUDA)
 else()
   set_tests_properties(real_sizes many_elements PROPERTIES ENVIRONMENT OMP_NUM_THREADS=2)
 endif()
+
 # Exit code 77 is "skipped": a test that needs PyTorch, where there is none. PYTHON names another Python than python3.
 function(add_script name label)
   add_test(NAME ${name} COMMAND tests/alone.sh ${name} ${CMAKE_BINARY_DIR} ${ARGN} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})

@@ -2,8 +2,8 @@
 # The time of each test that ctest ran in a build directory: the ten longest, and what grew against tests/budget.txt.
 # Machines differ, so a test's time is counted in units: the seconds of a fixed calculation on the same machine.
 #   tests/times.sh unit                      this machine's unit, in seconds
-#   tests/times.sh show BUILD_DIR [UNIT]     UNIT: measured before, on the same machine
-#   tests/times.sh write BUILD_DIR [UNIT]    writes tests/budget.txt from what ran; other lines stay
+#   tests/times.sh show BUILD_DIR
+#   tests/times.sh write BUILD_DIR           writes tests/budget.txt from what ran; other lines stay
 set -euo pipefail
 cd "$(dirname "$0")/.."
 budget=tests/budget.txt
@@ -24,7 +24,7 @@ ran() { awk 'NF == 3 && $2 > 0 { print $1, $3 }' "$1/Testing/Temporary/CTestCost
 case $1 in
   unit) unit ;;
   show)
-    unit=${3:-$(unit)}
+    unit=$(unit)
     echo "the ten longest tests, in seconds:"
     ran "$2" | sort -k2,2gr | head -10 | awk '{ printf "  %7.1f  %s\n", $2, $1 }'
     # A test of a second or two is mostly luck; beside others one may take twice its time.
@@ -35,7 +35,7 @@ case $1 in
       "$budget" <(ran "$2")
     ;;
   write)
-    unit=${3:-$(unit)}
+    unit=$(unit)
     {
       grep '^#' "$budget"
       awk -v unit="$unit" 'NR == FNR { if ($1 != "#") units[$1] = $2; next } { units[$1] = sprintf("%.1f", $2 / unit) }
