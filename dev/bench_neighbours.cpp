@@ -32,7 +32,7 @@ std::vector<Setting> settings(int64_t cores) {
           {"one busy loop", 1, 0, false, false},
           {str(cores, " busy loops"), cores, 0, false, false},
           {str(cores, " busy loops, nice 15"), cores, 15, false, false},
-          {str(cores, " busy loops, nice 15, another session"), cores, 15, true, false},
+          {str(cores, " busy loops, nice 15, other session"), cores, 15, true, false},
 #ifdef __linux__
           {"alone, half of the cores", 0, 0, false, true}
 #endif
@@ -130,7 +130,7 @@ void bench_model(GrowingTable& table, const NamedSize& model, const std::string&
     }
   }
   for (size_t i = 0; i < all.size(); ++i)
-    table.add({what, all[i].name, format_count(std::lrint(median(rates[i]))),
+    table.add({what + ", " + all[i].name, format_count(std::lrint(median(rates[i]))),
                format_number("%.2f", median(of_alone[i])),
                format_number("%.2f", quantile(of_alone[i], 0)) + format_number("-%.2f", quantile(of_alone[i], 1))});
 }
@@ -140,7 +140,7 @@ void bench_model(GrowingTable& table, const NamedSize& model, const std::string&
 void bench_neighbours(const BenchFlags& f) {
   print_text("\ntraining beside busy neighbours, ", omp_get_num_procs(), " cores; medians of ", f.rounds,
              " rounds, and the range of the shares\n");
-  GrowingTable table("neighbours", {"model", "beside", "tokens/s", "of alone", "range"}, 12, 10);
+  GrowingTable table("neighbours", {"training, beside", "tokens/s", "of alone", "range"}, 46, 8);
   for (const NamedSize& model : named_sizes(f.models))
     for (const char* dtype : {"fp32", "bf16"}) bench_model(table, model, dtype, f);
 }

@@ -11,6 +11,7 @@ std::vector<Architecture>& architectures() {
       {"llama", "every layer reads the layer below", {}, [](const Config&) { return std::make_unique<Connection>(); }},
       {"gpt2", "GPT-2: the same with its own block", {}, [](const Config&) { return std::make_unique<Connection>(); }},
       lime_architecture(),
+#ifndef CROSSPLY_QUICK_START  // the program of `make run`, which is built before their kernels are
       lime_static_architecture(),
       lime_dynamic_architecture(),
       hyper_architecture(),
@@ -27,6 +28,7 @@ std::vector<Architecture>& architectures() {
       shortcuts_architecture(),
       gated_streams_architecture(),
       relay_architecture(),
+#endif
   };
   return all;
 }
@@ -37,6 +39,10 @@ const Architecture& find_architecture(const std::string& name, Exit code, const 
     if (architecture.name == name) return architecture;
     known += " " + architecture.name;
   }
+#ifdef CROSSPLY_QUICK_START
+  fail(code, where, ": quick_start has only", known, "; `make compare` has '", excerpt(name),
+       "', if there is such one");
+#endif
   if (code == Exit::usage) fail(code, where, ": unknown architecture '", excerpt(name), "'; known:", known);
   fail(code, where, ": this build does not know the architecture '", excerpt(name),
        "'; if it is newer than this build: make generate, or this program; known:", known);

@@ -29,14 +29,19 @@ for action in "compare-all compare --arch all" "bench bench" "figures figures"; 
 done
 # The first tier leaves out the second, which builds what nobody else does.
 output=$(planned test)
-grep -q -- '-LE second' <<<"$output" && grep -q -- '--target all tests fault_injection$' <<<"$output" ||
+grep -q -- '-LE second' <<<"$output" && grep -q -- '--target all quick_start tests fault_injection$' <<<"$output" ||
   fail "make test does not build and run the first tier: $output"
 output=$(planned test-second END=5)
 grep -q '^tests/second_tier.sh build-none [0-9]* 5;' <<<"$output" && grep -q -- 'fuzz_targets .*bench$' <<<"$output" ||
   fail "make test-second does not build and run the second tier: $output"
 output=$(planned test-one TEST=test_gate)
 grep -q -- '-DCROSSPLY_TEST=test_gate' <<<"$output" || fail "make test-one does not name the file: $output"
-# `make run` ends with the spread of five seeds, in the numbers of README's table.
+# `make run` waits for quick_start alone, and compiles the rest after it has begun.
+output=$(planned run)
+first=$(grep -m1 -n -- '--target' <<<"$output") start=$(grep -n '^echo "build-none/quick_start' <<<"$output")
+grep -q -- '--target quick_start$' <<<"$first" && [ "${first%%:*}" -lt "${start%%:*}" ] ||
+  fail "make run builds more than quick_start first: $output"
+# It ends with the spread of five seeds, in the numbers of README's table.
 numbers=$(planned run | grep -oE '[0-9.]+ ± [0-9.]+ %')
 [ "$(wc -l <<<"$numbers")" = 2 ] || fail "make run does not say how far seeds differ: $numbers"
 while read -r number; do

@@ -99,6 +99,8 @@ expect 0 '^warning: [0-9.]+ epochs: ' "$build/train_llama" --data text:numbers.t
 expect 0 '^time: .* for the steps' "$build/train_llama" --data text:chosen.txt --width 16 --ffn 24 --heads 2 --dry-run --time
 expect 0 '^time: .* for the steps of all runs' compare llama,lime --dry-run --time
 expect 0 '^llama +66,496 ' "$build/compare" --dry-run
+expect 0 '^lime +66,640 ' "$build/quick_start" --dry-run
+expect 64 'quick_start has only llama gpt2 lime; `make compare` has .hyper' "$build/quick_start" --arch hyper --dry-run
 expect 0 '^llama +66,496 ' "$build/compare" --preset arith-quick --data arith:3 --dry-run
 grep -q '"preset": ""' cmp/lime/flags.json || fail "flags.json names a preset that nobody gave"
 expect 0 'warning: --warmup 5 of --steps 2:' compare llama --steps 2 --warmup 5 --out late

@@ -1,4 +1,4 @@
-// What hyper.cpp and hyper_read.cpp share: vectors over the columns of a token, loops over its E streams unrolled at
+// What the files of hyper.h share: vectors over the columns of a token, loops over its E streams unrolled at
 // compile time, checks.
 //
 // A function `..._columns<Vec>(..., c, C)` works on columns [c, C) of a token, and calls its own <float> version for
