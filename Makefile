@@ -105,7 +105,7 @@ pack:
 	@cmake -S . -B $(BUILD)-pack -DCROSSPLY_PACK=ON $(COMPILER) $(CMAKE_FLAGS) >/dev/null \
 	  $(if $(filter 0,$(CUDA)),-DCROSSPLY_CUDA=OFF,-DCROSSPLY_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$(ARCHITECTURES)")
 	@env -u MAKEFLAGS -u MAKELEVEL cmake --build $(BUILD)-pack -j $(JOBS) --target pack
-	@tests/test_pack.sh $(BUILD)-pack || [ $$? = 77 ]
+	@tests/system/test_pack.sh $(BUILD)-pack || [ $$? = 77 ]
 
 # Every reader with as many inputs as there is time for, under the sanitizers; in a build directory of its own.
 fuzz:

@@ -7,7 +7,7 @@
 
 #include "cli/look.h"
 #include "cli/svg.h"
-#include "engine/file.h"
+#include "engine/io/file.h"
 
 namespace crossply {
 

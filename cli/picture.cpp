@@ -9,10 +9,10 @@
 #include <fstream>
 #include <vector>
 
-#include "engine/file.h"
+#include "engine/io/file.h"
 #include "engine/platform.h"
-#include "engine/printable.h"
-#include "engine/python_program.h"
+#include "engine/io/printable.h"
+#include "engine/io/python_program.h"
 
 namespace crossply {
 namespace {

@@ -17,8 +17,8 @@
 #include "cli/version.h"
 #include "engine/cpu_check.h"
 #include "engine/out_of_memory.h"
-#include "engine/printable.h"
-#include "engine/shell.h"
+#include "engine/io/printable.h"
+#include "engine/io/shell.h"
 #include "engine/threads.h"
 
 namespace crossply {

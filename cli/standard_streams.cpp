@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "engine/file.h"
+#include "engine/io/file.h"
 
 namespace crossply {
 namespace {

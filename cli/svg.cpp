@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "engine/check.h"
-#include "engine/control_characters.h"
-#include "engine/printable.h"
+#include "engine/io/control_characters.h"
+#include "engine/io/printable.h"
 
 namespace crossply::svg {
 

@@ -13,7 +13,7 @@ std::string with_true_minus(std::string number);
 // A length or a place in pixels.
 std::string px(double v);
 // Text for the inside of an element. Of more than `most` characters, the middle ones are left out. What XML cannot hold
-// becomes a space (ASCII control characters) or U+FFFD; so do the others of engine/control_characters.h.
+// becomes a space (ASCII control characters) or U+FFFD; so do the others of engine/io/control_characters.h.
 std::string escaped(const std::string& text, size_t most = std::string::npos);
 // A <text> element; style: further attributes.
 std::string text(double x, double y, const std::string& style, const std::string& words, size_t most = 200);

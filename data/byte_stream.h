@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "engine/file.h"
-#include "engine/sha256.h"
+#include "engine/io/file.h"
+#include "engine/io/sha256.h"
 
 namespace crossply {
 

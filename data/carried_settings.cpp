@@ -3,8 +3,8 @@
 #include <cstdio>
 
 #include "data/bpe/tokenizer_json.h"
-#include "engine/json.h"
-#include "engine/printable.h"
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 namespace {

@@ -11,7 +11,7 @@
 #include "data/digest.h"
 #include "data/paths.h"
 #include "engine/platform.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 #include "engine/rng.h"
 
 namespace crossply {

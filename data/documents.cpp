@@ -10,11 +10,11 @@
 #include "data/foreign_format.h"
 #include "data/paths.h"
 #include "engine/at_once.h"
-#include "engine/json.h"
+#include "engine/io/json.h"
 #include "engine/memory.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 #include "engine/rng.h"
-#include "engine/shell.h"
+#include "engine/io/shell.h"
 
 namespace crossply {
 namespace {

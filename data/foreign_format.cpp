@@ -5,9 +5,9 @@
 #include <cstring>
 #include <filesystem>
 
-#include "engine/file.h"
-#include "engine/printable.h"
-#include "engine/shell.h"
+#include "engine/io/file.h"
+#include "engine/io/printable.h"
+#include "engine/io/shell.h"
 
 namespace crossply {
 namespace {

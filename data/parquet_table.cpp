@@ -9,7 +9,7 @@
 
 #include "cli/stop.h"
 #include "data/python_script.h"
-#include "engine/python_program.h"
+#include "engine/io/python_program.h"
 
 namespace crossply {
 

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "engine/file.h"
+#include "engine/io/file.h"
 
 namespace crossply {
 namespace {

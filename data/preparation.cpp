@@ -22,9 +22,9 @@
 #include "data/token_counts.h"
 #include "data/validation_split.h"
 #include "data/vocabulary.h"
-#include "engine/json.h"
-#include "engine/new_directory.h"
-#include "engine/printable.h"
+#include "engine/io/json.h"
+#include "engine/io/new_directory.h"
+#include "engine/io/printable.h"
 #include "engine/rng.h"
 
 namespace crossply {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "engine/check.h"
-#include "engine/json.h"
-#include "engine/printable.h"
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 using Json = nlohmann::ordered_json;

@@ -7,9 +7,9 @@
 #include <numeric>
 #include <sstream>
 
-#include "engine/file.h"
-#include "engine/json.h"
-#include "engine/printable.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 namespace {

@@ -5,7 +5,7 @@
 //
 // The graph grows from two roots, and every node carries a label: bit 1 if it descends from node 0, bit 2 if from node
 // 1. The target is a farthest leaf of one root, the distractor a leaf of the other. The weights are fitted to the
-// published splits, and tests/test_prosqa.cpp holds the generator to their statistics.
+// published splits, and tests/data/test_prosqa.cpp holds the generator to their statistics.
 #pragma once
 
 #include <string>

@@ -10,8 +10,8 @@
 
 #include "cli/stop.h"
 #include "engine/platform.h"
-#include "engine/python_files.h"
-#include "engine/python_program.h"
+#include "engine/io/python_files.h"
+#include "engine/io/python_program.h"
 
 namespace crossply {
 namespace {

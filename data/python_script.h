@@ -1,4 +1,4 @@
-// The program's own Python scripts (engine/python_files.h) as child processes at the other end of a pipe.
+// The program's own Python scripts (engine/io/python_files.h) as child processes at the other end of a pipe.
 #pragma once
 
 #include <sys/types.h>
@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/file.h"
+#include "engine/io/file.h"
 
 namespace crossply {
 

@@ -1,7 +1,7 @@
 #include "data/sealed_json.h"
 
-#include "engine/json.h"
-#include "engine/sha256.h"
+#include "engine/io/json.h"
+#include "engine/io/sha256.h"
 
 namespace crossply {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "data/shards.h"
-#include "engine/file.h"
+#include "engine/io/file.h"
 
 namespace crossply {
 

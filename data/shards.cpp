@@ -16,7 +16,7 @@
 #include "data/foreign_format.h"
 #include "data/open_files.h"
 #include "data/paths.h"
-#include "engine/file.h"
+#include "engine/io/file.h"
 
 namespace crossply {
 namespace {

@@ -8,7 +8,7 @@
 #include "data/documents.h"
 #include "data/encoding_progress.h"
 #include "data/paths.h"
-#include "engine/file.h"
+#include "engine/io/file.h"
 #include "engine/memory.h"
 
 namespace crossply {

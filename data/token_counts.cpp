@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/check.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 

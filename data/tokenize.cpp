@@ -13,9 +13,9 @@
 #include "data/encoding_progress.h"
 #include "data/foreign_format.h"
 #include "data/tokenizer.h"
-#include "engine/file.h"
+#include "engine/io/file.h"
 #include "engine/numbers.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 
 using namespace crossply;
 

@@ -8,10 +8,10 @@
 #include "data/bpe/bpe.h"
 #include "data/bpe/tokenizer_json.h"
 #include "engine/check.h"
-#include "engine/file.h"
-#include "engine/json.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
 #include "engine/numbers.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 namespace {

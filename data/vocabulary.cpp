@@ -15,8 +15,8 @@
 #include "data/documents.h"
 #include "data/encoding_progress.h"
 #include "data/python_script.h"
-#include "engine/file.h"
-#include "engine/python_program.h"
+#include "engine/io/file.h"
+#include "engine/io/python_program.h"
 #include "engine/rng.h"
 
 namespace crossply {

@@ -16,8 +16,8 @@
 #include "data/source.h"
 #include "engine/check.h"
 #include "engine/generate.h"
-#include "train/arch_list.h"
-#include "train/options.h"
+#include "train/settings/arch_list.h"
+#include "train/settings/options.h"
 
 namespace crossply {
 

@@ -12,7 +12,7 @@
 #include "engine/rng.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/devices.h"
-#include "train/trainer.h"
+#include "train/step/trainer.h"
 
 namespace crossply {
 

@@ -13,7 +13,7 @@
 #include "kernels/block/rope.h"
 #include "kernels/block/swiglu.h"
 #include "kernels/depth/depth_mix.h"
-#include "kernels/depth/hyper/hyper.h"
+#include "kernels/depth/streams/hyper.h"
 #include "kernels/depth/multiway_mix.h"
 #include "kernels/depth/route.h"
 #include "kernels/depth/value_mix.h"

@@ -16,7 +16,7 @@
 #include "dev/bench.h"
 #include "engine/check.h"
 #include "engine/platform.h"
-#include "engine/python_program.h"
+#include "engine/io/python_program.h"
 
 namespace crossply {
 namespace {

@@ -12,8 +12,8 @@
 #include "cli/format.h"
 #include "dev/bench.h"
 #include "kernels/devices.h"
-#include "train/plan.h"
-#include "train/trainer.h"
+#include "train/run/plan.h"
+#include "train/step/trainer.h"
 
 namespace crossply {
 namespace {

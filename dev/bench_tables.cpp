@@ -2,8 +2,8 @@
 
 #include "cli/format.h"
 #include "dev/bench.h"
-#include "engine/file.h"
-#include "engine/json.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
 
 namespace crossply {
 namespace {

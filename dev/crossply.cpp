@@ -7,7 +7,7 @@
 #include "cli/format.h"
 #include "cli/version.h"
 #include "engine/check.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 
 #ifdef CROSSPLY_BENCH
 int bench_main(int argc, char** argv);

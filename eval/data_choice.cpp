@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "engine/byte_names.h"
-#include "engine/printable.h"
-#include "models/json_file.h"
+#include "engine/io/byte_names.h"
+#include "engine/io/printable.h"
+#include "engine/io/json_file.h"
 
 namespace crossply {
 namespace {

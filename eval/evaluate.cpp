@@ -13,7 +13,8 @@
 #include "cli/program.h"
 #include "engine/rng.h"
 #include "eval/answers.h"
-#include "eval/batch_model.h"
+#include "eval/mean_loss.h"
+#include "models/batch/batch_model.h"
 #include "eval/data_choice.h"
 #include "eval/loaded_model.h"
 #include "eval/statistics.h"
@@ -64,8 +65,8 @@ void print_answers(LoadedModel& model, const Source& source, int64_t count) {
                 format_count(answers.hard).c_str());
 }
 
-BatchModel::Mean finite_mean(BatchModel& batches, const Source& source, int64_t samples) {
-  const BatchModel::Mean mean = batches.mean_loss(source, samples, *one_rank_job());
+MeanLoss finite_mean(BatchModel& batches, const Source& source, int64_t samples) {
+  const MeanLoss mean = mean_loss(batches, source, samples, *one_rank_job());
   if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the loss is ", mean.loss);
   return mean;
 }
@@ -96,7 +97,7 @@ Exit run(const Options& o) {
   const int64_t batch = std::min(asked, std::min(samples, source.size()));  // no row stays empty
   BatchModel batches(*model.device, model.params, model.config,
                      Batch{batch, T, model.params.dtype(), /*training=*/false});
-  const BatchModel::Mean mean = finite_mean(batches, source, samples);
+  const MeanLoss mean = finite_mean(batches, source, samples);
   print_loss(source, mean, data, model.config.max_position_embeddings);
   if (o.estimate > 0) print_estimates(o, batches, asked, source, data.choice.data.seed);
   if (source.task() != nullptr && o.answers > 0) print_answers(model, source, o.answers);

@@ -14,16 +14,16 @@
 #include "cli/ticker.h"
 #include "data/foreign_format.h"
 #include "data/tokenizer.h"
-#include "engine/control_characters.h"
-#include "engine/file.h"
-#include "engine/json.h"
-#include "engine/printable.h"
+#include "engine/io/control_characters.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
 #include "eval/decode.h"
 #include "eval/loaded_model.h"
 #include "eval/sampling.h"
 #include "eval/stop_strings.h"
 #include "kernels/optim/optimizer.h"
-#include "models/json_file.h"
+#include "engine/io/json_file.h"
 
 using namespace crossply;
 

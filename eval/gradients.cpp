@@ -12,13 +12,13 @@
 #include "data/documents.h"
 #include "data/foreign_format.h"
 #include "data/shards.h"
-#include "engine/file.h"
+#include "engine/io/file.h"
 #include "engine/numbers.h"
-#include "eval/batch_model.h"
+#include "models/batch/batch_model.h"
 #include "eval/loaded_model.h"
 #include "eval/own_tensors.h"
 #include "kernels/optim/optimizer.h"
-#include "models/model_dir.h"
+#include "models/disk/model_dir.h"
 
 using namespace crossply;
 

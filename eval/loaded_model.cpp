@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "engine/file.h"
-#include "engine/json.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
 #include "kernels/devices.h"
-#include "models/json_file.h"
-#include "models/model_dir.h"
+#include "engine/io/json_file.h"
+#include "models/disk/model_dir.h"
 
 namespace crossply {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "data/tokenizer.h"
-#include "models/checkpoint.h"
+#include "models/disk/checkpoint.h"
 #include "models/model.h"
 
 namespace crossply {

@@ -2,8 +2,8 @@
 
 #include <filesystem>
 
-#include "engine/file.h"
-#include "engine/safetensors.h"
+#include "engine/io/file.h"
+#include "engine/io/safetensors.h"
 
 namespace crossply {
 

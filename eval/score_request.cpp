@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 
-#include "engine/json.h"
-#include "engine/printable.h"
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
 #include "eval/loaded_model.h"
 
 namespace crossply {

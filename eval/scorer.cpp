@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "eval/batch_model.h"
+#include "models/batch/batch_model.h"
 #include "kernels/block/matmul.h"
 
 namespace crossply {

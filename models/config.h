@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -77,15 +76,23 @@ struct Config {
   void check(Exit code, const std::string& where);
 };
 
-// From a config.json. A model of another type, unknown keys, and known ones with a value that crossply does not compute
-// (windows shorter than the context, biases of other layers), are refused by name. Throws Exit::no_input,
-// Exit::bad_data. load_config names on stderr the keys that mean something elsewhere and nothing here; parse_config
-// lists them in *ignored.
-Config load_config(const std::string& path);
-Config parse_config(const nlohmann::json& json, const std::string& where, std::string* ignored = nullptr);
-// What a config.json holds. A plain LLaMA, one with q/k norms of the same epsilon, which is a Qwen3, one with biases of
-// q, k and v, which is a Qwen2, and a plain GPT-2 with biases get no "crossply" object and load in transformers as they
-// are.
-nlohmann::json to_json(const Config& config);
+// The sizes: their keys in Hugging Face's LLaMA and in its GPT-2, which has those with a name. The first five must be
+// in a LLaMA's config.json.
+struct SizeKey {
+  const char *key, *gpt2_key;
+  int64_t Config::*value;
+  int64_t max = int64_t{1} << 30;
+};
+inline constexpr SizeKey size_keys[] = {
+    {"vocab_size", "vocab_size", &Config::vocab_size},
+    {"hidden_size", "n_embd", &Config::hidden_size},
+    {"intermediate_size", "n_inner", &Config::intermediate_size},
+    {"num_hidden_layers", "n_layer", &Config::num_hidden_layers, 4096},
+    {"num_attention_heads", "n_head", &Config::num_attention_heads},
+    {"num_key_value_heads", nullptr, &Config::num_key_value_heads},
+    {"max_position_embeddings", "n_positions", &Config::max_position_embeddings},
+    {"head_dim", nullptr, &Config::head_dim, 1 << 16}};  // RoPE's angles are made while a model is recorded
+// The keys of the object "crossply" beside the architecture's options, between spaces.
+const char* general_keys(const Config& config);
 
 }  // namespace crossply

@@ -1,6 +1,6 @@
 // The GPT-2 block: pre-norm attention, then a GELU feed-forward. Written once for all connections, under the interface
 // of the LLaMA block. Its rows have the LLaMA's names, so that connections find them; in files they have Hugging Face's
-// (models/file_layout.h).
+// (models/disk/file_layout.h).
 #pragma once
 
 #include "models/connection.h"

@@ -7,8 +7,8 @@
 //   list                                            kv_owners names the owners
 #include <algorithm>
 
-#include "engine/json.h"
-#include "engine/printable.h"
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
 #include "models/registry.h"
 
 namespace crossply {

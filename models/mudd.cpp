@@ -11,8 +11,8 @@
 // intermediate_sizes re-allocates the feed-forward widths over depth. (Xiao et al., "MUDDFormer", arXiv 2502.12170.)
 #include <cmath>
 
-#include "engine/json.h"
-#include "engine/printable.h"
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
 #include "models/registry.h"
 
 namespace crossply {

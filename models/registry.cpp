@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 

@@ -13,8 +13,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "engine/json.h"
-#include "engine/printable.h"
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
 #include "models/registry.h"
 
 namespace crossply {

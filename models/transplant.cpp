@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include "engine/numbers.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 #include "engine/rng.h"
 #include "models/connection.h"
 

@@ -9,9 +9,9 @@
 #include <ctime>
 #include <future>
 
-#include "engine/json.h"
+#include "engine/io/json.h"
 #include "engine/platform.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <unistd.h>
 
-#include "engine/json.h"
+#include "engine/io/json.h"
 #include "ranks/control.h"
 
 namespace crossply {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/file.h"
+#include "engine/io/file.h"
 #include "ranks/comm.h"
 
 namespace crossply {

@@ -31,23 +31,32 @@ code() { printf '%s\n' "${files[@]}" | grep -E "^($1)/.*\.(h|cpp|cuh?)$" || true
 # no room stands after the colon of one above it, so there is no circle. Tests and dev/ may look everywhere.
 rooms='
 engine:
+engine/io: engine
 kernels/cpu: engine
-kernels/cuda: engine
+kernels/emulator: engine
+kernels/cuda: engine kernels/emulator
 kernels: engine kernels/cpu kernels/cuda
 kernels/block: engine kernels kernels/cpu kernels/cuda
 kernels/attention: engine kernels kernels/cpu kernels/cuda
 kernels/depth: engine kernels kernels/cpu kernels/cuda kernels/block
-kernels/depth/hyper: engine kernels kernels/cpu kernels/cuda kernels/block kernels/depth
+kernels/depth/streams: engine kernels kernels/cpu kernels/cuda kernels/block kernels/depth
 kernels/optim: engine kernels kernels/cpu kernels/cuda
 kernels/reference: engine kernels/cpu
-ranks: engine kernels kernels/optim kernels/cuda
-cli: engine
-data/bpe: engine
-data: engine cli data/bpe
+ranks: engine engine/io kernels kernels/optim kernels/cuda
+cli: engine engine/io
+data/bpe: engine engine/io
+data: engine engine/io cli data/bpe
 models: engine kernels/block kernels/attention kernels/depth kernels/reference
-eval: engine kernels kernels/block kernels/attention kernels/optim ranks cli data models
-eval/inside: engine kernels kernels/block kernels/attention kernels/optim cli data models eval
-train: engine kernels kernels/block kernels/attention kernels/depth kernels/optim ranks cli data models eval eval/inside
+models/disk: engine engine/io models
+models/batch: engine ranks kernels/block kernels/optim models
+eval: engine engine/io kernels kernels/block kernels/attention kernels/optim ranks cli data models models/disk models/batch
+eval/inside: engine engine/io kernels kernels/block kernels/attention kernels/optim cli data models models/disk models/batch eval
+train/settings: engine engine/io kernels kernels/block kernels/optim ranks cli data models models/disk
+train/step: engine engine/io kernels kernels/block kernels/optim ranks cli data models models/disk models/batch eval train/settings
+train/run: engine engine/io kernels kernels/block kernels/attention kernels/depth kernels/optim ranks cli data models models/disk models/batch eval eval/inside train/settings train/step
+train/lab: engine engine/io kernels kernels/block kernels/optim ranks cli data models models/disk models/batch eval eval/inside train/settings train/step train/run
+train: engine engine/io kernels cli data models train/settings train/step train/run train/lab
+
 '
 # file:line: room -> room, for every include of the repository's own files.
 includes() {
@@ -101,9 +110,9 @@ long_lines() {
 }
 report "a line of more than 120 characters" long_lines
 
-# The example of engine/tape.h is the one that tests/test_tape.cpp runs.
-[ ! -f engine/tape.h ] || diff <(sed -n 's|^//   ||p' engine/tape.h) <(sed -n '/These eight lines/,/tape.run/{/These eight lines/d;s/^  //p}' tests/test_tape.cpp) ||
-  breach "engine/tape.h: its example is not that of tests/test_tape.cpp"
+# The example of engine/tape.h is the one that tests/engine/test_tape.cpp runs.
+[ ! -f engine/tape.h ] || diff <(sed -n 's|^//   ||p' engine/tape.h) <(sed -n '/These eight lines/,/tape.run/{/These eight lines/d;s/^  //p}' tests/engine/test_tape.cpp) ||
+  breach "engine/tape.h: its example is not that of tests/engine/test_tape.cpp"
 
 # What no text file may hold. The patterns are written so that they do not match themselves.
 search() { printf '%s\0' "${files[@]}" | xargs -0 grep -HnIE "$@" | cut -c1-160; }

@@ -5,7 +5,7 @@
 //   g++ -std=c++20 -O3 -march=native -ffast-math -fno-finite-math-only -I. train/lime_by_hand.cpp -o lime_by_hand
 //
 // In about a minute on one core it learns to simplify (7+5)/4=1/4=3, modulo 11. With --llama the layers are not routed,
-// which leaves a LLaMA. tests/test_lime_by_hand.cpp holds loss, gradients and updates against those of the tape.
+// which leaves a LLaMA. tests/train/test_lime_by_hand.cpp holds loss, gradients and updates against those of the tape.
 //
 //   x_0     = embed[token]                                              layers l = 0 .. L-1; weights are (out, in)
 //   q, k, v = Wq h, Wk h, Wv h       with h = rmsnorm(x_l)              q and k are then rotated by position (RoPE)

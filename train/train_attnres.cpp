@@ -30,7 +30,7 @@
 // bookkeeping are those of K3's code (the paper counts blocks in sublayers, K3 and we in layers; K3 has 93 layers in
 // blocks of 12). The published sizes are mixtures of experts, which crossply does not train.
 //
-// Presets (--preset; train/presets.cpp), at the settings of train_llama:
+// Presets (--preset; train/settings/presets.cpp), at the settings of train_llama:
 //
 //   name          added    total                      name       added    total
 //   arith-quick   576      67,072                     130m       35,328   128,439,424
@@ -43,7 +43,7 @@
 //                             losses at 436M active parameters: plain 1.766, in blocks 1.746, Full 1.737.
 //
 // models/attnres.cpp is the connection; kernels/depth/query_mix.h has the mixture and its gradients.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

@@ -21,7 +21,7 @@
 // Pagliardini et al., "DenseFormer: Enhancing Information Flow in Transformers via Depth Weighted Averaging", arXiv
 // 2402.02622; with the sizes and data of SATFormer (arXiv 2605.03953), which has it as a baseline.
 //
-// Presets (--preset; train/presets.cpp): V = 32,000, q/k norm, T = 4096, 524,288 tokens a step, cosine to a tenth:
+// Presets (--preset; train/settings/presets.cpp): V = 32,000, q/k norm, T = 4096, 524,288 tokens a step, cosine to a tenth:
 //
 //                                                         k = p = 1 (default)    --dilation 4 --period 5
 //   name       C     F     L   H   learning rate  steps   added  total           added  total
@@ -42,7 +42,7 @@
 //                       finds them as good as 1 and 1 (perplexity 17.87 and 17.84, plain 18.61).
 //
 // models/denseformer.cpp is the connection; kernels/depth/depth_mix.h has the combination and its gradients.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

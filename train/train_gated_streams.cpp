@@ -29,7 +29,7 @@
 // After Qwen's code in transformers (qwen4_exp, Qwen4ExpTextGatedResidual); there is no paper. How it starts is that of
 // a port to Megatron. The published model is a mixture of experts, which crossply does not train.
 //
-// Presets (--preset; train/presets.cpp), at the settings of train_llama:
+// Presets (--preset; train/settings/presets.cpp), at the settings of train_llama:
 //
 //   name          added       total                      name       added       total
 //   arith-quick   7,264       73,760                     130m       3,714,816   132,118,912
@@ -41,9 +41,9 @@
 //   --hc-count E              streams; 4 (default)
 //   --hc-lowrank R            hidden width of the network that computes the gates; 0 (default): a 32nd of the width
 //
-// models/gated_streams.cpp is the connection; kernels/depth/hyper/gated_streams.h has its norm, gates and write, with
+// models/gated_streams.cpp is the connection; kernels/depth/streams/gated_streams.h has its norm, gates and write, with
 // their gradients.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

@@ -15,7 +15,7 @@
 //   --activation KIND           gelu_new (default), the form by tanh; gelu, the exact one
 //   --positions P               rows of the table of positions (0: as many as T)
 //
-// Presets (--preset; train/presets.cpp), the Inheritune paper's: V = 50,304, P = T = 1024, no biases, logits divided by
+// Presets (--preset; train/settings/presets.cpp), the Inheritune paper's: V = 50,304, P = T = 1024, no biases, logits divided by
 // the layer's number but in gpt2-small, 100,000 steps; --layers has the depths between:
 //
 //   name                  C     L   H   tokens/step  rates            parameters
@@ -31,7 +31,7 @@
 // docs/inheritune.md has a command for each row of that paper's tables.
 //
 // The same block is under every other architecture with --backbone gpt2: models/gpt2.cpp has it.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

@@ -40,7 +40,7 @@
 // which way. As and bs do not decay, the dynamic parameters do (LIMe's code; SATFormer's decays all). None learns at
 // --router-lr.
 //
-// Presets (--preset; train/presets.cpp) with the parameters they add to train_llama's:
+// Presets (--preset; train/settings/presets.cpp) with the parameters they add to train_llama's:
 //
 //   LIMe's         added     total               SATFormer's  added     total          with --rate 4 --norm rmsnorm
 //   arith(-quick)  1,488     67,984              130m         101,596   128,505,692    118,844   128,522,940
@@ -52,7 +52,7 @@
 //   deep128        334,336   147,483,648         (SATFormer compares at the sizes up to 760m)
 //
 // models/hyper.cpp is the connection; hyper.h reads and writes the streams, layernorm.h norms.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

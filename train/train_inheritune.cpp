@@ -46,7 +46,7 @@
 //   GPT-2 Medium, 24 blocks: 12, 14, then 16        --start 12 --grow 2
 //   GPT-2 Large, 36 blocks: 18                      --start 18 --rounds 1
 //   GPT-2 XL, 48 blocks: 24                         --start 24 --rounds 1
-#include "train/inheritune.h"
+#include "train/lab/inheritune.h"
 
 #include <cstdio>
 #include <filesystem>
@@ -55,16 +55,17 @@
 #include "cli/format.h"
 #include "cli/program.h"
 #include "cli/stop.h"
-#include "engine/leftovers.h"
-#include "engine/printable.h"
-#include "engine/shell.h"
+#include "engine/io/leftovers.h"
+#include "engine/io/printable.h"
+#include "engine/io/shell.h"
 #include "eval/loaded_model.h"
-#include "models/model_dir.h"
+#include "eval/mean_loss.h"
+#include "models/disk/model_dir.h"
 #include "models/transplant.h"
 #include "ranks/launch.h"
-#include "train/idle_flags.h"
-#include "train/progress.h"
-#include "train/run.h"
+#include "train/settings/idle_flags.h"
+#include "train/run/progress.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 
@@ -88,10 +89,10 @@ class Stoppable : public Source {
 
 // Over all of the validation set, in order, with products in fp32 whatever the training has. Throws Exit::stopped where
 // a signal asks for it.
-BatchModel::Mean validate(LoadedModel& model, const Inheritance& all, const Source& validation) {
+MeanLoss validate(LoadedModel& model, const Inheritance& all, const Source& validation) {
   const int64_t B = std::min(all.options.batch, validation.size()), T = validation.seq_len();
   BatchModel batches(*model.device, model.params, model.config, Batch{B, T, model.params.dtype(), /*training=*/false});
-  const BatchModel::Mean mean = batches.mean_loss(Stoppable(validation), validation.size(), *one_rank_job());
+  const MeanLoss mean = mean_loss(batches, Stoppable(validation), validation.size(), *one_rank_job());
   if (mean.scored == 0) fail(Exit::bad_data, "the validation set of ", all.options.data.spec, " has no token to score");
   if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the validation loss of ", model.dir, " is ", mean.loss);
   return mean;
@@ -103,7 +104,7 @@ double validation_loss(const std::string& dir, const Inheritance& all, const Sou
 
 void measure_reference(Inheritance& all, const Source& validation) {
   LoadedModel reference(all.reference_dir, all.options.device, false);
-  const BatchModel::Mean mean = validate(reference, all, validation);
+  const MeanLoss mean = validate(reference, all, validation);
   all.reference_digest = digest_of(LoadedModel(all.reference_dir, "cpu", false).params);  // on any --device the same
   all.sequences = mean.sequences;
   all.tokens = mean.scored;

@@ -23,7 +23,7 @@
 // c = 2 best. Gemma widens the feed-forward part of the layers that share; here --ffn is the same for all, so that a
 // model is smaller than its LLaMA: compare at equal parameters by a larger --ffn, or say that it is smaller.
 //
-// Presets (--preset; train/presets.cpp), at the settings of train_llama:
+// Presets (--preset; train/settings/presets.cpp), at the settings of train_llama:
 //
 //   name          owners  total          less
 //   arith-quick   2       62,400         4,096
@@ -38,7 +38,7 @@
 //   --kv-owners LIST           for list: ascending, from 0, as in [0,4,8].
 //
 // models/kv_share.cpp is the connection.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

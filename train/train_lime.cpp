@@ -10,7 +10,7 @@
 // for bit. models/lime.cpp is the connection, kernels/depth/route.h the mixture and its gradients.
 // Gerasimov et al., "You Do Not Fully Utilize Transformer's Representation Capacity", arXiv 2502.09245.
 //
-// Presets (--preset; train/presets.cpp): those of train_llama, plus LIMe's parameters:
+// Presets (--preset; train/settings/presets.cpp): those of train_llama, plus LIMe's parameters:
 //
 //   name         added    total               name      added     total
 //   arith(-quick) 144     66,640              deep32    33,728    46,470,592
@@ -31,7 +31,7 @@
 //
 // The pseudocode prints the bound; l counts the layers that are read. --decay routers decays W_l and nothing else, as
 // version 1 can be read; the code decays the matrices, and W_l not at all.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

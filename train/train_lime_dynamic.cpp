@@ -23,7 +23,7 @@
 //
 // Gerasimov et al., "You Do Not Fully Utilize Transformer's Representation Capacity", arXiv 2502.09245, version 1.
 //
-// Presets (--preset; train/presets.cpp). The paper's is 1.2b; it prints +0.075 %, its own counts say +0.75 %:
+// Presets (--preset; train/settings/presets.cpp). The paper's is 1.2b; it prints +0.075 %, its own counts say +0.75 %:
 //
 //   name          added      total
 //   arith(-quick) 1,248      67,744
@@ -48,7 +48,7 @@
 // The paper's text feeds the router with X_{l-1}, its pseudocode with U_{l-1}, and so do the authors' code of this
 // version (an early commit, 601cd30, of their repository) and this.
 // models/lime_static.cpp is the connection; head_mix.h mixes and projects, softmax.h and matmul.h route.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

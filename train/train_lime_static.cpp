@@ -22,7 +22,7 @@
 //
 // Gerasimov et al., "You Do Not Fully Utilize Transformer's Representation Capacity", arXiv 2502.09245, version 1.
 //
-// Presets (--preset; train/presets.cpp). The paper's are 1.2b and, with --top-p 0.9, the deep ones (C = 256, F = 1024,
+// Presets (--preset; train/settings/presets.cpp). The paper's are 1.2b and, with --top-p 0.9, the deep ones (C = 256, F = 1024,
 // 8 heads, 5,000 steps):
 //
 //   name          added   total                  name         added    total
@@ -52,7 +52,7 @@
 // 601cd30, of their repository) does it. There the mask is made once, when the model is built. The norm g_l is in the
 // pseudocode and the code, not in the text; the paper's parameter count needs it.
 // models/lime_static.cpp is the connection; head_mix.h mixes and projects, softmax.h weighs and prunes.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

@@ -8,7 +8,7 @@
 // so a layer reads only what the layer below wrote. The head is the embedding matrix (tied) or its own.
 // Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", arXiv 2302.13971.
 //
-// Presets (--preset; train/presets.cpp), the baselines of the LIMe papers:
+// Presets (--preset; train/settings/presets.cpp), the baselines of the LIMe papers:
 //
 //   name            V       C     F     L          H   K   T     steps   batch  parameters
 //   arith-quick     21      32    128   4          4   4   41    6,000   64     66,496
@@ -23,7 +23,7 @@
 //
 // prosqa is for fine-tuning: --init gives sizes and the tokenizer of the questions. Its row is without --init.
 // Learning rate 1e-3 (d20: 7e-4; prosqa: 1e-4), linear for the generated tasks, cosine for language modelling.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

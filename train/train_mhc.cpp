@@ -35,7 +35,7 @@
 // columns last: converged the two agree. They do not converge for peaked logits: after 20 iterations rows may be off by
 // some percent, columns never. The published sizes are mixtures of experts, which crossply does not train.
 //
-// Presets (--preset; train/presets.cpp), at the settings of train_llama:
+// Presets (--preset; train/settings/presets.cpp), at the settings of train_llama:
 //
 //   name          added      total                      name       added      total
 //   arith-quick   25,309     91,805                     130m       1,634,903  130,038,999
@@ -55,9 +55,9 @@
 //   --hc-sinkhorn-iters 20    iterations
 //   --hc-eps 1e-6             the eps above
 //
-// models/mhc.cpp is the connection; kernels/depth/hyper/mhc.h has the coefficients and their gradients, hyper.h the
+// models/mhc.cpp is the connection; kernels/depth/streams/mhc.h has the coefficients and their gradients, hyper.h the
 // write.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

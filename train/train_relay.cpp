@@ -9,7 +9,7 @@
 // the connection, 49 lines; the mixture is kernels/depth/value_mix.h.
 //
 // Presets: those of train_llama. arith: 384 added, 66,880 in all.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

@@ -27,7 +27,7 @@
 // text holds b_n constant, its code learns it, and so does the default. Its runs keep parameters in bf16, where c is
 // too large for any update to change it; here c learns.
 //
-// Presets (--preset; train/presets.cpp), SATFormer's: V = 32,000, q/k norm, T = 4096, 524,288 tokens a step:
+// Presets (--preset; train/settings/presets.cpp), SATFormer's: V = 32,000, q/k norm, T = 4096, 524,288 tokens a step:
 //
 //   name       C     F     L   H   learning rate  steps   added  total           svformer
 //   130m       768   3072  11  12  2e-3           9,536   21     128,404,117     122,505,856
@@ -47,7 +47,7 @@
 //
 // models/resformer.cpp is the connection; value_mix.h mixes (in place of V_n where nothing needs it again),
 // kernels/block/softmax.h shares the budget out.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

@@ -30,7 +30,7 @@
 // them, which we do not have). Of nanochat's, smearing, the logits' cap, norms behind the rotation, the factor 1.2 on
 // queries and keys and the squared ReLU are not here: they do not connect layers.
 //
-// Presets (--preset; train/presets.cpp), at the settings of train_llama; most of what is added are tables:
+// Presets (--preset; train/settings/presets.cpp), at the settings of train_llama; most of what is added are tables:
 //
 //   name          added        total                      name       added        total
 //   arith-quick   1,449        67,945                     130m       147,456,887  275,860,983
@@ -49,7 +49,7 @@
 //   --embed-norm               false
 //
 // models/shortcuts.cpp is the connection; kernels/depth/channel_gate.h and value_mix.h have its operations.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

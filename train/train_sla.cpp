@@ -18,7 +18,7 @@
 // Chen et al., "Skip-Layer Attention: Bridging Abstract and Detailed Dependencies in Transformers", arXiv 2406.11274;
 // in the sizes of the vertical attention paper (train_vertical), which has it as a baseline.
 //
-// Presets (--preset; train/presets.cpp): data and schedule as in train_vertical; layers read -> from:
+// Presets (--preset; train/settings/presets.cpp): data and schedule as in train_vertical; layers read -> from:
 //
 //   name     C    F     L   H   K   N   h   reading          added  total
 //   va50m    192  768   6   3   1   4   1   5->1 6->2            0  53,086,656
@@ -34,7 +34,7 @@
 // anew from the lower layer's output: here they are reused, which adds no parameters, as is said of the method.
 //
 // models/sla.cpp is the connection (with train_ala's), select_heads.h gathers the heads that attention reads.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

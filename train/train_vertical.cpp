@@ -24,7 +24,7 @@
 // "Vertical Attention: Automatic Exploration of Inter-Layer Connections in Transformer-based Language Models",
 // anonymous submission, openreview.net/forum?id=A6uabXKiXc (no arXiv number known).
 //
-// Presets (--preset; train/presets.cpp): V = 128,256, heads of 128 (H D = 2 C), head and embedding apart, T = 4096,
+// Presets (--preset; train/settings/presets.cpp): V = 128,256, heads of 128 (H D = 2 C), head and embedding apart, T = 4096,
 // 20,000 steps of 1,048,576 tokens at a constant 1e-4:
 //
 //   name     C    F     L   H   K   added  total          fixed maps: total as train_llama
@@ -46,7 +46,7 @@
 //                       h^{L+2-l}, what it puts out.
 //
 // models/vertical.cpp is the connection; depth_mix.h has the mixture, its gradients and those of the lengths.
-#include "train/run.h"
+#include "train/run/run.h"
 
 using namespace crossply;
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "data/bpe/character_set.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 namespace {

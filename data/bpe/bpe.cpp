@@ -8,7 +8,7 @@
 #include "data/bpe/nfc.h"
 #include "engine/at_once.h"
 #include "engine/check.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 namespace {

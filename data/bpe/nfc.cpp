@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "data/bpe/character_set.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 namespace {

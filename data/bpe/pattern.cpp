@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "engine/check.h"
-#include "engine/json.h"
+#include "engine/io/json.h"
 #include "engine/numbers.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 namespace {

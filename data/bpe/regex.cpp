@@ -10,7 +10,7 @@
 
 #include "data/bpe/pattern.h"
 #include "engine/check.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 

@@ -4,8 +4,8 @@
 
 #include "data/bpe/tokenizer_json.h"
 #include "engine/check.h"
-#include "engine/json.h"
-#include "engine/printable.h"
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "engine/json.h"
-#include "engine/printable.h"
-#include "engine/sha256.h"
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
+#include "engine/io/sha256.h"
 
 namespace crossply {
 

@@ -9,9 +9,9 @@
 #include "cli/curve.h"
 #include "cli/format.h"
 #include "dev/figures/page.h"
-#include "engine/file.h"
-#include "train/comparison.h"
-#include "train/run_curves.h"
+#include "engine/io/file.h"
+#include "train/lab/comparison.h"
+#include "train/run/run_curves.h"
 
 namespace crossply::figures {
 namespace {

@@ -8,8 +8,8 @@
 #include "cli/program.h"
 #include "dev/figures/experiments.h"
 #include "dev/figures/record.h"
-#include "engine/file.h"
-#include "train/comparison.h"
+#include "engine/io/file.h"
+#include "train/lab/comparison.h"
 
 using namespace crossply;
 using namespace crossply::figures;

@@ -6,9 +6,9 @@
 #include <set>
 
 #include "cli/format.h"
-#include "engine/file.h"
-#include "train/comparison.h"
-#include "train/run_curves.h"
+#include "engine/io/file.h"
+#include "train/lab/comparison.h"
+#include "train/run/run_curves.h"
 
 namespace crossply::figures {
 namespace {

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "data/source.h"
-#include "engine/json.h"
-#include "models/json_file.h"
+#include "engine/io/json.h"
+#include "engine/io/json_file.h"
 
 namespace crossply::figures {
 namespace {

@@ -9,7 +9,7 @@ architectures: satformer relay
 
 Means, exact zeros, the heads' variation and the constants of the interventions are sums in double of the same numbers,
 so they agree to 1e-12 relative (only the order of the sums differs). What the interventions did to the loss needs the
-model's forward and is tested elsewhere (tests/test_gates.cpp); here, that the changes follow from the losses.
+model's forward and is tested elsewhere (tests/eval/test_gates.cpp); here, that the changes follow from the losses.
 Needs NumPy.
 """
 import math

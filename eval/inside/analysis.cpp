@@ -11,11 +11,11 @@
 
 #include "cli/format.h"
 #include "cli/needs.h"
-#include "engine/file.h"
-#include "engine/json.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
 #include "engine/numbers.h"
-#include "engine/printable.h"
-#include "models/json_file.h"
+#include "engine/io/printable.h"
+#include "engine/io/json_file.h"
 
 namespace crossply {
 namespace {

@@ -7,9 +7,9 @@
 #include "cli/look.h"
 #include "cli/program.h"
 #include "cli/stop.h"
-#include "engine/file.h"
-#include "engine/printable.h"
-#include "engine/shell.h"
+#include "engine/io/file.h"
+#include "engine/io/printable.h"
+#include "engine/io/shell.h"
 #include "eval/inside/dump.h"
 #include "eval/inside/page.h"
 

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "cli/format.h"
-#include "engine/json.h"
-#include "engine/printable.h"
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/probe.h"
 #include "eval/inside/representation.h"

@@ -6,8 +6,8 @@
 
 #include "cli/format.h"
 #include "cli/ticker.h"
-#include "engine/json.h"
-#include "engine/printable.h"
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/heat_map.h"
 #include "eval/inside/representation.h"

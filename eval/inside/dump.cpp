@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "cli/ticker.h"
-#include "engine/json.h"
+#include "engine/io/json.h"
 #include "engine/memory.h"
-#include "engine/printable.h"
-#include "engine/safetensors.h"
+#include "engine/io/printable.h"
+#include "engine/io/safetensors.h"
 #include "eval/inside/probe.h"
 #include "eval/own_tensors.h"
 

@@ -5,7 +5,7 @@
 #include <set>
 #include <string_view>
 
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 

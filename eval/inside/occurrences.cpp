@@ -9,10 +9,10 @@
 #include "cli/format.h"
 #include "cli/needs.h"
 #include "cli/ticker.h"
-#include "engine/json.h"
+#include "engine/io/json.h"
 #include "engine/numbers.h"
-#include "engine/printable.h"
-#include "engine/safetensors.h"
+#include "engine/io/printable.h"
+#include "engine/io/safetensors.h"
 #include "eval/inside/probe.h"
 
 namespace crossply {

@@ -7,8 +7,8 @@
 #include "cli/look.h"
 #include "cli/svg.h"
 #include "cli/version.h"
-#include "engine/file.h"
-#include "engine/printable.h"
+#include "engine/io/file.h"
+#include "engine/io/printable.h"
 #include "models/registry.h"
 
 namespace crossply {

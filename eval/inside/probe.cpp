@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "engine/numbers.h"
-#include "eval/batch_model.h"
+#include "models/batch/batch_model.h"
 
 namespace crossply {
 std::vector<double> copy_of(const Tensor& tensor, Device& device) {

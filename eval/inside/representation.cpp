@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "cli/format.h"
-#include "engine/json.h"
+#include "engine/io/json.h"
 
 namespace crossply {
 

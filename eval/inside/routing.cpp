@@ -8,8 +8,8 @@
 #include "cli/look.h"
 #include "cli/svg.h"
 #include "cli/ticker.h"
-#include "engine/json.h"
-#include "engine/printable.h"
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/representation.h"
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 #include "eval/inside/routing.h"
 #include "kernels/block/softmax.h"
 #include "models/connection.h"

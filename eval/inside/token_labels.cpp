@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "engine/check.h"
-#include "engine/file.h"
-#include "engine/printable.h"
+#include "engine/io/file.h"
+#include "engine/io/printable.h"
 #include "eval/inside/features.h"
 
 namespace crossply {

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "cli/svg.h"
-#include "engine/printable.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 

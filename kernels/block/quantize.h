@@ -1,5 +1,5 @@
 // What a product of a linear layer reads in one byte a number: a tensor times a power of two, rounded to e4m3 or e5m2.
-// The power follows from the largest numbers of earlier steps (train/delayed_scales.h), so that x is read once.
+// The power follows from the largest numbers of earlier steps (train/step/delayed_scales.h), so that x is read once.
 //
 //   to[n,c] = to_transposed[c,n] = round(scale x[n,c])
 //   amax = max(amax, max |x|)                           not finite from the first NaN or infinity on

@@ -10,7 +10,7 @@
 #if !CROSSPLY_CUDA
 #include <unistd.h>
 
-#include "kernels/cuda/emulator_hopper.h"
+#include "kernels/emulator/emulator_hopper.h"
 #endif
 
 namespace crossply {

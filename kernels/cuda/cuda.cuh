@@ -1,5 +1,5 @@
 // What the CUDA kernels share: launching, 16-byte accesses, reductions. Compiled by nvcc for a GPU, or as C++ for the
-// emulator (kernels/cuda/emulator.h); the kernels see no difference.
+// emulator (kernels/emulator/emulator.h); the kernels see no difference.
 //
 // Kernels take 64-bit sizes. Sums are in float, in an order that the shapes alone decide.
 #pragma once
@@ -8,7 +8,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #else
-#include "kernels/cuda/emulator.h"
+#include "kernels/emulator/emulator.h"
 #endif
 
 #include <algorithm>

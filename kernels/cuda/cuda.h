@@ -1,6 +1,6 @@
 // The GPU as the rest of the program sees it: memory, copies, and waiting. One GPU a process, one stream on which
 // everything happens in order, and beside it one on which a library moves memory between GPUs. In a build without CUDA
-// all of this is the emulator's (kernels/cuda/emulator.h).
+// all of this is the emulator's (kernels/emulator/emulator.h).
 //
 // All of these throw Error with Exit::device, and what the driver says, if a call fails, or one before it has.
 #pragma once

@@ -1,6 +1,6 @@
 // What sm_90 has beside the instructions of kernels/cuda/mma.cuh: products of a warpgroup (four warps) that read shared
 // memory themselves, copies of boxes that end at barriers in memory, and registers that move between warpgroups. For
-// code compiled for sm_90a; under the emulator kernels/cuda/emulator_hopper.h stands for all of it.
+// code compiled for sm_90a; under the emulator kernels/emulator/emulator_hopper.h stands for all of it.
 //
 // Tiles are panels: R rows of 64 bf16, 128 bytes each, R a multiple of 8, beginning at a multiple of 1024 bytes, with
 // the 16-byte chunks of every row permuted as the hardware does, chunk c of row r at c ^ r % 8. A row of D > 64 columns
@@ -16,7 +16,7 @@
 #if CROSSPLY_CUDA
 #include <cuda.h>
 #else
-#include "kernels/cuda/emulator_hopper.h"
+#include "kernels/emulator/emulator_hopper.h"
 #endif
 
 // The same as CALL_SITE where there is no other parameter.

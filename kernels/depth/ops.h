@@ -92,7 +92,7 @@ using Head = HeadChoice;
 Value* select_heads(Tape& t, const std::string& name, const std::vector<Value*>& sources,
                     const std::vector<Head>& choice);
 
-// Hyper-connections (kernels/depth/hyper/hyper.h): E residual streams (B, T, E, C).
+// Hyper-connections (kernels/depth/streams/hyper.h): E residual streams (B, T, E, C).
 Value* streams_expand(Tape& t, const std::string& name, Value* x, int64_t E);
 Value* streams_sum(Tape& t, const std::string& name, Value* streams);
 // Null where a connection has no such parameter.
@@ -110,11 +110,11 @@ struct HyperWritten {
   Value *streams, *squares, *x;
 };
 HyperWritten hyper_write_on(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y, bool reads);
-// mHC (kernels/depth/hyper/mhc.h): coefficients, null for a merge, and, if it reads, x. squares: the streams', or null.
+// mHC (kernels/depth/streams/mhc.h): coefficients, null for a merge, and, if it reads, x. squares: the streams', or null.
 HyperRead mhc_read(Tape& t, const std::string& name, Value* streams, Value* squares, const MhcWeights<Value*>& p,
                    const MhcForm& form, bool reads);
 
-// Gated residual streams (kernels/depth/hyper/gated_streams.h): what the sublayer reads (B, T, C), and the logits of
+// Gated residual streams (kernels/depth/streams/gated_streams.h): what the sublayer reads (B, T, C), and the logits of
 // the factors by which its output is injected (B, T, E), null without p.inject. eps: of the streams' norms.
 struct GatedReadOutputs {
   Value *x, *inject;

@@ -20,7 +20,7 @@
 // backward adds to every din, which begins at zero. Both know nothing of storage, threads and who else adds.
 //
 // T is float (activations in bf16 are converted), double on the reference device, std::complex<double> in the check: so
-// write T(2), `using std::exp; exp(x)`, and compare real parts, std::real(x) < 0. tests/test_reference.cpp
+// write T(2), `using std::exp; exp(x)`, and compare real parts, std::real(x) < 0. tests/kernels/test_reference.cpp
 // compares the backward of every such op in a registered architecture with the complex-step derivative of its forward.
 //
 // Several threads call the loops, each with scratch memory for its inputs and their gradients; those of parameters are

@@ -6,7 +6,7 @@
 #include "engine/check.h"
 #include "kernels/cuda/arithmetic.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/emulator_hopper.h"
+#include "kernels/emulator/emulator_hopper.h"
 
 namespace crossply {
 

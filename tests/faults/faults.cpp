@@ -18,9 +18,9 @@
 
 #include "cli/program.h"
 #include "data/tokenizer.h"
-#include "engine/json.h"
+#include "engine/io/json.h"
 #include "engine/rng.h"
-#include "models/checkpoint.h"
+#include "models/disk/checkpoint.h"
 #include "tests/fuzz/target.h"
 
 using namespace crossply;

@@ -1,5 +1,5 @@
 // Any text as --arch of compare.
-#include "train/arch_list.h"
+#include "train/settings/arch_list.h"
 
 #include "tests/fuzz/target.h"
 

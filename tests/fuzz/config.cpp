@@ -1,7 +1,7 @@
 // Any bytes as a config.json. One that is accepted is written and read back as the same.
 #include "models/config.h"
 
-#include "engine/json.h"
+#include "engine/io/json.h"
 #include "tests/fuzz/target.h"
 
 using namespace crossply;

@@ -2,7 +2,7 @@
 #include "engine/device.h"
 #include "kernels/devices.h"
 #include "models/model.h"
-#include "models/model_dir.h"
+#include "models/disk/model_dir.h"
 #include "tests/fuzz/target.h"
 
 using namespace crossply;

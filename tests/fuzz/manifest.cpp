@@ -1,7 +1,7 @@
 // Any bytes as a checkpoint's manifest.
 
-#include "engine/json.h"
-#include "models/checkpoint.h"
+#include "engine/io/json.h"
+#include "models/disk/checkpoint.h"
 #include "tests/fuzz/target.h"
 
 using namespace crossply;

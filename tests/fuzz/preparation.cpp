@@ -3,7 +3,7 @@
 // tokens. In the input, @ stands for the directory of the test.
 #include "data/sealed_json.h"
 #include "data/tokenizer.h"
-#include "engine/json.h"
+#include "engine/io/json.h"
 #include "tests/fuzz/programs.h"
 
 using namespace crossply;

@@ -1,8 +1,8 @@
 // Any bytes as one file of a run directory, whose name is the first line of the input: the run is scored, asked and
 // resumed. The manifest says that the file is as it was written.
 
-#include "engine/json.h"
-#include "engine/sha256.h"
+#include "engine/io/json.h"
+#include "engine/io/sha256.h"
 #include "tests/fuzz/programs.h"
 
 using namespace crossply;

@@ -1,6 +1,6 @@
 // Any bytes as a safetensors file. Most mutations break the length in front of the header, so that no other check is
 // reached: such an input is tried again with the length of what looks like its header.
-#include "engine/safetensors.h"
+#include "engine/io/safetensors.h"
 
 #include <cstring>
 

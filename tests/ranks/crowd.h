@@ -15,7 +15,7 @@
 
 #include "engine/platform.h"
 #include "ranks/job.h"
-#include "tests/temp_dir.h"
+#include "tests/support/temp_dir.h"
 
 namespace crossply::test {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/devices.h"
-#include "tests/backends.h"
+#include "tests/support/backends.h"
 #include "tests/ranks/comm_checks.h"
 #include "tests/ranks/ranks.h"
 #if !CROSSPLY_CUDA

@@ -4,10 +4,10 @@
 #include <thread>
 
 #include "kernels/block/add.h"
-#include "tests/listener.h"
+#include "tests/support/listener.h"
 #include "tests/ranks/nccl_ranks.h"
 #if !CROSSPLY_CUDA
-#include "kernels/cuda/emulator.h"
+#include "kernels/emulator/emulator.h"
 #endif
 
 using namespace crossply;

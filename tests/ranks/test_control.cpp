@@ -12,10 +12,10 @@
 #include <numeric>
 #include <sstream>
 
-#include "engine/json.h"
+#include "engine/io/json.h"
 #include "ranks/control.h"
 #include "tests/ranks/crowd.h"
-#include "train/fault.h"
+#include "train/step/fault.h"
 
 namespace crossply {
 namespace {
@@ -450,7 +450,7 @@ TEST_CASE("control: a rank that hangs, its watch thread alive, is named as the o
   }
 }
 
-// Of tests/cut_cable.sh, which starts it in two network namespaces, with RANK, MASTER_ADDR and MASTER_PORT.
+// Of tests/system/cut_cable.sh, which starts it in two network namespaces, with RANK, MASTER_ADDR and MASTER_PORT.
 TEST_CASE("one end of a cable that will be cut" * doctest::skip()) {
   const int rank = std::atoi(std::getenv("RANK"));
   JoinOptions options;

@@ -4,17 +4,17 @@
 #include <map>
 #include <set>
 
-#include "engine/json.h"
-#include "models/checkpoint.h"
-#include "models/model_dir.h"
-#include "tests/backends.h"
-#include "tests/cases.h"
-#include "tests/program.h"
+#include "engine/io/json.h"
+#include "models/disk/checkpoint.h"
+#include "models/disk/model_dir.h"
+#include "tests/support/backends.h"
+#include "tests/support/cases.h"
+#include "tests/support/program.h"
 #include "tests/ranks/thread_job.h"
-#include "tests/temp_dir.h"
-#include "train/inputs.h"
-#include "train/run.h"
-#include "train/trainer.h"
+#include "tests/support/temp_dir.h"
+#include "train/run/inputs.h"
+#include "train/run/run.h"
+#include "train/step/trainer.h"
 
 using namespace crossply;
 using namespace crossply::test;

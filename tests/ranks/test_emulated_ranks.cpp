@@ -7,15 +7,15 @@
 #include "cli/program.h"
 #include "kernels/cuda/arithmetic.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/emulator.h"
-#include "tests/backends.h"
-#include "tests/cases.h"
+#include "kernels/emulator/emulator.h"
+#include "tests/support/backends.h"
+#include "tests/support/cases.h"
 #include "tests/ranks/crowd.h"
 #include "tests/ranks/ranks.h"
 #include "tests/ranks/thread_job.h"
 #include "tests/standin/nccl.h"
-#include "train/ranks.h"
-#include "train/trainer.h"
+#include "train/run/ranks.h"
+#include "train/step/trainer.h"
 
 using namespace crossply;
 using namespace crossply::test;

@@ -2,12 +2,12 @@
 #include <map>
 #include <mutex>
 
-#include "tests/backends.h"
-#include "tests/cases.h"
+#include "tests/support/backends.h"
+#include "tests/support/cases.h"
 #include "tests/ranks/thread_job.h"
-#include "tests/temp_dir.h"
-#include "tests/tiny.h"
-#include "train/trainer.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny.h"
+#include "train/step/trainer.h"
 
 using namespace crossply;
 using namespace crossply::test;

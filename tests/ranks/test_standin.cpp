@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/emulator.h"
-#include "tests/check.h"
+#include "kernels/emulator/emulator.h"
+#include "tests/support/check.h"
 #include "tests/ranks/nccl_ranks.h"
 
 using namespace crossply;

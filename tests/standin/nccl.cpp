@@ -18,7 +18,7 @@
 
 #include "engine/check.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/emulator.h"
+#include "kernels/emulator/emulator.h"
 #include "tests/standin/meeting.h"
 
 using namespace crossply;

@@ -1,0 +1,326 @@
+#include "models/disk/config_json.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <iterator>
+#include <set>
+#include <span>
+#include <sstream>
+
+#include "engine/io/json.h"
+#include "engine/numbers.h"
+#include "engine/io/printable.h"
+#include "models/disk/config_keys.h"
+#include "engine/io/json_file.h"
+#include "models/disk/modelling_file.h"
+#include "models/registry.h"
+
+namespace crossply {
+
+using nlohmann::json;
+
+std::set<std::string> split_words(const std::string& text) {
+  std::istringstream words(text);
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+namespace {
+
+// Keys that describe the file or the library that wrote it.
+const std::set<std::string> inert_keys = split_words(
+    "architectures torch_dtype dtype transformers_version use_cache _name_or_path pretraining_tp "
+    "_attn_implementation _attn_implementation_autoset _attn_implementation_internal attn_implementation "
+    "_flash_attn_2_enabled _commit_hash return_dict output_attentions output_hidden_states is_encoder_decoder "
+    "id2label label2id auto_map tokenizer_class torchscript model_max_length is_llama_config transformers.js_config "
+    "unsloth_fixed unsloth_version custom_pipelines");
+
+// Keys of generation, of training and of other models, which do not change the logits.
+const std::set<std::string> ignored_keys = split_words(
+    "temperature top_k top_p typical_p min_p do_sample num_beams num_beam_groups num_return_sequences max_length "
+    "min_length max_new_tokens early_stopping length_penalty diversity_penalty repetition_penalty "
+    "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids forced_bos_token_id forced_eos_token_id "
+    "begin_suppress_tokens suppress_tokens remove_invalid_values exponential_decay_length_penalty output_scores "
+    "return_dict_in_generate decoder_start_token_id sep_token_id prefix problem_type finetuning_task "
+    "task_specific_params num_labels chunk_size_feed_forward tf_legacy_loss use_bfloat16 is_decoder "
+    "tie_encoder_decoder cross_attention_hidden_size router_aux_loss_coef output_router_logits gradient_checkpointing "
+    "max_sequence_length neftune_noise_alpha");
+
+// Keys that change the model wherever they have another value than this, or than null.
+const json neutral_values = R"({"attention_bias": false, "mlp_bias": false, "attention_dropout": 0.0,
+    "partial_rotary_factor": 1.0, "rope_interleaved": false, "use_mrope": false, "activation": "swiglu",
+    "qk_layer_norms": false, "logit_softcapping": null, "attn_logit_softcapping": null,
+    "final_logit_softcapping": null, "quantization_config": null, "pruned_heads": {},
+    "add_cross_attention": false})"_json;
+
+// The types of model whose block is LLaMA's.
+struct ModelType {
+  const char* name;
+  const char* architecture;
+  int64_t positions;                     // where max_position_embeddings says none
+  std::vector<const char*> needed = {};  // keys whose defaults are those of one size
+  bool qkv_bias = false, qk_norm = false;
+  int64_t window = 0;        // where "sliding_window" says none
+  bool asks_window = false;  // a window counts only if use_sliding_window says so
+};
+const std::vector<ModelType> model_types = {{.name = "llama", .architecture = "LlamaForCausalLM", .positions = 2048},
+                                            {.name = "mistral",
+                                             .architecture = "MistralForCausalLM",
+                                             .positions = 131072,
+                                             .needed = {"num_key_value_heads"},
+                                             .window = 4096},
+                                            {.name = "qwen2",
+                                             .architecture = "Qwen2ForCausalLM",
+                                             .positions = 32768,
+                                             .needed = {"num_key_value_heads"},
+                                             .qkv_bias = true,
+                                             .asks_window = true},
+                                            {.name = "qwen3",
+                                             .architecture = "Qwen3ForCausalLM",
+                                             .positions = 32768,
+                                             .needed = {"head_dim", "num_key_value_heads"},
+                                             .qk_norm = true,
+                                             .asks_window = true}};
+
+}  // namespace
+
+const std::set<std::string> token_keys = {"bos_token_id", "eos_token_id", "pad_token_id"};
+
+std::string shown(const json& value) { return excerpt(json_text(value)); }
+
+void require(const json& object, const std::string& key, const json& neutral, const std::string& where) {
+  const auto it = object.find(key);
+  if (it == object.end() || it->is_null() || *it == neutral) return;
+  fail(Exit::bad_data, where, ": \"", key, "\": ", shown(*it), " is not computed here; only ", json_text(neutral),
+       " is");
+}
+
+std::string check_keys(const json& object, const std::set<std::string>& used, const json& neutral,
+                       const std::set<std::string>& ignored, const std::string& where) {
+  std::string names;
+  for (const auto& [key, value] : object.items()) {
+    if (neutral.contains(key)) require(object, key, neutral[key], where);
+    if (used.contains(key) || inert_keys.contains(key) || token_keys.contains(key) || neutral.contains(key)) continue;
+    if (!ignored_keys.contains(key) && !ignored.contains(key))
+      fail(Exit::bad_data, where, ": unknown key \"", excerpt(key),
+           "\". If it does not change what the model computes, remove it");
+    const bool as_here = value.is_null() || (ignored.contains(key) && value == 0.0);  // nothing is dropped out
+    if (!as_here) names += (names.empty() ? "" : ", ") + key;
+  }
+  return names;
+}
+
+namespace {
+
+// The type that model_type names. Of a model with a "crossply" object, which says it all, LLaMA's.
+const ModelType& type_of(const json& object, const std::string& where) {
+  std::string name = "llama", known;
+  read(object, "model_type", name, where);
+  for (const ModelType& type : model_types) {
+    if (type.name == name || object.contains("crossply")) return type;
+    known += str(type.name, ", ");
+  }
+  fail(Exit::bad_data, where, ": model_type \"", excerpt(name),
+       "\" is not supported without a \"crossply\" object; known: ", known, "gpt2");
+}
+
+// Whether "layer_types" lists layers that attend within a window.
+bool lists_windows(const json& object, const std::string& where) {
+  bool windows = false;
+  const json types = object.value("layer_types", json());
+  for (const json& type : types.is_null() || types.is_array() ? types : json::array({types})) {
+    if (type != "full_attention" && type != "sliding_attention")
+      fail(Exit::bad_data, where, ": \"layer_types\" has ", shown(type),
+           ", which is not computed here; only \"full_attention\" is");
+    windows = windows || type == "sliding_attention";
+  }
+  return windows;
+}
+
+// W, how many tokens the layers with a window see, or 0 where no layer has one. A Mistral's layers all have it, unless
+// it is null; a Qwen's only if use_sliding_window says so, and then from layer max_window_layers on.
+int64_t window_of(const json& object, const ModelType& type, int64_t L, const std::string& where) {
+  const bool listed = lists_windows(object, where);
+  const bool asked = object.contains("use_sliding_window") && object["use_sliding_window"] == true;
+  bool used = !type.asks_window;
+  int64_t first = 28, window = type.window;
+  if (type.asks_window) read(object, "use_sliding_window", used, where);  // others do not know the key
+  read(object, "max_window_layers", first, where);
+  const bool none = object.contains("sliding_window") && object["sliding_window"].is_null();
+  read(object, "sliding_window", window, where);
+  if (listed && (!used || none || window == 0))
+    fail(Exit::bad_data, where, ": \"layer_types\" has \"sliding_attention\", but there is no window");
+  if (asked && !none && window == 0)
+    fail(Exit::bad_data, where, ": \"use_sliding_window\" is true, but \"sliding_window\" is missing");
+  const bool types_say = type.asks_window && object.contains("layer_types") && !object["layer_types"].is_null();
+  const bool windows = used && !none && (!type.asks_window || (types_say ? listed : first < L));
+  if (windows && object.contains("sliding_window") && window < 1)
+    fail(Exit::bad_data, where, ": \"sliding_window\" is ", window, "; give null where there is none");
+  return windows ? window : 0;
+}
+
+// No sequence that the model is made for may be longer than its window.
+void require_wide_window(const Config& c, const std::string& where) {
+  if (c.sliding_window == 0 || c.sliding_window >= c.max_position_embeddings) return;
+  fail(Exit::bad_data, where, ": \"sliding_window\": ", c.sliding_window, " is less than max_position_embeddings, ",
+       c.max_position_embeddings, ", and attention within a window is not computed here; for sequences of at most ",
+       c.sliding_window, " tokens, set max_position_embeddings to that");
+}
+
+// Refuses what is not computed here. Returns the names of what is there and ignored.
+std::string check_llama_keys(const json& object, const ModelType& type, const std::string& where) {
+  std::set<std::string> used = split_words(
+      "rms_norm_eps rope_theta rope_parameters rope_scaling tie_word_embeddings initializer_range model_type crossply "
+      "hidden_act hidden_activation layer_types sliding_window use_sliding_window max_window_layers");
+  for (const SizeKey& size : size_keys) used.insert(size.key);
+  json neutral = neutral_values;
+  if (type.qkv_bias) used.insert("attention_bias"), neutral.erase("attention_bias");  // by its type
+  const std::string ignored = check_keys(object, used, neutral, {}, where);
+  for (const char* key : {"hidden_act", "hidden_activation"})
+    if (!object.contains(key) || object[key] != "swish") require(object, key, "silu", where);  // two names of one
+  return ignored;
+}
+
+// Is the option one of a few words? Others are JSON: a quoted number is none.
+bool is_word(const std::string& arch, const std::string& key) {
+  for (const Architecture& architecture : architectures())
+    for (const Option& option : architecture.options)
+      if (architecture.name == arch && option.key == key) return !option.choices.empty();
+  return true;
+}
+
+}  // namespace
+
+void read_crossply(const json& object, Config& config, const std::string& where) {
+  if (!object.is_object()) fail(Exit::bad_data, where, ": \"crossply\" must be an object");
+  read(object, "arch", config.arch, where);
+  read(object, "backbone", config.backbone, where);
+  read(object, "qk_norm", config.qk_norm, where);
+  read(object, "qk_norm_eps", config.qk_norm_eps, where);
+  read(object, "qkv_bias", config.qkv_bias, where);
+  read(object, "bias", config.bias, where);
+  const std::set<std::string> own = split_words(general_keys(config));
+  for (const auto& [key, value] : object.items())
+    if (!own.contains(key) && !value.is_null())
+      config.options[key] =
+          is_word(config.arch, key) && value.is_string() ? value.get<std::string>() : json_text(value);
+}
+
+void mark_as_variant(json& object, const Config& config) {
+  json& own = object["crossply"];
+  for (const Option& option : find_architecture(config.arch).options) {
+    const std::string& value = config.options.at(option.key);
+    own[option.key] = option.choices.empty() ? known_json(value) : json(value);
+  }
+  own["arch"] = config.arch;
+  const std::string name = "Crossply" + class_stem(config.arch), module = modelling_module(config.arch);
+  object["model_type"] = "crossply_" + config.arch;
+  object["architectures"] = json::array({name + "ForCausalLM"});
+  if (module.empty()) return;
+  object["auto_map"] = {{"AutoConfig", module + "." + name + "Config"},
+                        {"AutoModelForCausalLM", module + "." + name + "ForCausalLM"}};
+}
+
+namespace {
+
+// What the model_type says beside the sizes; a "crossply" object says it all.
+void take_type(const json& object, const ModelType& type, Config& config, const std::string& where) {
+  if (object.contains("crossply")) return read_crossply(object["crossply"], config, where);
+  for (const char* key : type.needed)
+    if (!object.contains(key)) fail(Exit::bad_data, where, ": key \"", key, "\" is missing");
+  config.mistral = type.window > 0;
+  config.qkv_bias = type.qkv_bias;
+  config.qk_norm = type.qk_norm;
+  if (config.qk_norm) config.qk_norm_eps = config.norm_eps;
+}
+
+}  // namespace
+
+Config parse_config(const json& object, const std::string& where, std::string* ignored) {
+  if (!object.is_object()) fail(Exit::bad_data, where, ": a configuration must be a JSON object");
+  if (is_gpt2(object, where)) return parse_gpt2(object, where, ignored);
+  const ModelType& type = type_of(object, where);
+  const std::string names = check_llama_keys(object, type, where);
+  if (ignored != nullptr) *ignored = names;
+  for (const SizeKey& size : std::span(size_keys).first<5>())
+    if (!object.contains(size.key)) fail(Exit::bad_data, where, ": key \"", size.key, "\" is missing");
+  for (const char* key : {"rms_norm_eps", "rope_theta", "initializer_range"})  // what inf and nan become in JSON
+    if (object.contains(key) && object[key].is_null())
+      fail(Exit::bad_data, where, ": \"", key, "\" is null; give the number that the model was trained with");
+  Config config;
+  config.max_position_embeddings = type.positions;
+  for (const SizeKey& size : size_keys) read(object, size.key, config.*size.value, where);
+  read(object, "rms_norm_eps", config.norm_eps, where);
+  read(object, "tie_word_embeddings", config.tie_word_embeddings, where);
+  read(object, "initializer_range", config.initializer_range, where);
+  read_rope(object, config, where);
+  for (const std::string& key : token_keys)
+    if (object.contains(key)) config.token_ids[key] = json_text(object[key]);
+  take_type(object, type, config, where);
+  config.sliding_window = window_of(object, type, config.num_hidden_layers, where);
+  config.check(Exit::bad_data, where);
+  require_wide_window(config, where);
+  return config;
+}
+
+Config load_config(const std::string& path) {
+  std::string ignored;
+  Config config = parse_config(read_json(path), path, &ignored);
+  if (!ignored.empty())
+    std::fprintf(stderr, "note: %s: ignored, since nothing here depends on them: %s\n", printable(path).c_str(),
+                 printable(ignored).c_str());
+  std::fputs(note_idle_options(config, path).c_str(), stderr);
+  return config;
+}
+
+namespace {
+
+// The type of model that a plain LLaMA with these options is; null where there is none.
+const ModelType* plain_type(const Config& c) {
+  if (c.arch != "llama" || (c.qk_norm && c.qk_norm_eps != c.norm_eps)) return nullptr;
+  const auto found = std::find_if(model_types.begin(), model_types.end(), [&](const ModelType& type) {
+    if (type.qkv_bias != c.qkv_bias || type.qk_norm != c.qk_norm) return false;
+    return c.qkv_bias || c.qk_norm || (type.window > 0) == c.mistral;  // only without these can it be a Mistral
+  });
+  return found == model_types.end() ? nullptr : &*found;
+}
+
+// The window in the words of each type.
+void write_window(json& object, const Config& c, const ModelType* type) {
+  if (c.sliding_window > 0) object["sliding_window"] = c.sliding_window;
+  else if (type != nullptr && type->window > 0) object["sliding_window"] = nullptr;
+  if (type == nullptr || !type->asks_window) return;
+  object["use_sliding_window"] = c.sliding_window > 0;
+  if (c.sliding_window > 0) object["max_window_layers"] = 0;
+}
+
+}  // namespace
+
+json to_json(const Config& config) {
+  if (config.gpt2()) return gpt2_json(config);
+  const ModelType* type = plain_type(config);
+  json object = R"({"hidden_act": "silu", "attention_bias": false, "mlp_bias": false, "attention_dropout": 0.0,
+                    "torch_dtype": "float32", "dtype": "float32", "use_cache": true})"_json;
+  object["rms_norm_eps"] = config.norm_eps;
+  object["rope_theta"] = config.rope_theta;
+  object["rope_parameters"] = rope_json(config);
+  object["tie_word_embeddings"] = config.tie_word_embeddings;
+  object["initializer_range"] = config.initializer_range;
+  for (const SizeKey& size : size_keys) object[size.key] = config.*size.value;
+  if (config.rope_scaling) object["rope_scaling"] = rope_json(config);  // the name that older readers know
+  for (const auto& [key, value] : config.token_ids) object[key] = known_json(value);
+  write_window(object, config, type);
+  if (config.qkv_bias) object.erase("attention_bias");  // which would speak of the output's, too
+  if (type == nullptr) {
+    mark_as_variant(object, config);
+    object["crossply"]["qk_norm"] = config.qk_norm;
+    if (config.qk_norm) object["crossply"]["qk_norm_eps"] = config.qk_norm_eps;
+    if (config.qkv_bias) object["crossply"]["qkv_bias"] = true;
+  } else {
+    object["model_type"] = type->name;
+    object["architectures"] = json::array({type->architecture});
+  }
+  return object;
+}
+
+}  // namespace crossply

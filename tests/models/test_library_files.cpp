@@ -1,0 +1,130 @@
+// What saved models carry for the transformers library.
+#include "engine/io/json.h"
+#include "models/disk/library_files.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "models/disk/checkpoint.h"
+#include "models/disk/modelling_file.h"
+#include "models/registry.h"
+#include "tests/support/program.h"
+#include "tests/support/tiny.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+namespace {
+
+using Json = nlohmann::json;
+using Files = std::map<std::string, std::string>;
+
+bool is_there(const std::string& path) { return std::filesystem::exists(path); }
+
+}  // namespace
+
+TEST_CASE("library files: the modelling file of every architecture stands alone") {
+  for (const Architecture& architecture : architectures()) {
+    if (architecture.draft) continue;
+    CAPTURE(architecture.name);
+    const std::string stem = class_stem(architecture.name);
+    REQUIRE(modelling_module(architecture.name) == "modeling_crossply_" + architecture.name);
+    const std::string text = modelling_file(architecture.name);
+    CHECK(text.starts_with("\"\"\""));
+    CHECK(text.ends_with("reference, config_class = " + stem + ", Crossply" + stem + "Config\n"));
+    CHECK(has(text, "  model_type = \"crossply_" + architecture.name + "\"\n"));
+    for (const char* once : {"\nimport torch\n", "\nclass Config:", "\nclass Llama(", "\nclass LayerNorm("})
+      CHECK_MESSAGE((has(text, once) && text.find(once) == text.rfind(once)), once);
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      CHECK_MESSAGE(line.size() <= 120, line);
+      CHECK_MESSAGE(!line.starts_with("from ."), line);
+    }
+  }
+  CHECK(class_stem("my_idea2") == "MyIdea2");
+  for (const char* unknown : {"my_idea2", "layer", "attention"}) CHECK(modelling_module(unknown) == "");
+}
+
+TEST_CASE("library files: what is no plain model says where its module is, and has it") {
+  Config lime = tiny_config("lime"), llama = tiny_config("llama"), gpt2 = tiny_gpt2();
+  for (const Config& plain : {llama, gpt2}) {
+    CHECK(!to_json(plain).contains("auto_map"));
+    CHECK(library_files(plain, {}) == Files());
+  }
+  gpt2.bias = false;
+  llama.qk_norm = true;  // of another epsilon than the other norms'
+  for (const Config& config : {lime, gpt2, llama}) {
+    CAPTURE(config.arch);
+    const Json json = to_json(config);
+    const std::string name = "Crossply" + class_stem(config.arch), module = "modeling_crossply_" + config.arch;
+    CHECK(json["model_type"] == "crossply_" + config.arch);
+    CHECK(json["architectures"] == Json{name + "ForCausalLM"});
+    CHECK(json["auto_map"] == Json{{"AutoConfig", module + "." + name + "Config"},
+                                   {"AutoModelForCausalLM", module + "." + name + "ForCausalLM"}});
+    CHECK(library_files(config, {}) == Files{{module + ".py", modelling_file(config.arch)}});
+  }
+}
+
+TEST_CASE("library files: tokens that end a text are those of the configuration, else the tokenizer's") {
+  Config config = tiny_config("llama");
+  const Tokenizer words = Tokenizer::words({"a", "<eos>"});
+  Files files = library_files(config, words);
+  CHECK(files.size() == 2);
+  CHECK(known_json(files["tokenizer_config.json"]) == Json{{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                                           {"clean_up_tokenization_spaces", false},
+                                                           {"model_input_names", {"input_ids", "attention_mask"}},
+                                                           {"eos_token", "<eos>"},
+                                                           {"pad_token", "<eos>"},
+                                                           {"padding_side", "left"}});
+  CHECK(known_json(files["generation_config.json"]) == Json{{"eos_token_id", 1}, {"pad_token_id", 1}});
+  files = library_files(config, Tokenizer::words({"<pad>", "a", "<eos>"}));
+  CHECK(known_json(files["tokenizer_config.json"])["pad_token"] == "<pad>");
+  CHECK(known_json(files["generation_config.json"]) == Json{{"eos_token_id", 2}, {"pad_token_id", 0}});
+  config.token_ids = {{"eos_token_id", "[0,1]"}, {"pad_token_id", "0"}};
+  files = library_files(config, words);
+  CHECK(known_json(files["generation_config.json"]) == Json{{"eos_token_id", {0, 1}}, {"pad_token_id", 0}});
+  config.token_ids = {};
+  files = library_files(config, Tokenizer::bytes());
+  CHECK((files.size() == 1 && !has(files["tokenizer_config.json"], "eos")));
+}
+
+TEST_CASE("library files: every way to write a model carries them, and the manifest lists them") {
+  const TempDir scratch;
+  const std::vector<std::string> data = {"--data", "arith:3", "--train-samples", "8", "--test-samples", "4"};
+  const std::vector<std::string> sizes = {"--width", "16", "--layers", "4", "--heads", "4"};
+  const auto make = [&](const std::string& arch, const std::string& out, std::vector<std::string> more) {
+    more.insert(more.end(), data.begin(), data.end());
+    if (std::find(more.begin(), more.end(), "--init") == more.end())
+      more.insert(more.end(), sizes.begin(), sizes.end());
+    more.insert(more.end(), {"--batch", "2", "--answer-samples", "0", "--out", scratch.file(out)});
+    check_outcome(train(scratch, more, arch), Exit::done, "");
+    return scratch.file(out);
+  };
+  const auto check = [&](const std::string& dir, const std::string& module) {
+    CAPTURE(dir);
+    std::string why, manifest = read_text(dir + "/manifest.json");
+    CHECK_MESSAGE(is_valid_checkpoint(dir, &why), why);
+    for (const std::string& file :
+         {module + ".py", std::string("tokenizer_config.json"), std::string("generation_config.json")})
+      CHECK_MESSAGE((is_there(dir + "/" + file) && has(manifest, file)), file);
+    CHECK(has(read_text(dir + "/config.json"), module));
+  };
+  const std::string plain = make("llama", "plain", {"--steps", "0"});
+  for (const auto& entry : std::filesystem::directory_iterator(plain)) CHECK(entry.path().extension() != ".py");
+  CHECK(!has(read_text(plain + "/config.json"), "auto_map"));
+
+  const std::string lime = make("lime", "lime", {"--steps", "2", "--save-every", "1", "--keep", "2"});
+  check(lime + "/step_00000002", "modeling_crossply_lime");
+  std::filesystem::remove_all(lime + "/step_00000002");
+  check_outcome(train(scratch, {"--resume", "--out", lime}, "lime"), Exit::done, "");
+  check(lime + "/step_00000002", "modeling_crossply_lime");
+  check(make("lime", "again", {"--steps", "0", "--init", lime}), "modeling_crossply_lime");
+  check(make("relay", "relay", {"--steps", "0", "--init", plain}), "modeling_crossply_relay");
+  check(make("gpt2", "nobias", {"--steps", "0", "--bias", "false"}), "modeling_crossply_gpt2");
+  check_outcome(
+      run_program_inside(scratch, {"transplant", "--model", lime, "--blocks", "0-1", "--out", scratch.file("half")}),
+      Exit::done, "");
+  check(scratch.file("half"), "modeling_crossply_lime");
+}

@@ -1,0 +1,271 @@
+// What config.json says of models that are LLaMAs in all but name: Mistral, Qwen2, windows, rotary scalings, and keys
+// that change nothing.
+#include <cmath>
+
+#include "engine/io/json.h"
+#include "models/disk/model_dir.h"
+#include "tests/support/data_check.h"
+#include "tests/support/program.h"
+#include "tests/support/tiny.h"
+
+using namespace crossply;
+using namespace crossply::test;
+using Json = nlohmann::json;
+
+namespace {
+
+Json with(const Json& more, const std::string& type = "llama") {
+  Json object = R"({"vocab_size": 11, "hidden_size": 16, "intermediate_size": 10, "num_hidden_layers": 3,
+                    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "rms_norm_eps": 1e-5,
+                    "max_position_embeddings": 64})"_json;
+  object["model_type"] = type;
+  object.update(more);
+  return object;
+}
+Config parsed(const Json& object) { return parse_config(object, "c"); }
+void refused(const Json& object, const std::vector<std::string>& says) {
+  CAPTURE(json_text(object));
+  const Error error = error_of([&] { parsed(object); });
+  CHECK(error.code == Exit::bad_data);
+  const std::string message = error.what();
+  CHECK(message.find('\n') == message.npos);
+  for (const std::string& part : says) CHECK_MESSAGE(has(message, part), message);
+}
+// Saved and read again it is the same.
+void check_round_trip(const Config& config) {
+  const Json saved = to_json(config);
+  CHECK(to_json(parsed(saved)) == saved);
+}
+
+}  // namespace
+
+TEST_CASE("model types: keys that cannot change a number are accepted, and their harmful values refused by name") {
+  const Json plain = to_json(parsed(with(Json::object())));
+  for (const Json& harmless :
+       {R"({"is_llama_config": true})"_json, R"({"rope_interleaved": false})"_json,
+        R"({"transformers.js_config": {"dtype": {"fp16": "q4"}}})"_json,
+        R"({"_attn_implementation_autoset": true})"_json,
+        R"({"unsloth_fixed": true, "unsloth_version": "2024.9"})"_json, R"({"hidden_act": "swish"})"_json,
+        R"({"use_mrope": false, "gradient_checkpointing": false, "max_sequence_length": 2048})"_json,
+        R"({"activation": "swiglu", "neftune_noise_alpha": 0.0, "qk_layer_norms": false})"_json}) {
+    CAPTURE(json_text(harmless));
+    CHECK(to_json(parsed(with(harmless))) == plain);
+  }
+  refused(with({{"rope_interleaved", true}}), {"\"rope_interleaved\"", "true"});
+  refused(with({{"use_mrope", true}}), {"\"use_mrope\""});
+  refused(with({{"activation", "geglu"}}), {"\"activation\""});
+  refused(with({{"hidden_act", "gelu"}}), {"\"hidden_act\"", "gelu"});
+  refused(with({{"attention_bias", true}}), {"\"attention_bias\""});
+}
+
+TEST_CASE("model types: a model of another type is refused by its type, not by its first unknown key") {
+  for (const std::string type : {"gemma2", "phi3", "qwen2_moe", "mixtral", "deepseek_v2", "gpt_neox"})
+    refused(with({{"a_key_of_its_own", 1}, {"attention_bias", true}}, type),
+            {"model_type \"" + type + "\"", "llama, mistral, qwen2, qwen3, gpt2"});
+}
+
+TEST_CASE("model types: a Mistral without a window is a LLaMA, and is saved as a Mistral") {
+  const Config config = parsed(with({{"sliding_window", nullptr}}, "mistral"));
+  CHECK((config.arch == "llama" && config.mistral && !config.qkv_bias && config.sliding_window == 0));
+  const Json saved = to_json(config);
+  CHECK((saved["model_type"] == "mistral" && saved["architectures"] == Json::array({"MistralForCausalLM"})));
+  CHECK((saved.at("sliding_window").is_null() && !saved.contains("crossply")));
+  check_round_trip(config);
+  Json keyless = with({{"sliding_window", nullptr}}, "mistral");
+  keyless.erase("num_key_value_heads");
+  refused(keyless, {"num_key_value_heads", "missing"});
+}
+
+TEST_CASE("model types: a window is refused where sequences can be longer, and taken where they cannot") {
+  const Json window = {{"sliding_window", 63}};
+  refused(with(window, "mistral"), {"\"sliding_window\": 63", "max_position_embeddings", "64"});
+  refused(with(window), {"\"sliding_window\": 63"});
+  Json absent = with({{"max_position_embeddings", 8192}}, "mistral");
+  refused(absent, {"\"sliding_window\": 4096", "8192"});  // which is what transformers takes it for
+  for (const int64_t wide : {64, 65}) {
+    const Config config = parsed(with({{"sliding_window", wide}}, "mistral"));
+    CHECK((config.sliding_window == wide && to_json(config)["sliding_window"] == wide));
+    check_round_trip(config);
+  }
+  for (const std::string type : {"qwen2", "qwen3"}) {
+    const auto window_of = [&](const Json& more) { return parsed(with(more, type)).sliding_window; };
+    CHECK(window_of({{"sliding_window", 8}}) == 0);
+    CHECK(window_of({{"sliding_window", 8}, {"use_sliding_window", false}, {"max_window_layers", 1}}) == 0);
+    CHECK(window_of({{"sliding_window", 8}, {"use_sliding_window", true}}) == 0);  // from layer 28 on
+    CHECK(window_of({{"sliding_window", 8}, {"use_sliding_window", true}, {"max_window_layers", 3}}) == 0);
+    CHECK(window_of({{"sliding_window", nullptr}, {"use_sliding_window", true}, {"max_window_layers", 0}}) == 0);
+    CHECK(window_of({{"sliding_window", 64}, {"use_sliding_window", true}, {"max_window_layers", 2}}) == 64);
+    refused(with({{"sliding_window", 8}, {"use_sliding_window", true}, {"max_window_layers", 2}}, type),
+            {"\"sliding_window\": 8"});
+    refused(with({{"use_sliding_window", true}, {"max_window_layers", 2}}, type), {"\"use_sliding_window\""});
+    refused(with({{"layer_types", {"full_attention", "sliding_attention", "full_attention"}},
+                  {"sliding_window", 8},
+                  {"use_sliding_window", true}},
+                 type),
+            {"\"sliding_window\": 8"});
+    refused(with({{"layer_types", {"sliding_attention"}}, {"sliding_window", 8}}, type), {"\"layer_types\""});
+  }
+}
+
+TEST_CASE("model types: no program runs a model with a window for longer than that") {
+  const TempDir dir;
+  const std::string model = dir.file("model"), text = dir.file("text"), out = dir.file("run");
+  Config config = tiny_config("llama");
+  config.vocab_size = 256, config.mistral = true;
+  config.sliding_window = config.max_position_embeddings = 8;
+  TinyModel tiny(config, "cpu");
+  std::filesystem::create_directory(model);
+  save_config(model + "/config.json", config);
+  save_tensors(model + "/model.safetensors", tiny.params, values_of(tiny.params, config));
+  write_text(text, std::string(200, 'x'));
+  const auto run = [&](const std::string& words) { return run_program_inside(dir, split_words(words)); };
+  check_outcome(run("evaluate --model " + model + " --data text:" + text + " --seq 8"), Exit::done, "loss");
+  check_outcome(run("evaluate --model " + model + " --data text:" + text + " --seq 9"), Exit::usage, "window of 8");
+  const auto start = [&](const std::string& seq) {
+    return train(dir, split_words("--batch 2 --steps 1 --init " + model + " --data text:" + text + " --out " + out +
+                                  " --seq " + seq));
+  };
+  check_outcome(start("9"), Exit::usage, "window of 8");
+  check_outcome(start("8"), Exit::done, "step 1/1");
+  CHECK(known_json(read_text(out + "/step_00000001/config.json"))["model_type"] == "mistral");
+}
+
+TEST_CASE(
+    "model types: a Qwen2 has biases of q, k and v alone, on disk as transformers has them, and is saved as one") {
+  const Config config = parsed(with({{"attention_bias", false}, {"max_window_layers", 21}}, "qwen2"));
+  CHECK((config.arch == "llama" && config.qkv_bias && !config.qk_norm));
+  const Json saved = to_json(config);
+  CHECK((saved["model_type"] == "qwen2" && saved["architectures"] == Json::array({"Qwen2ForCausalLM"})));
+  CHECK((saved["use_sliding_window"] == false && !saved.contains("crossply")));
+  check_round_trip(config);
+  ParameterTable params;
+  declare_model(params, config);
+  std::set<std::string> biases;
+  for (const Parameter& row : params.rows())
+    if (row.name.ends_with(".bias")) biases.insert(row.name);
+  std::set<std::string> want;
+  for (int i = 0; i < 3; ++i)
+    for (const char* part : {"q", "k", "v"}) want.insert(layer_name(i, str("self_attn.", part, "_proj.bias")));
+  CHECK(biases == want);
+  CHECK((params.at("model.layers.1.self_attn.q_proj.bias").shape == Shape{16} &&
+         params.at("model.layers.1.self_attn.v_proj.bias").shape == Shape{8}));
+  Config lime = connected("lime", config), both = config;
+  CHECK((to_json(lime)["model_type"] == "crossply_lime" && to_json(lime)["crossply"]["qkv_bias"] == true));
+  check_round_trip(lime);
+  both.qk_norm = true;
+  CHECK(to_json(both)["model_type"] == "crossply_llama");
+  check_round_trip(both);
+  for (const std::string arch : {"lime_static", "lime_dynamic"})
+    check_fails(Exit::usage, {arch, "biases"}, [&] { connected(arch, config); });
+}
+
+TEST_CASE("model types: linear and yarn have the frequencies and factors of transformers, and are saved back") {
+  struct Scaled {
+    Json rope;
+    std::vector<double> frequencies;
+    double factor;
+  };
+  // LlamaRotaryEmbedding's inv_freq, in float, and attention_scaling of transformers 5.24: D 16, theta 1e6, P 4096
+  const std::vector<Scaled> cases = {
+      {R"({"rope_type": "linear", "factor": 4.0})"_json,
+       {0.25, 0.0444569848, 0.00790569466, 0.00140585331, 0.000250000012, 4.44569851e-05, 7.90569356e-06,
+        1.40585337e-06},
+       1},
+      {R"({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768})"_json,
+       {1.0, 0.177827939, 0.0316227786, 0.00421755994, 0.000500000024, 4.44569851e-05, 7.90569356e-06, 1.40585337e-06},
+       1.138629436111989},
+      {R"({"rope_type": "yarn", "factor": 8.0})"_json,
+       {1.0, 0.177827939, 0.0223994683, 0.00234308885, 0.000125000006, 2.22284925e-05, 3.95284678e-06, 7.02926684e-07},
+       1.2079441541679836},
+      {R"({"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "beta_fast": 24,
+           "beta_slow": 2, "mscale": 0.707, "mscale_all_dim": 1.0})"_json,
+       {1.0, 0.177827939, 0.0213453751, 0.0019681945, 2.49999994e-05, 4.44569832e-06, 7.90569402e-07, 1.40585328e-07},
+       0.9210423553163399},
+      {R"({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "attention_factor": 0.9,
+           "truncate": false})"_json,
+       {1.0, 0.177827939, 0.0286136102, 0.00298673473, 0.000250000012, 4.44569851e-05, 7.90569356e-06, 1.40585337e-06},
+       0.9}};
+  for (const Scaled& c : cases)
+    for (const std::string key : {"rope_parameters", "rope_scaling"})
+      for (const std::string spelling : {"rope_type", "type"}) {
+        Json rope = c.rope;
+        rope.erase("rope_type");
+        rope[spelling] = c.rope["rope_type"];
+        CAPTURE(json_text(rope));
+        const Config config =
+            parsed(with({{key, rope}, {"rope_theta", 1e6}, {"head_dim", 16}, {"max_position_embeddings", 4096}}));
+        const std::vector<double> got = config.rope_frequencies();
+        REQUIRE(got.size() == c.frequencies.size());
+        for (size_t j = 0; j < got.size(); ++j) CHECK(got[j] == doctest::Approx(c.frequencies[j]).epsilon(1e-6));
+        CHECK(config.rope_factor() == doctest::Approx(c.factor).epsilon(1e-12));
+        const Json saved = to_json(config);
+        for (const auto& [name, value] : c.rope.items()) CHECK(saved["rope_scaling"].at(name) == value);
+        CHECK(saved["rope_scaling"] == saved["rope_parameters"]);
+        check_round_trip(config);
+      }
+}
+
+TEST_CASE("model types: rotary scalings that are not computed, or contradict each other, are refused by name") {
+  const auto rope = [](const Json& more) { return with({{"rope_scaling", more}}); };
+  for (const std::string type : {"dynamic", "longrope", "su", "mrope", "proportional"})
+    refused(rope({{"type", type}, {"factor", 2.0}}), {"rope_scaling", type, "linear", "yarn"});
+  refused(rope({{"rope_type", "linear"}}), {"linear needs \"factor\""});
+  refused(rope({{"rope_type", "yarn"}, {"factor", nullptr}}), {"yarn needs \"factor\""});
+  refused(rope({{"rope_type", "linear"}, {"factor", 2.0}, {"beta_fast", 32}}), {"rope_scaling.beta_fast"});
+  refused(rope({{"rope_type", "linear"}, {"type", "yarn"}, {"factor", 2.0}}), {"rope_type", "which one"});
+  refused(rope({{"rope_type", "yarn"}, {"factor", 2.0}, {"beta_slow", 64}}), {"has no meaning"});
+  refused(rope({{"rope_type", "yarn"}, {"factor", 0.5}}), {"has no meaning"});
+  refused(rope({{"rope_type", "yarn"}, {"factor", 2.0}, {"attention_factor", -1.0}}), {"attention_factor of -1"});
+  refused(rope({{"rope_type", "yarn"}, {"factor", 2.0}, {"attention_factor", "1"}}), {"attention_factor"});
+  refused(rope({{"rope_type", "yarn"}, {"factor", 2.0}, {"rope_theta", 1.0}}), {"rope_theta above 1"});
+  refused(with({{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}},
+                {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 10000.0}}}}),
+          {"rope_parameters", "rope_scaling", "which one"});
+}
+
+TEST_CASE("model types: constants in older exports are dropped if they are what is computed, and refused otherwise") {
+  struct Constant {
+    Config config;
+    std::string name;
+    Shape shape;
+    std::vector<float> right, wrong;
+  };
+  const Config llama = tiny_config("llama", 2, false, true, 4);
+  std::vector<float> causal, windowed;
+  for (int i = 0; i < 121; ++i) {
+    causal.push_back(i % 11 <= i / 11 ? 1 : 0);
+    windowed.push_back(i % 11 <= i / 11 && i % 11 + 3 > i / 11 ? 1 : 0);
+  }
+  for (const Constant& c :
+       {Constant{llama, "model.layers.0.self_attn.rotary_emb.inv_freq", Shape{2}, {1, 0.01f}, {1, 0.005f}},
+        Constant{tiny_gpt2(), "transformer.h.1.attn.bias", Shape{1, 1, 11, 11}, causal, windowed}}) {
+    const TempDir dir;
+    TinyModel model(c.config, "cpu");
+    save_config(dir.file("config.json"), c.config);
+    const Arena memory(*model.device, "constant", c.right.size() * sizeof(float));
+    std::vector<NamedTensor> tensors = values_of(model.params, c.config);
+    tensors.push_back({c.name, c.shape, {Tensor{memory.data(), Dtype::f32, c.shape}}});
+    const auto load = [&](const std::vector<float>& values) {
+      model.device->copy_in(memory.data(), values.data(), memory.bytes());
+      save_tensors(dir.file("model.safetensors"), model.params, tensors);
+      load_weights(dir.path.string(), c.config, model.params);
+    };
+    CHECK_NOTHROW(load(c.right));
+    check_fails(Exit::bad_data, {c.name, "is not the"}, [&] { load(c.wrong); });
+  }
+}
+
+TEST_CASE("model types: weights as a pickle alone are refused with the command that converts them") {
+  const TempDir dir;
+  Config config = tiny_config("llama");
+  save_config(dir.file("config.json"), config);
+  for (const char* name : {"pytorch_model.bin", "pytorch_model-00001-of-00002.bin"}) {
+    write_text(dir.file(name), "PK");
+    TinyModel model(config, "cpu");
+    check_fails(Exit::no_input, {name, "python3 -c", "save_file", dir.path.string()},
+                [&] { load_weights(dir.path.string(), config, model.params); });
+    std::filesystem::remove(dir.file(name));
+  }
+  TinyModel model(config, "cpu");
+  check_fails(Exit::no_input, {"model.safetensors"}, [&] { load_weights(dir.path.string(), config, model.params); });
+}

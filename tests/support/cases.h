@@ -1,0 +1,107 @@
+// The tiny models that every check of whole models runs through.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/reference/ops.h"
+#include "models/registry.h"
+#include "tests/support/tier.h"
+#include "tests/support/tiny.h"
+
+namespace crossply::test {
+
+struct Case {
+  std::string name;
+  Config config;
+};
+
+// Has the model an op of plain loops only, which no GPU computes; or, per_sequence, one that cannot generate?
+inline bool has_loops(const Config& config, bool per_sequence = false) {
+  ParameterTable params;
+  declare_model(params, config);
+  Tape tape(Dtype::f32);
+  record_model(tape, params, config, 1, 2);
+  for (const auto& node : tape.nodes())
+    if (const auto* op = dynamic_cast<const ReferenceNode*>(node.get()))
+      if (op->loops->per_sequence() || !per_sequence) return true;
+  return false;
+}
+
+// GPT-2 with its options, every architecture on both of tiny_gpt2, and the options that meet a GPT-2's own rows.
+inline std::vector<Case> gpt2_cases() {
+  std::vector<Case> list = {{"gpt2", tiny_gpt2()}, {"gpt2, all options", tiny_gpt2(false)}};
+  auto plain_with = [&](const std::string& name, const auto& change) {
+    list.push_back({"gpt2, " + name, tiny_gpt2()});
+    change(list.back().config);
+    list.back().config.check(Exit::usage, "test");
+  };
+  plain_with("no biases", [](Config& c) { c.bias = false; });
+  plain_with("gelu, scaled logits", [](Config& c) {
+    c.activation_function = "gelu";
+    c.scale_attn_by_inverse_layer_idx = true;
+  });
+  plain_with("untied, heads of odd width", [](Config& c) {
+    c.tie_word_embeddings = false;
+    c.hidden_size = 12, c.head_dim = 0;
+  });
+  for (const Architecture& architecture : architectures()) {
+    const std::string& arch = architecture.name;
+    if (arch == "llama" || arch == "gpt2") continue;
+    list.push_back({arch + " on gpt2", connected(arch, tiny_gpt2())});
+    list.push_back({arch + " on gpt2, all options", connected(arch, tiny_gpt2(false))});
+  }
+  for (const ArchChoice& choice :
+       parse_arch_list("lime:routing=last:window=2,lime_static:top_p=0.6,hyper:norm=layernorm:prenorm=rmsnorm:rate=2,"
+                       "vertical:map=unet,sla:distance=1:heads=1,ala:include_self=false,"
+                       "resformer:last_k=2:variant=svformer,mudd:norm=none:intermediate_sizes=[4,5,6,9]"))
+    list.push_back({choice.text + " on gpt2", connected(choice.text, tiny_gpt2())});
+  return list;
+}
+
+// Every architecture and every option that changes what is computed.
+inline std::vector<Case> cases() {
+  std::vector<Case> list = gpt2_cases();
+  for (const Architecture& architecture : architectures()) {
+    const std::string& arch = architecture.name;
+    if (arch == "gpt2") continue;
+    list.push_back({arch + " grouped heads", tiny_config(arch, 2)});
+    list.push_back({arch + " full heads, q/k norm", tiny_config(arch, 4, true)});
+    list.push_back({arch + " one key head, untied, H*D != C", tiny_config(arch, 1, true, false, 6)});
+    if (!arch.starts_with("lime_")) list.push_back({arch + " biases, yarn", tiny_qwen2(arch)});  // those take none
+  }
+  const char* grouped =
+      "lime:routing=average:window=2,lime:routing=own,lime:routing=last:window=2,lime:routing=first:window=2,"
+      "lime_static:top_p=0.6:top_p_renormalize=true,lime_static:top_p=0.6:top_p_renormalize=false,"
+      "hyper:rate=1:dynamic=true,hyper:rate=2:dynamic=false,hyper:rate=3:dynamic=true,"
+      "hyper:norm=rmsnorm:output_init_scale=true:dynamic_norm_eps=0.01,vertical:map=unet,vertical:map=inet,"
+      "vertical:map=unet:mirror_offset=2,vertical:residual=false,sla:distance=1:heads=1,ala:stride=1,"
+      "ala:stride=3,ala:include_self=false,resformer:variant=identity,resformer:variant=constant,"
+      "resformer:variant=learnable,resformer:variant=sparse,resformer:variant=svformer,resformer:last_k=2,"
+      "resformer:last_k=2:variant=svformer,satformer:gate=sigmoid,satformer:gate=softmax,"
+      "satformer:gate=softmax_sigmoid,satformer:gate=tanh,satformer:gate=identity,denseformer:dilation=2,"
+      "denseformer:dilation=2:period=3,mudd:norm=none,mudd:intermediate_sizes=[4,5,6,9],"
+      "attnres:attn_res_block_size=0,attnres:attn_res_block_size=1,attnres:attn_res_block_size=3,"
+      "kv_share:sharing=suffix:num_kv_shared_layers=2,kv_share:sharing=list:kv_owners=[0,3],"
+      "shortcuts:value_embeds=none,shortcuts:resid=false:embed_norm=true:gate_channels=3,"
+      "shortcuts:value_embeds=list:value_layers=[0,1]:x0=false:gate_scale=1.5,"
+      "shortcuts:resid=false:x0=false:backout=false,"
+      "mhc:reads=previous,mhc:mixing=identity,mhc:mixing=permutations:hc_mult=3:reads=previous,"
+      "mhc:hc_mult=2:mixing=permutations,mhc:hc_mult=8:hc_sinkhorn_iters=1:hc_eps=0.01,"
+      "gated_streams:hc_count=3:hc_lowrank=5,gated_streams:hc_count=1";
+  const char* full =
+      "hyper:norm=layernorm:prenorm=rmsnorm:layer_index=sublayer:rate=2,sla:distance=2:heads=3,satformer:last_k=2";
+  for (const ArchChoice& choice : parse_arch_list(grouped))
+    list.push_back({choice.text, tiny_with(choice.text, 2, false)});
+  for (const ArchChoice& choice : parse_arch_list(full)) list.push_back({choice.text, tiny_with(choice.text, 4)});
+  return list;
+}
+
+// Drafts know nothing of memory: their plain loops may allocate.
+inline std::vector<Case> cases_with_kernels() {
+  std::vector<Case> list = cases();
+  std::erase_if(list, [](const Case& c) { return has_loops(c.config); });
+  return list;
+}
+
+}  // namespace crossply::test

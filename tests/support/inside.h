@@ -1,0 +1,83 @@
+// Tiny models in directories, for the analyses of the program analyze.
+#pragma once
+
+#include <map>
+#include <sstream>
+
+#include "data/shards.h"
+#include "engine/io/json_file.h"
+#include "models/disk/model_dir.h"
+#include "tests/support/program.h"
+#include "tests/support/tiny.h"
+
+namespace crossply::test {
+
+inline void save_model(const std::string& dir, const ParameterTable& params, const Config& config) {
+  std::filesystem::create_directories(dir);
+  save_config(dir + "/config.json", config);
+  save_tensors(dir + "/model.safetensors", params, values_of(params, config));
+}
+
+// A model with random weights, but for rows whose names have a part of the map's: all of that number.
+inline void save_tiny(const std::string& dir, const std::string& choice, int64_t layers = 4, int64_t vocabulary = 7,
+                      const std::map<std::string, double>& constants = {}) {
+  Config config = tiny_with(choice);
+  config.num_hidden_layers = layers, config.vocab_size = vocabulary;
+  config.check(Exit::usage, "test");
+  const auto device = make_device("cpu");
+  ParameterTable params;
+  declare_model(params, config);
+  params.allocate(*device, Dtype::f32, false);
+  params.initialise(1);
+  for (Parameter& row : params.rows())
+    for (const auto& [part, number] : constants)
+      if (has(row.name, part))
+        params.write(row, std::vector<double>(static_cast<size_t>(row.shape.numel()), number).data());
+  save_model(dir, params, config);
+}
+
+// An untrained model with two heads and a tokenizer for this data; returns its directory.
+inline std::string untrained(const TempDir& scratch, const std::string& arch, int layers, const std::string& data,
+                             int width = 16) {
+  const std::string dir = scratch.file(str(arch, layers));
+  check_outcome(train(scratch,
+                      {"--width", str(width), "--ffn", "16", "--layers", str(layers), "--heads", "2", "--seq", "32",
+                       "--steps", "0", "--data", data, "--out", dir},
+                      arch),
+                Exit::done, "");
+  return dir;
+}
+
+// So many small letters.
+inline std::string letters(int64_t count) {
+  std::string text;
+  for (int64_t i = 0; i < count; ++i) text += static_cast<char>('a' + random_bits(7, 1, static_cast<uint64_t>(i)) % 26);
+  return text;
+}
+
+// Some tokens below 7.
+inline std::string tiny_shard(const TempDir& scratch) {
+  std::vector<uint32_t> tokens;
+  for (uint64_t i = 0; i < 200; ++i) tokens.push_back(static_cast<uint32_t>(random_bits(5, 1, i) % 7));
+  const std::string path = scratch.file("tokens.bin");
+  write_shard(path, tokens, ShardFormat::uint16);
+  return path;
+}
+
+// analyze --what WHAT of a LLaMA of two layers, saved at scratch/model with these constants (save_tiny).
+inline Outcome analyze_constants(const TempDir& scratch, const std::string& what,
+                                 const std::map<std::string, double>& constants) {
+  save_tiny(scratch.file("model"), "llama", 2, 7, constants);
+  return run_program_inside(scratch,
+                            {"analyze", "--model", scratch.file("model"), "--data", tiny_shard(scratch), "--what", what,
+                             "--sequences", "2", "--length", "6", "--out", scratch.file("out")});
+}
+
+// No line of what it said is wider than a terminal, but for those with a path.
+inline void check_width(const Outcome& got, const TempDir& scratch) {
+  std::istringstream lines(got.output);
+  for (std::string line; std::getline(lines, line);)
+    if (!has(line, scratch.path.string())) CHECK_MESSAGE(line.size() <= 80, line);
+}
+
+}  // namespace crossply::test

@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# compare: two at a time in one directory, names of any bytes, damaged results, files that cannot be written, and commands
+# to paste.   tests/system/test_compare.sh BUILD_DIR
+set -uo pipefail
+. "$(dirname "$0")/../support/expect.sh"
+start_in_scratch "$1" 1
+tiny=(--data arith:3 --train-samples 40 --test-samples 8 "${sizes[@]}" --answer-samples 0)
+compare() { "$build/compare" "${tiny[@]}" "$@"; }
+count() { grep -c "\"state\": \"$1\"" "$2/results.json"; }
+
+# --- two started together ----------------------------------------------------------------------------------------
+pids=()
+for arch in llama,relay llama,sla; do
+  compare --arch $arch --steps 300 --out together >together.$arch 2>&1 &
+  pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid" || fail "one of two comparisons that started together ends with $?"; done
+for dir in together together-2; do [ "$(count done $dir)" = 2 ] || fail "$dir: results.json does not know both runs"; done
+pids=()
+for arch in llama,sla,lime llama,relay,hyper; do
+  compare --arch $arch --steps 300 --resume --out together >resumed.$arch 2>&1 &
+  pids+=($!)
+done
+for pid in "${pids[@]}"; do
+  wait "$pid"
+  code=$?
+  [ $code = 0 ] || [ $code = 64 ] || fail "one of two resumed comparisons ends with $code, want 0, or 64: in use"
+done
+compare --arch llama --steps 300 --resume --out together >output 2>&1
+[ "$(count done together)" -ge 4 ] || fail "a comparison beside another one lost the runs of the other"
+mkdir refused
+expect 64 'no option' compare --arch llama:x=1 --steps 2 --out refused
+expect 64 'hidden_size' compare --arch llama --width 7 --heads 2 --steps 2 --out refused_too
+[ ! -e refused_too ] && [ -d refused ] || fail "a refused comparison leaves a directory, or takes one away"
+
+# --- names of any bytes ------------------------------------------------------------------------------------------
+odd=$'n\xff o'
+mkdir "$odd" && yes 'some words to learn ' | head -200 >"$odd/text.txt"
+for jobs in 1 2; do
+  expect 0 '^llama ' "$build/compare" --arch llama --seeds 1,2 --jobs $jobs --data "text:$odd/text.txt" "${sizes[@]}" \
+    --steps 4 --out "$odd/$jobs"
+done
+for seed in 1 2; do
+  cmp -s "$odd"/{1,2}/llama*-seed-$seed/step_00000004/model.safetensors || fail "--jobs 2: other weights"
+done
+
+# --- damaged results.json ----------------------------------------------------------------------------------------
+compare --arch llama,relay --steps 2 --out good >output 2>&1 || fail "no comparison to damage"
+damage() { rm -rf bad && cp -r good bad && sed -zE "$1" good/results.json >bad/results.json; }
+while read -r line; do
+  change=${line% => *} what=${line#* => }
+  damage "$change"
+  expect 65 "bad/results.json: .*$what.*; restore results.json from a copy, or start a new comparison" \
+    "$build/compare" --resume --out bad
+  grep -q 'json[.]exception' output && fail "a message of a library: $change"
+done <<'END'
+s/"flags": [{]/"flags": 3, "x": {/ => has no "flags"
+s/"flags": [{]/"flags": "x", "x": {/ => has no "flags"
+s/"(flags|rates|seeds)": /"x": /g => has no "flags"
+s/"rates": \[(\s+[0-9])/"x": [\1/;s/(.*)"flags": [{]/\1"flags": 3, "y": {/ => relay has no "flags"
+s/"seeds": \[/"x": [/;s/(.*)"flags": [{]/\1"flags": null, "y": {/ => relay has no "flags"
+s/"steps": 2/"steps": "2"/ => "steps"
+s/"batch": 2/"batch": -2/ => "batch"
+s/"config": [{]/"config": [], "y": {/ => config
+s/"rates": \[(\s+[0-9])/"rates": {}, "y": [\1/ => "rates"
+s/"seeds": \[/"seeds": [null,/ => "seed"
+s/"name": "llama"/"name": "lama"/g => name of a run is wrong
+s/"name": "llama"/"name": "llama,lime"/g => "name"
+s/"runs": \[/"runs": {}, "y": [/ => "runs"
+s/"exit_code": 0/"exit_code": "0"/ => "exit_code"
+s/"directory": "llama"/"directory": "..\/good"/ => "directory"
+s/[}][^}]*$// => it ends too early, at byte
+END
+
+# --- files that cannot be written --------------------------------------------------------------------------------
+rm good/compare.svg && mkdir good/compare.svg
+expect 74 '^note: cannot write good/compare.svg: .*; the runs go on$' \
+  compare --arch llama,relay,sla --steps 2 --resume --out good
+[ "$(count done good)" = 3 ] || fail "a figure that cannot be written ends the runs"
+grep -qE '^sla +[0-9,]+ ' output || fail "no table where a figure cannot be written"
+expect 74 'the runs are done and kept' \
+  compare --arch llama,relay,sla --jobs 2 --seeds 42,2 --steps 2 --resume --out good
+rmdir good/compare.svg
+expect 0 '^sla ' compare --arch llama,relay,sla --steps 2 --resume --out good
+[ -s good/compare.svg ] || fail "the figure is not written when it can be"
+rm good/llama/curve.svg && mkdir good/llama/curve.svg
+expect 74 'llama seed 42: its figure could not be written' compare --arch llama,relay --steps 4 --resume --out good
+grep -q '^1/[0-9]* llama .*note: cannot write good/llama/curve.svg' output || fail "no note about the figure of a run"
+[ "$(count done good)" -ge 2 ] || fail "a run whose figure cannot be written is not done"
+"$build/train_llama" "${tiny[@]}" --steps 4 --save-every 2 --out run >output 2>&1 || fail "no run"
+rm run/curve.svg && mkdir run/curve.svg
+expect 74 'run/curve.svg could not be written' "$build/train_llama" --resume --out run --steps 8 --save-every 2
+[ -d run/step_00000008 ] || fail "a figure that cannot be written ends the run"
+
+# --- commands to paste -------------------------------------------------------------------------------------------
+odd=$'it\'s $(touch pasted) "a";`touch pasted`\n\e[31m \xe2\x80\xae*\\ \xff'
+expect 0 '^next: ' compare --arch llama --steps 2 --out "$odd"
+eval "$(sed -n 's/^next: *//p' output)" >pasted_output 2>&1 || fail "the next command does not work as it is printed"
+interrupted "$odd 2/llama/metrics.jsonl" \
+  "$build/compare" --arch llama,relay "${tiny[@]}" --steps 20000 --out "$odd 2"
+[ $? = 75 ] || fail "compare, SIGINT: not exit code 75"
+eval "$(sed -n 's/^to continue this comparison: //p' output) --dry-run" >pasted_output 2>&1 && grep -q left pasted_output ||
+  fail "the command that continues a comparison does not work as it is printed"
+interrupted "$odd 3/metrics.jsonl" "$build/train_llama" "${tiny[@]}" --steps 20000 --out "$odd 3"
+eval "$(sed -n 's/.*; to continue: //p' output) --dry-run" >pasted_output 2>&1 && grep -q parameters pasted_output ||
+  fail "the command that continues a run does not work as it is printed"
+[ ! -e pasted ] || fail "a printed command runs what stands in a name"
+
+conclude compare

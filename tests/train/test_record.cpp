@@ -1,0 +1,208 @@
+// Records of experiments: which runs stand for an architecture, how they are paired, and what the tables make of them.
+#include "dev/figures/record.h"
+
+#include "dev/figures/dots.h"
+#include "dev/figures/page.h"
+#include "engine/io/json.h"
+#include "tests/support/check.h"
+#include "tests/support/temp_dir.h"
+
+using namespace crossply::figures;
+
+namespace crossply::test {
+namespace {
+
+using nlohmann::json;
+
+struct Line {
+  std::string name;
+  double lr;
+  int seed;
+  json loss;
+  std::string state = "done";
+};
+
+json run_of(const Line& line, const std::string& data) {
+  return {{"name", line.name},
+          {"options", json::object()},
+          {"lr", line.lr},
+          {"seed", line.seed},
+          {"state", line.state},
+          {"error", line.state == "failed" ? "loss nan" : ""},
+          {"steps_done", 20},
+          {"parameters", 1000},
+          {"flops_per_token", 6000.5},
+          {"memory_bytes", 4096},
+          {"tokens_per_second", 512.5},
+          {"tokens_per_step", 64},
+          {"training_seconds", 2.5},
+          {"runs_side_by_side", line.seed == 1 ? 1 : 2},
+          {"train_loss", 1.0},
+          {"test_loss", line.loss},
+          {"answers", nullptr},
+          {"steps_valid", nullptr},
+          {"evaluations",
+           {{"step", {10, 20}},
+            {"test_loss", {9.5, line.loss}},
+            {"answer_step", json::array()},
+            {"answers", json::array()},
+            {"steps_valid", json::array()}}},
+          {"environment", {{"build", "b"}, {"machine", "m"}, {"device", line.seed == 3 ? "other" : "cpu"}}},
+          {"flags",
+           {{"lr", line.lr},
+            {"seed", line.seed},
+            {"data", data},
+            {"steps", 20},
+            {"config", {{"hidden_size", 8}, {"arch", line.name}}}}}};
+}
+
+// results.json of a comparison of these runs, which chose these rates, in a directory; its record, read back.
+Record record_of(const TempDir& scratch, const std::vector<Line>& lines, const std::map<std::string, json>& rates,
+                 const std::string& digest = "abc") {
+  json all = {{"data_digest", digest}, {"runs", json::array()}, {"architectures", json::array()}};
+  for (const Line& line : lines) all["runs"].push_back(run_of(line, "/a/secret/place/text.bin"));
+  for (const auto& [name, lr] : rates)
+    all["architectures"].push_back({{"name", name}, {"lr", lr}, {"lr_at_edge", lr == 0.1}, {"seeds_done", 1}});
+  write_text(scratch.file("results.json"), json_text(all));
+  write_text(scratch.file("small.json"), make_record(scratch.path.string()));
+  return read_record(scratch.file("small.json"));
+}
+
+// The comparison passed over lime's best rate with the first seed, because another seed failed there.
+const std::vector<Line> example = {{"llama", 0.1, 1, 5.0},
+                                   {"llama", 0.2, 1, 4.0},
+                                   {"llama", 0.4, 1, 4.5},
+                                   {"llama", 0.2, 2, 4.25},
+                                   {"llama", 0.2, 3, 4.5},
+                                   {"lime", 0.1, 1, 3.0},
+                                   {"lime", 0.2, 1, 2.5},
+                                   {"lime", 0.2, 2, nullptr, "failed"},
+                                   {"lime", 0.1, 2, 4.0},
+                                   {"lime", 0.1, 3, 9.0, "stopped"},
+                                   {"hyper", 0.1, 1, nullptr, "failed"},
+                                   {"relay", 0.2, 1, nullptr, "failed"}};
+const std::map<std::string, json> rates = {{"hyper", nullptr}, {"lime", 0.1}, {"llama", 0.2}, {"relay", 0.2}};
+
+}  // namespace
+
+TEST_CASE("record: an architecture is its runs at the rate that the comparison chose") {
+  const TempDir scratch;
+  const Record record = record_of(scratch, example, rates);
+  REQUIRE(record.arms.size() == 2);  // of hyper and relay no run is done
+  const RecordedArm &lime = record.arm("lime"), &llama = record.arm("llama");
+  CHECK(llama.lr == 0.2);
+  CHECK(!llama.at_edge);
+  CHECK(values_of(llama, test_loss_of) == std::vector<double>{4.0, 4.25, 4.5});
+  CHECK(lime.lr == 0.1);
+  CHECK(lime.at_edge);
+  CHECK(values_of(lime, test_loss_of) == std::vector<double>{3.0, 4.0});  // not the one that was stopped
+  CHECK(lime.lost == 0);
+  CHECK(differences_of(lime, llama, test_loss_of) == std::vector<double>{-1.0, -0.25});
+  CHECK(values_of(llama, answers_of).empty());
+  check_fails(Exit::bad_data, {"small", "hyper"}, [&] { record.arm("hyper"); });
+  const RecordedRun& run = llama.runs.at(1);
+  CHECK(run.tokens == 1280);
+  CHECK(run.tokens_per_second == 512.5);
+  CHECK(std::isnan(llama.runs.at(2).tokens_per_second));  // it shared the machine
+  CHECK(run.loss == std::vector<double>{9.5, 4.0});
+  std::map<std::string, json> other = rates;
+  other["lime"] = 0.2;
+  CHECK(record_of(scratch, example, other).arm("lime").lost == 1);
+}
+
+TEST_CASE("record: it has the flags that all runs share, each environment once, and no path") {
+  const TempDir scratch;
+  record_of(scratch, example, rates);
+  const std::string text = read_text(scratch.file("small.json"));
+  const json all = known_json(text);
+  CHECK(all["flags"] == json({{"data", "text.bin"}, {"steps", 20}, {"config", {{"hidden_size", 8}}}}));
+  CHECK(all["environments"].size() == 2);
+  CHECK(all["runs"][4]["environment"] == 1);
+  CHECK(all["runs"].size() == example.size());
+  CHECK(!has(text, "secret"));
+  CHECK(!has(text, scratch.path.string()));
+}
+
+TEST_CASE("record: what is no comparison, or no record, is refused") {
+  const TempDir scratch;
+  check_fails(Exit::no_input, {"nothing/results.json"}, [&] { make_record(scratch.file("nothing")); });
+  write_text(scratch.file("results.json"), R"({"data_digest": null, "runs": []})");
+  check_fails(Exit::bad_data, {"no run"}, [&] { make_record(scratch.path.string()); });
+  write_text(scratch.file("results.json"), R"({"data_digest": null, "runs": [{"state": "done"}]})");
+  check_fails(Exit::bad_data, {"\"flags\" is missing"}, [&] { make_record(scratch.path.string()); });
+  const std::string other = scratch.file("other.json"), head = R"({"format": "crossply record", "flags": {}, "runs": )";
+  for (const std::string runs :
+       {R"([{"name": "lime"}])", R"([{"name": 3, "seed": 1}])", R"([{"name": "a", "seed": -1}])", R"([7])"}) {
+    write_text(other, head + runs + "}");
+    check_fails(Exit::bad_data, {"other.json"}, [&] { read_record(other); });
+  }
+  write_text(other, R"({"format": "crossply comparison"})");
+  check_fails(Exit::bad_data, {"other.json: is no record"}, [&] { read_record(other); });
+}
+
+TEST_CASE("record: intervals come from the residual of architecture and seed, pooled") {
+  // Without the means of architectures and seeds -0.01, 0 and 0.01 are left of a, and the opposite of b.
+  RecordedArm a{"a"}, b{"b"}, ragged{"ragged"};
+  for (const auto& [seed, x, y] : {std::tuple{1u, 1.00, 2.02}, {2u, 1.10, 2.10}, {3u, 1.20, 2.18}}) {
+    a.runs[seed].test_loss = x;
+    b.runs[seed].test_loss = y;
+  }
+  ragged.runs[1].test_loss = 7;
+  Residual residual;
+  residual.add({a, b, ragged}, test_loss_of);
+  CHECK(residual.degrees == 2);
+  CHECK(residual.squares == doctest::Approx(4 * 0.01 * 0.01).epsilon(1e-9));
+  // t of 2 degrees is 4.303; of a difference of two means over 3 seeds.
+  CHECK(residual.interval(3) == doctest::Approx(4.3026527 * std::sqrt(2 * 0.0002 / 3)).epsilon(1e-6));
+  CHECK(std::isnan(residual.interval(0)));
+  residual.add({a}, test_loss_of);  // of one alone nothing can be said
+  CHECK(residual.degrees == 2);
+  CHECK(std::isnan(Residual{}.interval(3)));
+  // Two that lack the third seed say more together with a, about two seeds, than a can with none beside it.
+  RecordedArm c{"c"}, d{"d"};
+  for (const uint64_t seed : {1u, 2u}) {
+    c.runs[seed].test_loss = a.runs[seed].test_loss + 1;
+    d.runs[seed].test_loss = a.runs[seed].test_loss + (seed == 1 ? 0.03 : 0);
+  }
+  Residual two;
+  two.add({a, c, d}, test_loss_of);
+  CHECK(two.degrees == 2);
+  CHECK(two.squares == doctest::Approx(2 * 0.005 * 0.005 * 2 + 2 * 0.01 * 0.01).epsilon(1e-9));
+}
+
+TEST_CASE("record: the table calls a difference only where the interval leaves out 0, and compares only the like") {
+  const TempDir scratch;
+  std::vector<Line> lines = example;
+  for (const auto& [seed, loss] : {std::pair{1, 4.5}, {2, 4.74}, {3, 5.01}})
+    lines.push_back({"worse", 0.2, seed, loss});
+  std::map<std::string, json> chosen = rates;
+  chosen["worse"] = 0.2;
+  const Record record = record_of(scratch, lines, chosen);
+  Page page(scratch.path.string(), "Title");
+  page.differences("dots.svg", "Differences", {{"all of them", record.arm("llama"), arms_but(record, "")}});
+  page.finish();
+  const std::string table = read_text(scratch.file("results.md"));
+  // lime lacks a seed, so the residual is of llama and worse: 0, 0.005, -0.005 and the opposite; 2 degrees of freedom;
+  // 4.3027 sqrt(2 * 1e-4 / 2 / n).
+  CHECK(has(table, "| lime | 1,000 | 6000 | 0.1 (edge) | 2 | 3.5000 ± 0.7071 | -0.6250 ± 0.0304 | **lower** |"));
+  CHECK(has(table, "| worse | 1,000 | 6000 | 0.2 | 3 | 4.7500 ± 0.2551 | +0.5000 ± 0.0248 | **higher** |"));
+  CHECK(has(table, "| llama | 1,000 | 6000 | 0.2 | 3 | 4.2500 ± 0.2500 |  |  |"));
+  CHECK(has(table, "2 degrees of freedom, standard deviation 0.0071"));
+  const std::string picture = read_text(scratch.file("dots.svg"));
+  CHECK(has(picture, "all of them"));
+  CHECK(has(picture, "+0.500 ± 0.025"));
+  const Record other = record_of(scratch, lines, chosen, "other data");
+  check_fails(Exit::bad_data, {"cannot be compared", "other data"}, [&] {
+    page.differences("dots.svg", "D", {{"", record.arm("llama"), arms_but(other, "llama")}});
+  });
+}
+
+TEST_CASE("dots: rows without values are left out, and one seed has no interval") {
+  const std::string picture = dots_svg({"T", "x", {{"", {{"none", {}}, {"one", {0.25}}}}, {"empty", {}}}, true, false});
+  CHECK(!has(picture, "none"));
+  CHECK(!has(picture, "empty"));
+  CHECK(has(picture, "25.0 (one seed)"));
+  CHECK(!has(picture, "nan"));
+}
+
+}  // namespace crossply::test

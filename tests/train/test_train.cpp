@@ -1,0 +1,491 @@
+// Whole training runs: resuming, accumulating, stopping before a bad update.
+#include <omp.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <limits>
+
+#include "engine/io/json.h"
+#include "models/registry.h"
+#include "tests/support/backends.h"
+#include "tests/support/check.h"
+#include "tests/support/program.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny.h"
+#include "train/step/trainer.h"
+
+using namespace crossply;
+using namespace crossply::test;
+using nlohmann::json;
+
+namespace {
+
+TrainOptions tiny_options(const std::string& arch) {
+  TrainOptions o;
+  Config& config = o.config;
+  config.arch = arch;
+  config.vocab_size = 7, config.hidden_size = 8, config.intermediate_size = 12;
+  config.num_hidden_layers = 3, config.num_attention_heads = 2;
+  config.check(Exit::usage, "test");
+  o.steps = 12, o.batch = 3, o.warmup = 2;
+  o.lr = 1e-2;
+  return o;
+}
+
+std::vector<float> weights(Trainer& trainer) {
+  const Tensor values = trainer.params().values();
+  std::vector<float> host(static_cast<size_t>(values.numel()));
+  trainer.device().copy_out(host.data(), values.data, values.bytes());
+  return host;
+}
+
+// A text of which a small model learns something within a few steps.
+void write_story(const std::string& path) {
+  const std::string who[] = {"the miller", "a sailor", "my sister", "the old king"};
+  const std::string does[] = {"sees", "paints", "buys"},
+                    what[] = {"a boat", "the river", "two horses", "bread", "the moon"};
+  std::ofstream file(path);
+  for (size_t i = 0; i < 400; ++i)
+    file << who[i * 5 / 3 % 4] << " " << does[i * 7 / 4 % 3] << " " << what[i * 3 / 2 % 5] << ".\n";
+}
+
+// A run of one step, saved.
+void save_one_step(const TrainOptions& o, const Source& data, const std::string& dir) {
+  Trainer trainer(o, data);
+  trainer.step();
+  trainer.save(dir, Tokenizer());
+}
+
+// Four layers, so that every architecture reads across depth with its default options.
+TrainOptions across_depth(const std::string& arch, const std::string& data) {
+  TrainOptions o;
+  const bool text = data.starts_with("text:");
+  Config& config = o.config;
+  config.arch = arch;
+  config.vocab_size = text ? 256 : 21;
+  config.hidden_size = 16, config.intermediate_size = 32, config.num_hidden_layers = 4;
+  config.num_attention_heads = 4, config.num_key_value_heads = arch == "gpt2" ? 4 : 2;
+  config.check(Exit::usage, "test");
+  o.data.spec = data;
+  o.data.train_samples = 96, o.data.test_samples = 8;
+  if (text) o.data.seq_len = 24;
+  o.steps = 66, o.batch = 8, o.warmup = 4;
+  o.lr = 3e-2;
+  return o;
+}
+
+// Models this small are faster on one thread, much faster where other programs keep the cores busy.
+struct OneThread {
+  int before = omp_get_max_threads();
+  OneThread() { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(before); }
+};
+
+}  // namespace
+
+TEST_CASE("train: every architecture learns, and stopping in the middle changes no bit of it") {
+  const OneThread threads;
+  const TempDir scratch;
+  write_story(scratch.file("text"));
+  for (const std::string& spec : one_in(2, std::vector<std::string>{"text:" + scratch.file("text"), "arith:3"})) {
+    double start = 0;  // LLaMA's loss at its first step
+    for (const Architecture& architecture : architectures()) {
+      CAPTURE(architecture.name);
+      CAPTURE(spec);
+      const TrainOptions o = across_depth(architecture.name, spec);
+      const Dataset data = open_dataset(o.data);
+      const std::string dir = scratch.file(architecture.name + "-" + spec.substr(0, 4));
+
+      Trainer whole(o, *data.train);
+      double last = 0;  // the mean of the last four
+      for (int64_t i = 0; i < o.steps; ++i) {
+        const double loss = whole.step().loss;
+        if (architecture.name == "llama" && i == 0) start = loss;
+        if (i >= o.steps - 4) last += loss / 4;
+      }
+      CHECK(last < 0.8 * start);
+
+      Trainer before(o, *data.train);
+      for (int64_t i = 0; i < o.steps / 2 + 1; ++i) before.step();
+      before.save(dir + "-half", Tokenizer());
+      Trainer after(o, *data.train, dir + "-half");
+      while (after.steps_done() < o.steps) after.step();
+      whole.save(dir + "-whole", Tokenizer());
+      after.save(dir + "-resumed", Tokenizer());
+      for (const char* file : {"/model.safetensors", "/optimizer.safetensors"}) {
+        CAPTURE(file);
+        CHECK(read_text(dir + "-whole" + file) == read_text(dir + "-resumed" + file));
+      }
+    }
+  }
+}
+
+TEST_CASE("train: resuming twice gives the losses and weights of the uninterrupted run, bit for bit") {
+  struct Case {
+    std::string arch, dtype, matmul;
+    int64_t batch, accumulate;
+  };
+  // 10 samples in batches of 3 and of 5: checkpoints inside an epoch, and exactly at the end of one.
+  for (const Case& c : std::vector<Case>{{"llama", "fp32", "fp32", 3, 1},
+                                         {"lime", "fp32", "fp32", 3, 2},
+                                         {"lime", "fp32", "fp32", 5, 1},
+                                         {"llama", "fp32", "fp32", 5, 2},
+                                         {"lime", "fp32", "bf16x3", 3, 1},
+                                         {"lime", "bf16", "fp32", 3, 1},
+                                         {"llama", "bf16", "fp32", 5, 2}}) {
+    INFO(c.arch, " ", c.dtype, " ", c.matmul, ", batch ", c.batch);
+    const Counting data(10);
+    TrainOptions o = tiny_options(c.arch);
+    o.dtype = c.dtype, o.matmul = c.matmul;
+    o.batch = c.batch, o.accumulate = c.accumulate;
+    Trainer whole(o, data);
+    std::vector<double> want, got;
+    for (int i = 0; i < 12; ++i) want.push_back(whole.step().loss);
+
+    TempDir run;
+    for (int part = 0, step = 0; part < 3; ++part) {
+      Trainer trainer(o, data, newest_valid_checkpoint(run.path));
+      CHECK(trainer.steps_done() == step);
+      for (const int end = std::vector<int>{4, 7, 12}[static_cast<size_t>(part)]; step < end; ++step)
+        got.push_back(trainer.step().loss);
+      trainer.save(run.file("step_0000000" + std::to_string(part)), Tokenizer());
+      if (part < 2) continue;
+      const std::vector<float> a = weights(whole), b = weights(trainer);
+      CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+    }
+    CHECK(want == got);
+    CHECK(want.back() < want.front());
+  }
+}
+
+TEST_CASE("train: every architecture learns in bf16 about what it learns in fp32") {
+  const OneThread threads;
+  const TempDir scratch;
+  write_story(scratch.file("text"));
+  for (const Architecture& architecture : one_in(4, architectures())) {
+    CAPTURE(architecture.name);
+    TrainOptions o = across_depth(architecture.name, "text:" + scratch.file("text"));
+    const Dataset data = open_dataset(o.data);
+    double last[2] = {};
+    for (const bool narrow : {false, true}) {
+      o.dtype = narrow ? "bf16" : "fp32";
+      Trainer trainer(o, *data.train);
+      for (int64_t i = 0; i < o.steps; ++i) {
+        const double loss = trainer.step().loss;
+        if (i >= o.steps - 10) last[narrow] += loss / 10;
+      }
+    }
+    CHECK(std::abs(last[1] - last[0]) < 0.1 * last[0]);  // runs part, as they do with another seed
+  }
+}
+
+TEST_CASE("train: the profile counts every step and every op, with lanes and with one tape") {
+  const Counting data(64);
+  for (const int64_t batch : {1, 8}) {
+    TrainOptions o = tiny_options("lime");
+    o.batch = batch;
+    Trainer silent(o, data);
+    silent.step();
+    CHECK(silent.profile().empty());
+    o.profile = true;
+    Trainer trainer(o, data);
+    for (int i = 0; i < 3; ++i) trainer.step();
+    const std::string table = trainer.profile();
+    for (const char* op : {"linear", "linear backward", "attention backward", "route", "cross_entropy", "adamw", "all"})
+      CHECK_MESSAGE(table.find(std::string("\n") + op + " ") != std::string::npos, op << " in\n" << table);
+  }
+}
+
+TEST_CASE("train: resuming on data of which a part changed is refused, an older checkpoint knows only samples of it") {
+  const TempDir scratch;
+  const std::string path = scratch.file("text"), dir = scratch.file("step_00000001");
+  write_story(path);
+  TrainOptions o = across_depth("llama", "text:" + path);
+  o.data.train_samples = o.data.test_samples = 0;
+  save_one_step(o, *open_dataset(o.data).train, dir);
+  CHECK(Trainer(o, *open_dataset(o.data).train, dir).steps_done() == 1);
+  const std::string text = read_text(path);
+  std::string other = text;
+  other[40] ^= 1;  // between the first and the second of the sampled windows
+  write_text(path, other);
+  check_fails(Exit::bad_data, {}, [&] { Trainer(o, *open_dataset(o.data).train, dir); });
+  write_text(path, text);
+  json state = known_json(read_text(dir + "/train_state.json"));
+  CHECK(state.erase("data_digest") == 1);
+  write_text(dir + "/train_state.json", json_text(state));
+  CHECK(Trainer(o, *open_dataset(o.data).train, dir).steps_done() == 1);
+}
+
+TEST_CASE("train: resuming with other flags is refused by name") {
+  const Counting data(10);
+  TrainOptions o = tiny_options("lime");
+  TempDir run;
+  save_one_step(o, data, run.file("step_00000001"));
+  const auto resume = [&] { Trainer(o, data, newest_valid_checkpoint(run.path)); };
+  resume();
+  const TrainOptions same = o;
+  o.lr = 2e-2;
+  check_fails(Exit::usage, {"lr"}, resume);
+  o = same;
+  o.config.intermediate_size = 16;
+  check_fails(Exit::usage, {"config.json"}, resume);
+  o = same;
+  const Counting longer(11);
+  CHECK_THROWS_AS(Trainer(o, longer, newest_valid_checkpoint(run.path)), Error);
+}
+
+TEST_CASE("train: a checkpoint resumes whose schedule has the name that older builds gave it") {
+  const Counting data(10);
+  TrainOptions o = tiny_options("llama");
+  o.schedule = "cosine_to_floor";
+  const TempDir run;
+  const std::string dir = run.file("step_00000001"), path = dir + "/train_state.json";
+  save_one_step(o, data, dir);
+  auto state = known_json(read_text(path));
+  REQUIRE(state["trajectory"]["schedule"] == "cosine_to_floor");
+  state["trajectory"]["schedule"] = "cosine1";
+  write_text(path, json_text(state));
+  CHECK(Trainer(o, data, dir).steps_done() == 1);
+  o.schedule = "cosine";
+  check_fails(Exit::usage, {"--schedule", "cosine_to_floor"}, [&] { Trainer(o, data, dir); });
+}
+
+TEST_CASE("train: a checkpoint's state of wrong types or sizes is refused") {
+  const Counting data(10);
+  const TrainOptions o = tiny_options("llama");
+  const TempDir run;
+  save_one_step(o, data, run.file("step_00000001"));
+  const std::string path = run.file("step_00000001/train_state.json");
+  const auto good = known_json(read_text(path));
+  auto code = [&](const std::string& text) {
+    write_text(path, text);
+    return error_of([&] { Trainer(o, data, run.file("step_00000001")); }).code;
+  };
+  CHECK(code(json_text(good)) == Exit::done);
+  const json spoilt_values = R"({"step": [-5, 2, "1", 1.5, null, 18446744073709551615],
+      "position": [-3, 4, 1e30, 9223372036854775807], "seconds": ["long", null, -1],
+      "data": [7, null], "trajectory": [3, "steps", []]})"_json;
+  for (const auto& [key, values] : spoilt_values.items())
+    for (const json& value : values) {
+      json spoilt = good;
+      spoilt[key] = value;
+      CAPTURE(json_text(spoilt));
+      CHECK(code(json_text(spoilt)) == Exit::bad_data);
+    }
+  for (const std::string text : {"", "{", "[]", "7", "{\"step\":1e999}"}) CHECK(code(text) == Exit::bad_data);
+}
+
+TEST_CASE("train: accumulating two half batches is the whole batch") {
+  const Counting data(11);
+  TrainOptions o = tiny_options("lime");
+  o.batch = 4;
+  Trainer whole(o, data);
+  o.batch = 2, o.accumulate = 2;
+  Trainer halves(o, data);
+  for (int i = 0; i < 5; ++i) {
+    const StepResult a = whole.step(), b = halves.step();
+    CHECK(a.scored == b.scored);
+    // Same samples, same normalisation; only the order of fp32 sums differs, by a few units in the last place a step.
+    CHECK(b.loss == doctest::Approx(a.loss).epsilon(2e-6));
+    CHECK(b.norm == doctest::Approx(a.norm).epsilon(2e-5));
+  }
+}
+
+TEST_CASE("train: loss, norm and update are of the mean over the tokens that are scored") {
+  const Counting data(3);
+  TrainOptions o = tiny_options("lime");
+  o.batch = 3, o.warmup = 0;
+  o.adamw.eps = 1;  // so that the update depends on the size of the gradient
+  o.adamw.clip = 0.5;
+  Trainer trainer(o, data), same(o, data);
+  const StepResult got = trainer.step();
+
+  std::vector<int32_t> tokens(18), targets(18);
+  for (size_t i = 0; i < 3; ++i) data.read(static_cast<int64_t>(i), &tokens[6 * i], &targets[6 * i]);
+  const auto scored = std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
+  BatchModel model(same.device(), same.params(), o.config, {3, 6});
+  model.run(tokens.data(), targets.data(), Step{true, 1.0 / static_cast<double>(scored), 0});
+  Optimizer optimizer(same.params(), Buckets(same.params()), o.adamw);
+  const double norm = gradient_norm(same.params());
+  CHECK(got.scored == scored);
+  CHECK(got.scored < 18);
+  CHECK(got.loss == doctest::Approx(model.take_losses() / static_cast<double>(scored)).epsilon(1e-6));
+  CHECK(got.norm == doctest::Approx(norm).epsilon(1e-5));
+  CHECK(norm > o.adamw.clip);
+  CHECK(got.lr > 0);
+  update(optimizer, same.device(), got.lr, norm, o.adamw.clip);
+  check_close("weights", weights(trainer), convert<double>(weights(same)), 1e-6);
+}
+
+TEST_CASE("train: a frozen row never moves, whatever the flags of decay and routers, and its twin does") {
+  const Counting data(10);
+  for (const std::string scale : {"learned", "frozen"}) {
+    CAPTURE(scale);
+    TrainOptions o = tiny_options("resformer");
+    o.config.options["lambda_scale"] = scale, o.config.options["lambda2"] = scale;
+    o.config.check(Exit::usage, "test");
+    o.router_lr = 0.5, o.decay_all = true;
+    Trainer trainer(o, data);
+    for (int i = 0; i < 3; ++i) trainer.step();
+    const Parameter& row = trainer.params().at("model.lambda_manager.lambda_scale");
+    const float moved = weights(trainer)[static_cast<size_t>(row.offset)] - 3;
+    CHECK((moved == 0) == (scale == "frozen"));
+    const Parameter& own = trainer.params().at(layer_name(1, "self_attn.value_residual_mixing.lambda2"));
+    CHECK((weights(trainer)[static_cast<size_t>(own.offset)] == 0.5F) == (scale == "frozen"));
+  }
+}
+
+// Found out by the device: of a GPU in a plain run, in the first replay of the recording, or in a later one.
+TEST_CASE("train: a loss that is not finite changes nothing, and says where") {
+  const Counting data(10);
+  for (const std::string& device : fast_devices()) {
+    for (const int good : {1, 0, 4}) {
+      CAPTURES(device, good);
+      TrainOptions o = tiny_options("llama");
+      o.device = device;
+      Trainer trainer(o, data);
+      for (int i = 0; i < good; ++i) trainer.step();
+      const float nan = std::numeric_limits<float>::quiet_NaN();
+      trainer.device().copy_in(trainer.params().values().as<float>() + 3, &nan, sizeof nan);
+      std::vector<float> before;
+      int64_t steps = 0;
+      check_fails(Exit::not_finite, {"samples", "No update was made"}, [&] {
+        for (int i = 0; i < 10; ++i) {  // the spoilt embedding row need not be in the first batch
+          before = weights(trainer);
+          steps = trainer.steps_done();
+          trainer.step();
+        }
+      });
+      const std::vector<float> after = weights(trainer);
+      CHECK(trainer.steps_done() == steps);
+      CHECK(std::memcmp(before.data(), after.data(), after.size() * sizeof(float)) == 0);
+    }
+  }
+}
+
+// The profile runs plainly, and waits in between.
+TEST_CASE("train: a recorded step has the bits of a plain one, at every rate and with and without clipping") {
+  if (!has_whole_models()) return;
+  const Counting data(12);
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    CAPTURE(dtype);
+    TrainOptions o = tiny_options("lime");
+    o.dtype = dtype, o.device = gpu, o.warmup = 4, o.accumulate = 2;
+    std::vector<double> norms;
+    for (Trainer probe(o, data); norms.size() < 7;) norms.push_back(probe.step().norm);
+    std::nth_element(norms.begin(), norms.begin() + 3, norms.end());
+    o.adamw.clip = norms[3];
+    Trainer recorded(o, data);
+    o.profile = true;
+    Trainer plain(o, data);
+    bool clipped = false, unclipped = false;
+    for (int step = 0; step < 7; ++step) {
+      const StepResult a = recorded.step(), b = plain.step();
+      CHECK(a.loss == b.loss);
+      CHECK(a.norm == b.norm);
+      CHECK(a.lr == b.lr);
+      (a.norm > o.adamw.clip ? clipped : unclipped) = true;
+    }
+    CHECK(clipped);
+    CHECK(unclipped);
+    CHECK(weights(recorded) == weights(plain));
+  }
+}
+
+#if !CROSSPLY_CUDA
+TEST_CASE("train: steps that the GPU refuses to record have the bits of recorded ones, and one line says so") {
+  if (!has_whole_models()) return;
+  const TempDir scratch;
+  const Counting data(12);
+  TrainOptions o = tiny_options("lime");
+  o.device = gpu, o.accumulate = 2;
+  const std::vector<std::string> smallest = {
+      "--data",       "arith:3", "--width",  "8", "--ffn",          "8", "--layers",         "1", "--heads", "1",
+      "--accumulate", "2",       "--device", gpu, "--eval-samples", "1", "--answer-samples", "0"};
+  Trainer recorded(o, data);
+  for (int step = 0; step < 4; ++step) recorded.step();
+  for (const emulator::Refused at : {emulator::Refused::begin, emulator::Refused::end}) {
+    const RefusedCaptures refused(at);
+    Trainer plain(o, data);
+    for (int step = 0; step < 4; ++step) plain.step();
+    CHECK(weights(recorded) == weights(plain));
+    const std::string out = scratch.file(at == emulator::Refused::end ? "end" : "begin");
+    const Outcome run = train(scratch, joined(smallest, std::vector<std::string>{"--steps", "4", "--out", out}));
+    const std::string note = "note: a step may take longer, because CUDA does not record it: the emulator refuses to ";
+    check_outcome(run, Exit::done, note);
+    CHECK_MESSAGE(run.output.find(note) == run.output.rfind(note), run.output);
+  }
+}
+#endif
+
+TEST_CASE("train: the same seed gives the same run, another seed another") {
+  const Counting data(10);
+  TrainOptions o = tiny_options("lime");
+  Trainer a(o, data), b(o, data);
+  o.seed = 7;
+  Trainer c(o, data);
+  CHECK(a.step().loss == b.step().loss);
+  CHECK(a.evaluate(data, 100) == b.evaluate(data, 100));
+  const double second = a.step().loss;
+  CHECK(second == b.step().loss);
+  c.step();
+  CHECK(second != c.step().loss);
+}
+
+TEST_CASE("train: no step waits for all of the GPU's work, however many micro-steps it has") {
+  if (!available(Backend::cuda)) return;
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    CAPTURE(dtype);
+    const Counting data(12);
+    TrainOptions o = tiny_options("lime");
+    o.dtype = dtype, o.device = gpu, o.accumulate = 2;
+    Trainer trainer(o, data);
+    for (int step = 0; step < 4; ++step) {  // at first plain runs, then recordings
+      const int64_t before = device_waits();
+      trainer.step();
+      CHECK(device_waits() == before);
+    }
+    const int64_t before = device_waits();
+    trainer.evaluate(data, 12);  // four batches
+    CHECK(device_waits() - before == 1);
+  }
+}
+
+TEST_CASE("train: a GPU's losses follow the CPU's; two runs, and one with a pause, have the same bits") {
+  if (!has_whole_models()) return;
+  struct Case {
+    std::string dtype;
+    int64_t steps;
+    double near, apart;  // relative differences of the first losses, which rounding alone explains, and of the last
+  };
+  for (const Case& c : {Case{"fp32", emulated ? 40 : 100, 1e-5, 1e-3}, Case{"bf16", emulated ? 20 : 100, 1e-2, 0.1}}) {
+    CAPTURE(c.dtype);
+    const Counting data(10);
+    TrainOptions o = tiny_options("lime");
+    o.dtype = c.dtype;
+    o.steps = c.steps;
+    Trainer cpu(o, data);
+    o.device = gpu;
+    Trainer first(o, data), second(o, data);
+    double want_last = 0, last = 0;  // means over the last ten
+    std::vector<double> losses;
+    for (int64_t i = 0; i < c.steps; ++i) {
+      const double want = cpu.step().loss, got = first.step().loss;
+      losses.push_back(got);
+      if (i < 10) CHECK(got == doctest::Approx(want).epsilon(c.near));
+      if (i >= c.steps - 10) want_last += want / 10, last += got / 10;
+    }
+    CHECK(last < losses.front());
+    CHECK(last == doctest::Approx(want_last).epsilon(c.apart));
+
+    const TempDir run;
+    const int64_t pause = c.steps / 3;
+    for (int64_t i = 0; i < pause; ++i) CHECK(second.step().loss == losses[static_cast<size_t>(i)]);
+    second.save(run.file("step_00000001"), Tokenizer());
+    Trainer third(o, data, newest_valid_checkpoint(run.path));
+    for (int64_t i = pause; i < c.steps; ++i) CHECK(third.step().loss == losses[static_cast<size_t>(i)]);
+    const std::vector<float> a = weights(first), b = weights(third);
+    CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+  }
+}

@@ -1,0 +1,350 @@
+// compare: trains several architectures on the same batches, from one seed or several, at one learning rate or at the
+// best of several; ends with one table and one picture. Without --data and --preset it is the demonstration,
+// arith-quick.
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "cli/format.h"
+#include "cli/program.h"
+#include "engine/io/file.h"
+#include "engine/io/printable.h"
+#include "engine/io/shell.h"
+#include "kernels/devices.h"
+#include "models/registry.h"
+#include "ranks/launch.h"
+#include "train/lab/comparison.h"
+#include "train/lab/comparison_dir.h"
+#include "train/settings/idle_flags.h"
+#include "train/run/progress.h"
+#include "train/run/run.h"
+#include "train/lab/side_by_side.h"
+
+using namespace crossply;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// --dry-run --time: of all runs, one after the other.
+void print_time(const Comparison& comparison, const std::vector<Arm>& arms, size_t each) {
+  double seconds = 0;
+  for (const Arm& arm : arms) {
+    TrainOptions o = comparison.runs[arm.seeds[0]].options;
+    const Dataset data = open_inputs(o);
+    seconds += seconds_of_run(o, data) * static_cast<double>(each);
+  }
+  print_seconds(seconds, "a run", " of all runs, by three of each architecture; evaluations");
+}
+
+// --dry-run: what the table can say without training.
+void print_plans(const Comparison& comparison, int64_t jobs) {
+  std::vector<std::vector<std::string>> table = {{"architecture", "parameters", "FLOP/token", "memory"}};
+  double flops = 0, memory = 0;
+  const std::vector<Arm> arms = arms_of(comparison);
+  const size_t rates = rates_of(comparison).size(), seeds = seeds_of(comparison).size(), each = rates + seeds - 1;
+  for (const Arm& arm : arms) {
+    const ComparedRun& run = comparison.runs[arm.seeds[0]];
+    const TrainOptions& o = run.options;
+    table.push_back({run.choice.text, format_count(run.result.parameters),
+                     format_number("%.4g", run.result.flops_per_token), format_bytes(run.result.planned_memory)});
+    flops += run.result.flops_per_token * static_cast<double>(o.batch * o.accumulate * o.data.seq_len) *
+             static_cast<double>(o.steps) * static_cast<double>(each);
+    memory = std::max(memory, run.result.planned_memory);
+  }
+  std::printf("%sFLOP/token: forward and backward. memory: of a whole run, about.\n", format_table(table).c_str());
+  std::string line = str(arms.size() * each, " runs: ", arms.size(), " architectures");
+  if (rates > 1) line += str(" x ", rates, " learning rates with seed ", seeds_of(comparison)[0]);
+  if (seeds > 1)
+    line += rates > 1 ? str(", then ", seeds - 1, seeds > 2 ? " more seeds" : " more seed", " at the best of them")
+                      : str(" x ", seeds, " seeds");
+  line += str("; ", format_number("%.3g", flops), " FLOPs of training in all");
+  if (comparison.runs[0].options.resume) line += str("; ", runs_unfinished(comparison), " of the runs are left to do");
+  std::printf("%s\n", wrap(line, 80, 0).c_str());
+  if (comparison.runs[0].options.time) print_time(comparison, arms, each);
+  if (jobs > 1)
+    std::printf("memory of %lld runs at a time: at most about %s\n", static_cast<long long>(jobs),
+                format_bytes(static_cast<double>(jobs) * memory).c_str());
+}
+
+void refuse_flags_of_trainers(const TrainOptions& o) {
+  if (!o.init.empty()) fail(Exit::usage, "compare trains from scratch; --init is for the trainers");
+  if (!o.teacher.empty()) fail(Exit::usage, "compare trains without a teacher; --teacher is for the trainers");
+  if (o.dump_tape || !o.dump_tensors.empty())
+    fail(Exit::usage, "compare shows no single step; --dump-tape and --dump-tensors are for the trainers");
+  if (o.world.ranks > 0) fail(Exit::usage, "compare plans jobs of one rank; --world is for the trainers");
+  if (o.out.empty() && !o.dry_run) fail(Exit::usage, "--out is needed: the directory for the runs");
+  if (o.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
+}
+
+// The runs of one architecture, from its first, which is complete but for rate, seed and directory.
+void add_runs(Comparison& comparison, const ComparedRun& plan, const Experiment& experiment) {
+  const bool one = experiment.rates.size() == 1 && experiment.seeds.size() == 1;
+  for (const double lr : experiment.rates)
+    for (const uint64_t seed : experiment.seeds) {
+      ComparedRun run = plan;
+      run.options.lr = lr, run.options.seed = seed;
+      run.directory = run.choice.file_name() + (one ? "" : str("-lr-", lr_text(lr), "-seed-", seed));
+      run.options.out = run.result.run_dir = comparison.out + "/" + run.directory;
+      comparison.runs.push_back(run);
+    }
+}
+
+// The runs in the order of --arch, complete. Claims the directory before it looks into it. Refuses here what would only
+// fail after hours of training.
+Comparison prepare(Experiment& experiment, ComparisonDir& dir) {
+  refuse_flags_of_trainers(experiment.train);
+  TrainOptions plain = experiment.train;
+  if (experiment.seeds.empty()) experiment.seeds = {plain.seed};
+  if (!experiment.rates.empty()) plain.lr = experiment.rates[0];
+  plain.seed = experiment.seeds[0];
+  const std::vector<ArchChoice> choices = parse_arch_list(experiment.archs, plain.config.backbone);
+  plain.config.arch = plain.config.backbone;
+  const Dataset data = open_inputs(plain);
+  if (experiment.rates.empty()) experiment.rates = {plain.lr};
+  experiment.notes = {plain.chosen, epochs_warning(plain, data)};
+  // A GPT-2 among LLaMAs learns as many as it is given.
+  const int64_t positions = plain.config.gpt2() ? plain.config.max_position_embeddings : plain.data.seq_len;
+  if (!plain.dry_run && !dir.is_held())
+    dir = plain.resume ? ComparisonDir::claim(plain.out) : ComparisonDir::claim_fresh(plain.out);
+  Comparison comparison{plain.data.spec, plain.dry_run ? plain.out : dir.path(), {}};
+  if (data.test != nullptr) comparison.test_size = data.test->size();
+  if (!plain.dry_run) comparison.data_digest = plain.data_digest = digest_of_files(plain, data);
+  comparison.data_note = validation_note(data);
+  std::vector<TrainOptions> plans;
+  for (const ArchChoice& choice : choices) {
+    ComparedRun run{choice, plain, {}};
+    run.options.config.arch = choice.arch;
+    run.options.config.options = choice.options;
+    if (choice.arch == "gpt2") run.options.config.max_position_embeddings = positions;
+    apply_preset_to_architecture(run.options);
+    run.options.config.check(Exit::usage, "--arch " + choice.text);
+    if (!plain.resume) refuse_idle_options(choice, run.options.config);
+    std::fputs(note_idle_options(run.options.config, "--arch " + choice.text).c_str(), stderr);
+    run.result = plan_training(run.options);
+    plans.push_back(run.options);
+    add_runs(comparison, run, experiment);
+  }
+  if (experiment.router_lr_given) refuse_idle_router_lr(plans, "these architectures");
+  return comparison;
+}
+
+// What to look at and what to do next.
+void print_next(const Comparison& comparison, const std::string& program) {
+  const std::string out = printable(comparison.out);
+  std::printf("\nresults:  %s/results.md, results.json\nfigure:   %s/compare.svg\n", out.c_str(), out.c_str());
+  std::string best;
+  double least = INFINITY;
+  const std::vector<Arm> arms = arms_of(comparison);
+  for (const Arm& arm : arms) {
+    const ComparedRun& run = comparison.runs[arm.seeds.front()];  // at its best rate
+    if (run.state == RunState::done && run.result.test_loss < least)
+      least = run.result.test_loss, best = run.result.run_dir;
+  }
+  const bool text = parse_data_spec(comparison.data).kind == DataSpec::Kind::text;
+  if (!best.empty()) std::printf("next:     %s\n", generate_command(program, best, comparison.data, text).c_str());
+  if (arms.front().seeds.size() == 1)
+    std::printf("seeds:    one; another may order close architectures otherwise (--seeds 1,2,3)\n");
+}
+
+// The exit code is that of the first architecture that failed. unwritten: the error of the last attempt to write a file
+// of the comparison; "" if all are written.
+Exit conclude(const Comparison& comparison, const std::string& program, const std::string& unwritten) {
+  const bool stopped = std::any_of(comparison.runs.begin(), comparison.runs.end(),
+                                   [](const ComparedRun& run) { return run.tried && run.state == RunState::stopped; });
+  if (stopped || next_run(comparison)) {
+    std::printf("\nto continue this comparison: %s --resume --out %s\n", shell_command(program).c_str(),
+                shell_word(comparison.out).c_str());
+    return Exit::stopped;
+  }
+  std::string failed;
+  const std::vector<const ComparedRun*> failures = failures_of(comparison);
+  for (const ComparedRun* run : failures) failed += " " + run->choice.text;
+  const bool passing = std::any_of(failures.begin(), failures.end(), [](const auto* run) { return !diverged(*run); });
+  if (!failures.empty())
+    fail(failures[0]->result.code, "failed:", failed, "; the reason stands above",
+         passing ? "; --resume tries again what has not diverged" : "");
+  if (!unwritten.empty())
+    fail(Exit::io, unwritten, "; the runs are done and kept: mend that, then --resume --out ",
+         shell_word(comparison.out), " writes the results again");
+  for (const ComparedRun& run : comparison.runs)
+    if (is_done(run) && run.result.code == Exit::io)
+      fail(Exit::io, run_name(comparison, run), ": its figure could not be written; the reason stands above: mend ",
+           "that, then --resume --out ", shell_word(comparison.out), " draws it");
+  return Exit::done;
+}
+
+// The figures of runs that were done before, where they lack one.
+void draw_missing_figures(Comparison& comparison) {
+  for (ComparedRun& run : comparison.runs) {
+    if (!is_done(run)) continue;
+    const std::string error = draw_missing_figure(run.options);
+    run.result.code = error.empty() ? Exit::done : Exit::io;
+    if (!error.empty()) print_line("note: " + error, false);
+  }
+}
+
+// Returns the error of the last attempt to write the results. A figure that cannot be written does not end the runs.
+std::string train_all(Comparison& comparison, int64_t asked) {
+  const Jobs jobs = choose_jobs(comparison, asked);
+  if (!jobs.reason.empty()) std::printf("%s\n", jobs.reason.c_str());
+  std::string told;
+  const auto after_each = [&] {
+    const std::string error = write_results(comparison);
+    if (!error.empty() && error != told) print_line("note: " + error + "; the runs go on", false);
+    told = error;
+  };
+  if (jobs.count > 1) train_side_by_side(comparison, jobs.count, after_each);
+  else train_one_by_one(comparison, after_each);
+  return write_results(comparison);  // also if no run was left to do: --arch may show others now
+}
+
+Exit run(Experiment& o, ComparisonDir& dir) {
+  Comparison comparison = prepare(o, dir);
+  for (const std::string& note : o.notes)
+    if (!note.empty()) std::printf("%s\n", note.c_str());
+  if (o.train.dry_run) {
+    if (o.train.resume && !comparison.out.empty()) take_up(comparison);
+    print_plans(comparison, o.jobs);
+    return Exit::done;
+  }
+  const auto device = make_device(o.train.device, o.train.matmul);  // refuses one that is not there
+  for (const Arm& arm : arms_of(comparison))                        // not when their turns come
+    refuse_too_large(comparison.runs[arm.sweep[0]].options, *device);
+  if (o.train.resume) take_up(comparison);
+  if (comparison.out != o.train.out)
+    std::printf("%s holds another comparison; this one is in %s\n", printable(o.train.out).c_str(),
+                printable(comparison.out).c_str());
+  for (const std::string& warning : {warmup_warning(o.train), parameter_warning(comparison), comparison.data_note})
+    if (!warning.empty()) std::printf("%s\n", printable(warning).c_str());
+  // Before the first run ends: a kill then leaves what --resume needs.
+  write_file_atomically(comparison.out + "/results.json", results_json(comparison));
+  draw_missing_figures(comparison);
+  const std::string unwritten = train_all(comparison, o.jobs);
+  if (const std::string verdicts = results_verdicts(comparison); !verdicts.empty())
+    std::printf("\n%s", printable(verdicts).c_str());
+  print_next(comparison, o.program);
+  std::printf("\n%s", printable(results_table(comparison)).c_str());
+  return conclude(comparison, o.program, unwritten);
+}
+
+// A comparison that is resumed has its flags. Otherwise, with --data, the sizes and steps that the trainers have, too;
+// without, the demonstration. The flags that are given come on top. Returns whether more than these decides.
+bool set_defaults(int argc, char** argv, Experiment& o, ComparisonDir& dir) {
+  const std::string out = find_flag(argc, argv, "--out"), given = find_flag(argc, argv, "--preset");
+  const bool resume = has_flag(argc, argv, "--resume") && !out.empty();
+  // Claimed before its results.json is read: another comparison may be writing it.
+  if (resume && path_exists(out) && !has_flag(argc, argv, "--dry-run")) dir = ComparisonDir::claim(out);
+  const bool found = resume && take_comparison_settings(out, o);
+  if (!found && find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(o.train.config);
+  const bool demonstration = !found && given.empty() && find_flag(argc, argv, "--data").empty();
+  if (demonstration && resume && !path_exists(out))
+    fail(Exit::usage, "--resume: there is no comparison in ", out, " yet; to start one, give its flags");
+  const std::string preset = demonstration ? "arith-quick" : given;
+  if (preset.empty() || preset == o.train.preset) return found || !preset.empty();
+  apply_preset(preset, o.train);
+  o.rates.clear();
+  return true;
+}
+
+// The items of a list, each once.
+template <class T, class Read>
+std::vector<T> read_list(const std::string& flag, const std::string& text, Read&& read) {
+  std::vector<T> values;
+  for (size_t at = 0, end; at <= text.size(); at = end + 1) {
+    end = std::min(text.find(',', at), text.size());
+    const T value = read(text.substr(at, end - at));
+    if (std::find(values.begin(), values.end(), value) != values.end())
+      refuse_value(flag, "names " + text.substr(at, end - at) + " twice");
+    values.push_back(value);
+  }
+  return values;
+}
+
+// What the defaults in brackets are of, and what they are with --data.
+std::string about_defaults() {
+  const TrainOptions plain;
+  const Config& c = plain.config;
+  return str("Without --data and --preset it trains the demonstration, --preset arith-quick, and [ ] are its values. ",
+             "With --data the values are those of the trainers: --width ", c.hidden_size, " --layers ",
+             c.num_hidden_layers, " --heads ", c.num_attention_heads, " --ffn ", c.intermediate_size, " --batch ",
+             plain.batch, ". On files the size of data and model chooses --seq, --steps, --lr and --warmup.");
+}
+
+void add_experiment_flags(CLI::App& app, Experiment& o) {
+  add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
+  const auto set_seeds = [&](const std::string& text) {
+    o.seeds = read_list<uint64_t>("--seeds", text, [](const std::string& item) {
+      return static_cast<uint64_t>(read_integer("--seeds", item, 0, std::numeric_limits<int64_t>::max()));
+    });
+  };
+  const auto set_rates = [&](const std::string& text) {
+    o.rates = read_list<double>("--lr", text,
+                                [](const std::string& item) { return read_number("--lr", item, 0, most_number); });
+  };
+  add_parsed(
+      app, "--seeds", set_seeds, "LIST",
+      "several seeds between commas: 1,2,3 (default: --seed)\nThe table then has means and standard deviations, and "
+      "says which differences from the yardstick are larger than the spread of seeds. The first one chooses among "
+      "several --lr, also with --resume");
+  add_integer(app, "--jobs", o.jobs, 0, 4096,
+              "runs side by side, each with its share of the threads; results are the same (0: several where there are "
+              "several seeds or rates, on a CPU, and a step of the first run, which is timed, is too small for all "
+              "threads)");
+  add_train_flags(app, o.train);
+  flag_named(app, "--seeds").excludes(flag_named(app, "--seed"));
+  remove_flag(app, "--lr");
+  add_parsed(
+      app, "--lr", set_rates, "FLOAT,...",
+      "base learning rate, or several between commas\nEach architecture is trained at all with the first seed, then "
+      "with the other seeds at the best, by the test loss")
+      .default_str(format_number("%g", o.train.lr))
+      .group("Optimiser");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CommandLine app(
+      "Trains several architectures on the same batches, from the same seeds; ends with a table and a figure.\n" +
+          about_defaults(),
+      "compare");
+  Experiment o;
+  o.program = argv[0];
+  ComparisonDir dir;
+  bool found = false;   // a comparison, or a preset
+  std::string request;  // of the comparison whose child this process is
+  auto flags = [&] {
+    found = set_defaults(argc, argv, o, dir);
+    add_text(app, "--one-run", request, "JSON", "for compare itself").group(hidden_group);
+    add_experiment_flags(app, o);
+    for (const char* refused :
+         {"--init", "--teacher", "--kd-alpha", "--kd-tau", "--kd-reduction", "--dump-tape", "--dump-tensors", "--world",
+          "--node-gpus", "--gpu", "--nvlink", "--net", "--rank-rate"})
+      flag_named(app, refused).group(hidden_group);  // prepare() says why
+    for (const char* refused : flags_of_ranks) flag_named(app, refused).group(hidden_group);
+    set_short_help(app, {{"--out"},
+                         {"--arch", "--data", "--preset", "--seeds", "--lr", "--steps", "--batch", "--seq", "--resume",
+                          "--dry-run"},
+                         {"compare --out runs/compare    # the demonstration",
+                          "compare --arch llama,lime --seeds 1,2,3 --data text:my.txt --out runs/mine"}});
+    flag_named(app, "--steps").description("optimizer steps of each run");
+    flag_named(app, "--out").description("directory of the comparison: results.md, compare.svg, a directory per run");
+    flag_named(app, "--resume")
+        .description(
+            "continue the comparison in --out; needs no other flags. --arch, --seeds and --lr may name more, which are "
+            "added, or fewer, which alone are shown then");
+  };
+  return run_program(app, argc, argv, flags, [&] {
+    if (!request.empty()) return train_for_parent(request);
+    for (const char* refused : flags_of_ranks)
+      if (is_given(app, refused)) fail(Exit::usage, refused, " is for the trainers; compare trains in one process");
+    std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
+    if (is_given(app, "--seed")) o.seeds = {o.train.seed};
+    o.train.open = open_choices(app, o.train, found);
+    o.router_lr_given = is_given(app, "--router-lr");
+    if (!place_from_environment().alone())
+      fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");
+    return run(o, dir);
+  });
+}

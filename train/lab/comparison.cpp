@@ -1,0 +1,273 @@
+#include "train/lab/comparison.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/format.h"
+#include "engine/io/json.h"
+
+namespace crossply {
+namespace {
+
+// Another try may bring it to its end.
+bool is_unfinished(const ComparedRun& run) { return !is_done(run) && !diverged(run); }
+
+// Still to be done by this program.
+bool is_open(const ComparedRun& run) { return is_unfinished(run) && run.state != RunState::running && !run.tried; }
+bool is_pending(const ComparedRun& run) { return is_open(run) || run.state == RunState::running; }
+
+bool has_score(const ComparedRun& run) { return is_done(run) && std::isfinite(run.result.test_loss); }
+
+template <class T>
+void add_new(std::vector<T>& values, T value) {
+  if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
+}
+
+// The rate that an arm is judged at, so far; of those at which a seed diverged only where there are no others.
+void choose_rate(const Comparison& comparison, const std::vector<size_t>& all, Arm& arm) {
+  double best = INFINITY;
+  arm.lr = NAN;
+  for (const size_t i : arm.sweep) {
+    const ComparedRun& first = comparison.runs[i];
+    const double lr = first.options.lr;
+    if (!has_score(first)) continue;
+    const bool works = std::none_of(all.begin(), all.end(), [&](size_t k) {
+      return comparison.runs[k].options.lr == lr && diverged(comparison.runs[k]);
+    });
+    if (works < arm.works || (works == arm.works && first.result.test_loss >= best)) continue;
+    best = first.result.test_loss, arm.lr = lr, arm.works = works;
+  }
+  if (std::isnan(arm.lr) && arm.sweep.size() == 1) arm.lr = comparison.runs[arm.sweep[0]].options.lr;
+  for (const size_t k : all)
+    if (comparison.runs[k].options.lr == arm.lr) arm.seeds.push_back(k);
+  if (arm.seeds.empty()) arm.seeds = {arm.sweep[0]};
+}
+
+Arm arm_of(const Comparison& comparison, const std::string& name) {
+  Arm arm{name, {}, {}};
+  std::vector<size_t> all;
+  for (size_t i = 0; i < comparison.runs.size(); ++i)
+    if (comparison.runs[i].choice.text == name) all.push_back(i);
+  double lowest = INFINITY, highest = 0;
+  for (const size_t i : all) {
+    const TrainOptions& o = comparison.runs[i].options;
+    if (o.seed != comparison.runs[all[0]].options.seed) continue;
+    arm.sweep.push_back(i);
+    lowest = std::min(lowest, o.lr), highest = std::max(highest, o.lr);
+  }
+  arm.settled = arm.sweep.size() == 1 || std::none_of(arm.sweep.begin(), arm.sweep.end(),
+                                                      [&](size_t i) { return is_unfinished(comparison.runs[i]); });
+  choose_rate(comparison, all, arm);
+  arm.at_edge = arm.settled && arm.sweep.size() > 1 && (arm.lr == lowest || arm.lr == highest);
+  return arm;
+}
+
+// The runs of an arm that are needed, as far as they are known.
+std::vector<size_t> needed(const Arm& arm) {
+  std::vector<size_t> out = arm.sweep;
+  for (const size_t i : arm.settled ? arm.seeds : std::vector<size_t>()) add_new(out, i);
+  return out;
+}
+
+// Those of an arm that `counts`; where its rate is not settled but `will_be`, also the seeds that follow.
+template <class Counts, class WillBe>
+int64_t count_runs(const Comparison& comparison, Counts&& counts, WillBe&& will_be) {
+  int64_t count = 0;
+  for (const Arm& arm : arms_of(comparison)) {
+    for (const size_t i : needed(arm)) count += counts(comparison.runs[i]);
+    if (!arm.settled && will_be(arm)) count += static_cast<int64_t>(seeds_of(comparison).size()) - 1;
+  }
+  return count;
+}
+
+Measured last_of(const std::vector<double>& values, const std::vector<double>& steps) {
+  return values.empty() ? Measured() : Measured{values.back(), static_cast<int64_t>(steps.back())};
+}
+
+Measured task_share(const ComparedRun& run, double at_the_end, const std::vector<double>& before) {
+  if (is_done(run)) return {at_the_end < 0 ? NAN : at_the_end, run.options.steps};
+  return last_of(before, run.result.curves.answer_step);
+}
+
+}  // namespace
+
+const char* name_of(RunState state) {
+  switch (state) {
+    case RunState::waiting: return "not started";
+    case RunState::running: return "running";
+    case RunState::done: return "done";
+    case RunState::stopped: return "stopped";
+    case RunState::failed: return "failed";
+  }
+  return "";
+}
+
+bool is_done(const ComparedRun& run) { return run.state == RunState::done; }
+
+bool diverged(const ComparedRun& run) { return run.state == RunState::failed && run.result.code == Exit::not_finite; }
+
+int64_t steps_of(const ComparedRun& run) {
+  const std::vector<double>& steps = run.result.curves.step;
+  return steps.empty() ? 0 : static_cast<int64_t>(steps.back());
+}
+
+std::string remark(const ComparedRun& run) {
+  if (is_done(run)) return "";
+  if (run.state == RunState::waiting) return name_of(run.state);
+  const std::string at = str(" after step ", steps_of(run), " of ", run.options.steps);
+  return name_of(run.state) + at + (run.error.empty() ? "" : ": " + run.error);
+}
+
+Measured train_loss(const ComparedRun& run) {
+  if (is_done(run)) return {run.result.train_loss, run.options.steps};
+  return {final_loss(run.result.curves), steps_of(run)};
+}
+Measured test_loss(const ComparedRun& run) {
+  const RunCurves& curves = run.result.curves;
+  return is_done(run) ? Measured{run.result.test_loss, run.options.steps} : last_of(curves.test_loss, curves.test_step);
+}
+Measured answers(const ComparedRun& run) { return task_share(run, run.result.answers, run.result.curves.answers); }
+Measured steps_valid(const ComparedRun& run) {
+  return task_share(run, run.result.steps_valid, run.result.curves.steps_valid);
+}
+
+std::vector<Arm> arms_of(const Comparison& comparison) {
+  std::vector<std::string> names;
+  for (const ComparedRun& run : comparison.runs) add_new(names, run.choice.text);
+  std::vector<Arm> arms;
+  for (const std::string& name : names) arms.push_back(arm_of(comparison, name));
+  return arms;
+}
+
+std::vector<double> rates_of(const Comparison& comparison) {
+  std::vector<double> rates;
+  for (const ComparedRun& run : comparison.runs) add_new(rates, run.options.lr);
+  return rates;
+}
+
+std::vector<uint64_t> seeds_of(const Comparison& comparison) {
+  std::vector<uint64_t> seeds;
+  for (const ComparedRun& run : comparison.runs) add_new(seeds, run.options.seed);
+  return seeds;
+}
+
+std::optional<size_t> next_run(const Comparison& comparison) {
+  const std::vector<Arm> arms = arms_of(comparison);
+  for (const Arm& arm : arms)
+    for (const size_t i : arm.sweep)
+      if (is_open(comparison.runs[i])) return i;
+  for (size_t seed = 1; seed < seeds_of(comparison).size(); ++seed)
+    for (const Arm& arm : arms)
+      if (arm.settled && seed < arm.seeds.size() && is_open(comparison.runs[arm.seeds[seed]])) return arm.seeds[seed];
+  return {};
+}
+
+int64_t runs_left(const Comparison& comparison) {
+  return count_runs(comparison, is_pending, [&](const Arm& arm) {
+    return std::all_of(arm.sweep.begin(), arm.sweep.end(),
+                       [&](size_t i) { return is_pending(comparison.runs[i]) || !is_unfinished(comparison.runs[i]); });
+  });
+}
+
+int64_t runs_unfinished(const Comparison& comparison) {
+  return count_runs(comparison, is_unfinished, [](const Arm&) { return true; });
+}
+
+int64_t runs_ended(const Comparison& comparison) {
+  return count_runs(
+      comparison, [](const ComparedRun& run) { return !is_pending(run) && run.state != RunState::stopped; },
+      [](const Arm&) { return false; });
+}
+
+int64_t runs_in_all(const Comparison& comparison) {
+  int64_t ended = 0;
+  for (const Arm& arm : arms_of(comparison))
+    for (const size_t i : needed(arm)) ended += !is_pending(comparison.runs[i]);
+  return ended + runs_left(comparison);
+}
+
+std::vector<const ComparedRun*> failures_of(const Comparison& comparison) {
+  std::vector<const ComparedRun*> out;
+  for (const Arm& arm : arms_of(comparison)) {
+    const ComparedRun* worst = nullptr;
+    for (const size_t i : needed(arm)) {
+      const ComparedRun& run = comparison.runs[i];
+      if (run.state != RunState::failed || (diverged(run) && arm.works)) continue;
+      if (worst == nullptr || (diverged(*worst) && !diverged(run))) worst = &run;
+    }
+    if (worst != nullptr) out.push_back(worst);
+  }
+  return out;
+}
+
+std::string lr_text(double lr) { return json_text(nlohmann::json(lr)); }
+
+std::string run_name(const Comparison& comparison, const ComparedRun& run) {
+  return run.choice.text + (rates_of(comparison).size() > 1 ? " lr " + lr_text(run.options.lr) : "") +
+         (seeds_of(comparison).size() > 1 ? str(" seed ", run.options.seed) : "");
+}
+
+std::string run_directory(const ComparedRun& run) {
+  return run.directory.empty() ? run.choice.file_name() : run.directory;
+}
+
+Spread spread_over(const Comparison& comparison, const Arm& arm, Measure measure) {
+  std::vector<double> values;
+  for (const size_t i : arm.seeds)
+    if (const double value = measure(comparison.runs[i]).value; is_done(comparison.runs[i]) && std::isfinite(value))
+      values.push_back(value);
+  return spread_of(values);
+}
+
+double tokens_per_second_of(const Comparison& comparison, const Arm& arm) {
+  std::vector<double> rates;
+  for (const size_t i : arm.seeds) {
+    const ComparedRun& run = comparison.runs[i];
+    if (run.side_by_side > 1) return NAN;
+    if (run.result.tokens_per_second > 0) rates.push_back(run.result.tokens_per_second);
+  }
+  return spread_of(rates).mean;
+}
+
+Spread paired_difference(const Comparison& comparison, const Arm& arm, const Arm& yardstick) {
+  std::vector<double> differences;
+  if (!arm.settled || !yardstick.settled) return {};
+  for (const size_t i : arm.seeds)
+    for (const size_t k : yardstick.seeds) {
+      const ComparedRun &mine = comparison.runs[i], &theirs = comparison.runs[k];
+      if (mine.options.seed == theirs.options.seed && has_score(mine) && has_score(theirs))
+        differences.push_back(mine.result.test_loss - theirs.result.test_loss);
+    }
+  return spread_of(differences);
+}
+
+double relative_time(const Comparison& comparison, const std::vector<size_t>& of) {
+  const auto rate = [&](const std::vector<size_t>& places) {
+    std::vector<double> rates;
+    for (const size_t i : places) {
+      const ComparedRun& run = comparison.runs[i];
+      if (is_done(run) && run.side_by_side == 1 && run.result.tokens_per_second > 0)
+        rates.push_back(run.result.tokens_per_second);
+    }
+    return spread_of(rates).mean;
+  };
+  return rate(arm_of(comparison, comparison.runs[0].choice.text).seeds) / rate(of);
+}
+
+double relative_memory(const Comparison& comparison, const ComparedRun& run) {
+  return static_cast<double>(run.result.memory) / static_cast<double>(comparison.runs[0].result.memory);
+}
+
+std::string parameter_warning(const Comparison& comparison) {
+  const ComparedRun& yardstick = comparison.runs[0];
+  std::vector<std::string> differing;
+  for (const ComparedRun& run : comparison.runs) {
+    const double ratio = static_cast<double>(run.result.parameters) / static_cast<double>(yardstick.result.parameters);
+    if (std::abs(ratio - 1) > 0.1) add_new(differing, run.choice.text + format_number(" %+.0f %%", 100 * (ratio - 1)));
+  }
+  std::string list;
+  for (const std::string& one : differing) list += (list.empty() ? " " : ", ") + one;
+  return list.empty() ? "" : "warning: not as many parameters as " + yardstick.choice.text + ":" + list;
+}
+
+}  // namespace crossply

@@ -1,0 +1,375 @@
+// results.json of a comparison, written and read back.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/leftovers.h"
+#include "engine/io/printable.h"
+#include "models/disk/checkpoint.h"
+#include "engine/io/json_file.h"
+#include "train/lab/comparison.h"
+#include "train/run/environment.h"
+#include "train/settings/setting_io.h"
+
+namespace crossply {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+json json_of(const Comparison& comparison, const Arm& arm, const Arm& yardstick) {
+  json rates = json::array();
+  for (const size_t i : arm.sweep)
+    rates.push_back(
+        {{"lr", comparison.runs[i].options.lr}, {"test_loss", number_or_null(test_loss(comparison.runs[i]).value)}});
+  const Spread loss = spread_over(comparison, arm, test_loss);
+  const Spread difference = paired_difference(comparison, arm, yardstick);
+  return {{"name", arm.name},
+          {"lr", number_or_null(arm.lr)},
+          {"lr_settled", arm.settled},
+          {"lr_at_edge", arm.at_edge},
+          {"rates", rates},
+          {"seeds_done", loss.n},
+          {"test_loss_mean", number_or_null(loss.mean)},
+          {"test_loss_sd", number_or_null(loss.sd)},
+          {"difference_seeds", difference.n},
+          {"difference_mean", number_or_null(difference.mean)},
+          {"difference_error", number_or_null(difference.error())},
+          {"difference_interval", number_or_null(difference.interval())},
+          {"larger_than_spread", difference.n > 1 ? json(difference.differs_from_zero()) : json()}};
+}
+
+// Every evaluation of a run, so that results.json alone can be drawn.
+json evaluations_of(const RunCurves& curves) {
+  return {{"step", curves.test_step},  {"test_loss", curves.test_loss},     {"answer_step", curves.answer_step},
+          {"answers", curves.answers}, {"steps_valid", curves.steps_valid}, {"hard_answers", curves.hard_answers}};
+}
+
+// The inverse, of what may be anything: for a run whose metrics.jsonl somebody removed.
+void take_evaluations(RunCurves& curves, const json& saved) {
+  const std::pair<const char*, std::vector<double>*> lists[] = {{"step", &curves.test_step},
+                                                                {"test_loss", &curves.test_loss},
+                                                                {"answer_step", &curves.answer_step},
+                                                                {"answers", &curves.answers},
+                                                                {"steps_valid", &curves.steps_valid}};
+  for (const auto& [key, list] : lists) {
+    if (!saved.is_object() || !saved.contains(key) || !saved[key].is_array()) return;
+    if (!std::all_of(saved[key].begin(), saved[key].end(), [](const json& value) { return holds<double>(value); }))
+      return;
+  }
+  if (saved["step"].size() != saved["test_loss"].size() || saved["answer_step"].size() != saved["answers"].size() ||
+      saved["answers"].size() != saved["steps_valid"].size())
+    return;
+  for (const auto& [key, list] : lists) saved[key].get_to(*list);
+}
+
+constexpr const char* about =
+    "paths are relative to this file; flops_per_token: forward and backward; memory_bytes: of the model and its "
+    "activations, without the program's own; relative: to the yardstick, which ran at another time; answers and "
+    "steps_valid: shares of 1; test_loss_sequences: how many test sequences test_loss is of, and flags/eval_rule "
+    "which (spread: sequence floor((i + 0.5) N / n) of N; spread_then_all: all after the last step; first, and where "
+    "there is none: the first ones); ..._step: when the number was measured; null: unknown; "
+    "architectures: at their best rates, chosen by the test loss of the first seed once lr_settled; difference: of "
+    "test losses from the yardstick's "
+    "with the same "
+    "seed, its standard error, and half of Student's 95 % interval; others: runs that the last call did not compare; "
+    "training_seconds: without pauses and tests, of a machine that other runs may have shared; environment: of the "
+    "run's "
+    "last part";
+
+// Calls read(). If it finds that results.json is damaged, the message also says what to do.
+template <class F>
+auto with_advice(const std::string& path, F&& read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    if (error.code != Exit::bad_data || !std::string(error.what()).starts_with(path)) throw;
+    fail(error.code, error.what(), "; restore results.json from a copy, or start a new comparison with another --out");
+  }
+}
+
+// Throws Exit::bad_data unless the name is that of an architecture, as --arch takes it.
+void check_name(const std::string& name, const std::string& path) {
+  try {
+    if (parse_arch_list(name).size() == 1) return;
+  } catch (const Error& error) {
+    fail(Exit::bad_data, path, ": the name of a run is wrong: ", error.what());
+  }
+  fail(Exit::bad_data, path, ": \"name\" cannot be \"", excerpt(name), "\"");
+}
+
+// results.json in the directory of a comparison: an object with two arrays of runs. Each run has a name, those in
+// "runs" that of an architecture and flags. Null if there is none. Throws Exit::bad_data for other values.
+json read_results(const std::string& path) {
+  if (!path_exists(path)) return {};
+  json all = read_json(path);
+  if (!all.contains("runs") || !all["runs"].is_array() || all["runs"].empty())
+    fail(Exit::bad_data, path, ": \"runs\" is missing");
+  if (!all.contains("others")) all["others"] = json::array();
+  if (!all["others"].is_array()) fail(Exit::bad_data, path, ": \"others\" is not a list");
+  for (const char* list : {"runs", "others"})
+    for (const json& run : all[list])
+      if (!run.is_object() || !run.contains("name") || !run["name"].is_string())
+        fail(Exit::bad_data, path, ": a run has no \"name\"");
+  for (const json& run : all["runs"]) {
+    check_name(run["name"], path);
+    if (!run.contains("flags") || !run["flags"].is_object())
+      fail(Exit::bad_data, path, ": the run ", run["name"].get<std::string>(), " has no \"flags\"");
+  }
+  return all;
+}
+
+Exit exit_code_of(const json& run, const std::string& path) {
+  const json code = run.value("exit_code", json());
+  for (const Exit known : {Exit::done, Exit::usage, Exit::bad_data, Exit::no_input, Exit::internal, Exit::device,
+                           Exit::io, Exit::stopped, Exit::not_finite})
+    if (code == static_cast<int>(known)) return known;
+  fail(Exit::bad_data, path, ": \"exit_code\" cannot be ", json_text(code));
+}
+
+// Whether a saved run is this one.
+bool is_same(const json& saved, const ComparedRun& run) {
+  if (saved["name"] != run.choice.text || !saved.contains("flags")) return false;
+  const json& flags = saved["flags"];
+  return flags.is_object() && flags.value("lr", json()) == json(run.options.lr) &&
+         flags.value("seed", json()) == json(run.options.seed);
+}
+
+// A name and nothing more: what is read here is written to.
+std::string directory_of(const json& saved, const ComparedRun& run, const std::string& path) {
+  const json directory = saved.value("directory", json(run.choice.file_name()));
+  const std::string name = directory.is_string() ? directory.get<std::string>() : "";
+  if (name.empty() || name.starts_with(".") || name.find('/') != std::string::npos)
+    fail(Exit::bad_data, path, ": \"directory\" cannot be ", json_text(directory));
+  return name;
+}
+
+void refuse_other_run(const json& saved, const ComparedRun& run, const std::string& where, const std::string& path) {
+  const json flags = saved.value("flags", json());
+  refuse_other_settings(flags, run.options, where);
+  refuse_other_config(parse_config(flags.value("config", json()), path + ": config"), run.options.config, where);
+}
+
+// Test losses of runs that stand beside each other are of the same sequences.
+void refuse_other_tests(const json& flags, const ComparedRun& run, const std::string& where) {
+  if (const json was = flags.value("eval_rule", json("first")); was != json(run.options.eval_rule))
+    fail(Exit::usage, "--resume: the run in ", where, " is done and was tested by the rule ", json_text(was),
+         ", the others would be by \"", run.options.eval_rule, "\"; start a new comparison with another --out");
+  for (const auto& [key, now] :
+       {std::pair{"eval_samples", run.options.eval_samples}, std::pair{"answer_samples", run.options.answer_samples}})
+    if (const json was = flags.value(key, json(now)); was != json(now))
+      fail(Exit::usage, "--resume: the run in ", where, " is done and was tested with ",
+           std::string(key) == "eval_samples" ? "--eval-samples " : "--answer-samples ", json_text(was),
+           ", the flags say ", now, "; resume with ", json_text(was), ", so that the others can be compared with it");
+}
+
+void refuse_other_data(const Comparison& comparison, const json& old) {
+  const std::string now = comparison.data_digest;
+  if (const json was = old.value("data_digest", json()); !now.empty() && was.is_string() && was != json(now))
+    fail(Exit::bad_data, "--resume: ", comparison.data, " is not the data that the comparison in ", comparison.out,
+         " was begun on; its size or contents changed. Put it back, or start anew with another --out");
+}
+
+// The runs of one architecture: none in common means that a flag was mistyped, or is another experiment's.
+void refuse_other_experiment(const Comparison& comparison, const json& old, const std::string& path) {
+  for (const json& saved : old["runs"]) {
+    const ComparedRun* of_this_name = nullptr;
+    bool common = false;
+    for (const ComparedRun& run : comparison.runs) {
+      if (saved["name"] != run.choice.text) continue;
+      if (of_this_name == nullptr) of_this_name = &run;
+      common |= std::any_of(old["runs"].begin(), old["runs"].end(), [&](const json& one) { return is_same(one, run); });
+    }
+    if (of_this_name != nullptr && !common)
+      refuse_other_run(saved, *of_this_name, comparison.out + "/" + directory_of(saved, *of_this_name, path), path);
+  }
+}
+
+// A list of numbers of results.json; where it has none, that of its runs' flags, each once.
+template <class T>
+std::vector<T> list_of(const json& all, const char* key, const char* flag, double most, const std::string& path) {
+  const bool listed = all.contains(key);
+  if (listed && (!all[key].is_array() || all[key].empty())) fail(Exit::bad_data, path, ": \"", key, "\" is no list");
+  std::vector<T> out;
+  for (const json& item : listed ? all[key] : all["runs"]) {
+    const json value = listed ? item : item["flags"].value(flag, json());
+    if (!holds<T>(value, 0, most)) fail(Exit::bad_data, path, ": \"", flag, "\" cannot be ", json_text(value));
+    if (std::find(out.begin(), out.end(), value.get<T>()) == out.end()) out.push_back(value.get<T>());
+  }
+  return out;
+}
+
+}  // namespace
+
+json to_json(const Comparison& comparison, const ComparedRun& run) {
+  const TrainResult& r = run.result;
+  const std::string dir = run_directory(run);
+  const size_t place = static_cast<size_t>(&run - comparison.runs.data());
+  json out = {
+      {"name", run.choice.text},
+      {"arch", run.choice.arch},
+      {"options", run.choice.options},
+      {"directory", dir},
+      {"metrics", run.state == RunState::waiting ? json() : json(dir + "/metrics.jsonl")},
+      {"state", name_of(run.state)},
+      {"exit_code", run.state == RunState::waiting ? json() : json(static_cast<int>(r.code))},
+      {"error", run.error},
+      {"lr", run.options.lr},
+      {"seed", run.options.seed},
+      {"flags", all_settings(run.options)},
+      {"steps_done", is_done(run) ? run.options.steps : steps_of(run)},
+      {"parameters", r.parameters},
+      {"flops_per_token", r.flops_per_token},
+      {"memory_bytes", r.memory},
+      {"relative_memory", relative_memory(comparison, run)},
+      {"tokens_per_second", r.tokens_per_second > 0 ? json(r.tokens_per_second) : json()},
+      {"tokens_per_step", run.options.batch * run.options.accumulate * run.options.data.seq_len},
+      {"training_seconds", r.curves.seconds.empty() ? json() : number_or_null(r.curves.seconds.back())},
+      {"runs_side_by_side", run.side_by_side},
+      {"test_loss_sequences",
+       comparison.test_size > 0 ? json(sequences_tested(run.options, comparison.test_size, is_done(run))) : json()},
+      {"relative_time", number_or_null(relative_time(comparison, {place}))}};
+  const auto put = [&](const std::string& key, const Measured& number, const std::string& step_key) {
+    const bool known = std::isfinite(number.value);
+    out[key] = known ? json(number.value) : json();
+    out[step_key] = known ? json(number.step) : json();
+  };
+  put("train_loss", train_loss(run), "train_loss_step");
+  put("test_loss", test_loss(run), "test_loss_step");
+  put("answers", answers(run), "answers_step");
+  put("steps_valid", steps_valid(run), "answers_step");
+  return out;
+}
+
+void take_up(ComparedRun& run, const json& saved, const std::string& out, const std::string& path) {
+  const auto number = [&](const char* key, double otherwise) {
+    const auto found = saved.find(key);
+    return found != saved.end() && found->is_number() ? found->get<double>() : otherwise;
+  };
+  for (const RunState state : {RunState::done, RunState::stopped, RunState::failed})
+    if (saved.value("state", json()) == name_of(state)) run.state = state;
+  if (run.state == RunState::waiting || run.state == RunState::running) return;
+  TrainResult& r = run.result;
+  r.code = exit_code_of(saved, path);
+  r.tokens_per_second = number("tokens_per_second", 0);
+  if (const json memory = saved.value("memory_bytes", json()); memory.is_number_unsigned()) r.memory = memory;
+  r.train_loss = number("train_loss", NAN);
+  r.test_loss = number("test_loss", NAN);
+  r.answers = number("answers", -1);
+  r.steps_valid = number("steps_valid", -1);
+  r.curves = read_curves(out + "/" + run_directory(run) + "/metrics.jsonl");
+  if (r.curves.step.empty()) take_evaluations(r.curves, saved.value("evaluations", json()));
+  run.side_by_side = static_cast<int64_t>(std::clamp(number("runs_side_by_side", 1), 1.0, 1e6));
+  if (saved.contains("error") && saved["error"].is_string()) run.error = saved["error"];
+  if (is_done(run) && number("steps_done", 0) < static_cast<double>(run.options.steps)) run.state = RunState::stopped;
+}
+
+std::string results_json(const Comparison& comparison) {
+  json runs = json::array(), arms = json::array(), others = json::array();
+  const std::vector<Arm> all_arms = arms_of(comparison);
+  for (const Arm& arm : all_arms) arms.push_back(json_of(comparison, arm, all_arms[0]));
+  // A run that is not needed, or not yet known to be, is one more only if it was begun.
+  const uint64_t first_seed = comparison.runs[0].options.seed;
+  for (const ComparedRun& run : comparison.runs) {
+    if (run.state == RunState::waiting && run.options.seed != first_seed) continue;
+    runs.push_back(to_json(comparison, run));
+    runs.back()["evaluations"] = evaluations_of(run.result.curves);
+    runs.back()["environment"] = recorded_environment(comparison.out + "/" + run_directory(run) + "/environment.jsonl");
+  }
+  for (const std::string& other : comparison.others) others.push_back(known_json(other));
+  const double chance = chance_of(comparison.data);  // of answers
+  const json all = {{"format", "crossply comparison"},
+                    {"version", 1},
+                    {"about", about},
+                    {"data", comparison.data},
+                    {"data_digest", comparison.data_digest.empty() ? json() : json(comparison.data_digest)},
+                    {"yardstick", comparison.runs[0].choice.text},
+                    {"rates", rates_of(comparison)},
+                    {"seeds", seeds_of(comparison)},
+                    {"test_sequences", comparison.test_size > 0 ? json(comparison.test_size) : json()},
+                    {"chance", number_or_null(chance)},
+                    {"architectures", arms},
+                    {"runs", runs},
+                    {"others", others}};
+  return json_text_mended(all, 2) + "\n";
+}
+
+namespace {
+
+void take_experiment(const json& old, const std::string& path, Experiment& experiment) {
+  std::vector<std::string> names;
+  experiment.archs.clear();
+  for (const json& run : old["runs"]) {
+    const std::string name = run["name"];
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    names.push_back(name);
+    experiment.archs += (experiment.archs.empty() ? "" : ",") + name;
+  }
+  // A GPT-2 among LLaMAs does not have all their sizes.
+  const json& runs = old["runs"];
+  const auto llama = std::find_if(runs.begin(), runs.end(), [](const json& run) {
+    return run["flags"].contains("config") && run["flags"]["config"].contains("hidden_size");
+  });
+  TrainOptions& options = experiment.train;
+  take_settings((llama == runs.end() ? runs[0] : *llama)["flags"], path + ": flags", options);
+  options.config.arch = "llama";  // what the first one has of its own is in its name
+  options.config.options.clear();
+  experiment.rates = list_of<double>(old, "rates", "lr", most_number, path);
+  experiment.seeds = list_of<uint64_t>(old, "seeds", "seed", most_of<uint64_t>, path);
+}
+
+void take_results(Comparison& comparison, const json& old, const std::string& path) {
+  const std::string& out = comparison.out;
+  if (old.is_null()) {
+    const bool has_run = std::any_of(comparison.runs.begin(), comparison.runs.end(), [&](const ComparedRun& run) {
+      return path_exists(out + "/" + run_directory(run));
+    });
+    std::error_code ignored;
+    if (!has_run && path_exists(out) && !fs::is_empty(out, ignored))
+      fail(Exit::usage, "--resume: ", out, " holds files, but no comparison; choose another --out");
+    return;
+  }
+  refuse_other_experiment(comparison, old, path);
+  refuse_other_data(comparison, old);
+  for (const char* list : {"runs", "others"}) {
+    for (const json& saved : old[list]) {
+      const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(),
+                                    [&](const ComparedRun& candidate) { return is_same(saved, candidate); });
+      if (run == comparison.runs.end()) {
+        comparison.others.push_back(json_text(saved));
+        continue;
+      }
+      run->directory = directory_of(saved, *run, path);
+      run->options.out = out + "/" + run->directory;
+      refuse_other_run(saved, *run, run->options.out, path);
+      take_up(*run, saved, out, path);
+      run->result.run_dir = run->options.out;
+      // What somebody removed is trained again.
+      if (is_done(*run) && !path_exists(run->options.out)) run->state = RunState::waiting;
+      if (is_done(*run)) refuse_other_tests(saved["flags"], *run, run->options.out);
+    }
+  }
+}
+
+}  // namespace
+
+bool take_comparison_settings(const std::string& out, Experiment& experiment) {
+  const std::string path = out + "/results.json";
+  return with_advice(path, [&] {
+    const json old = read_results(path);
+    if (!old.is_null()) take_experiment(old, path, experiment);
+    return !old.is_null();
+  });
+}
+
+void take_up(Comparison& comparison) {
+  const std::string &out = comparison.out, path = out + "/results.json";
+  for (const char* file : {"/compare.svg", "/compare-dark.svg", "/results.md", "/results.json"})
+    remove_leftovers_of(out + file);
+  with_advice(path, [&] { take_results(comparison, read_results(path), path); });
+}
+
+}  // namespace crossply

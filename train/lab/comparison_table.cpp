@@ -1,0 +1,462 @@
+// What a comparison shows people: the table on the terminal, results.md, compare.svg.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "cli/curve.h"
+#include "cli/format.h"
+#include "cli/svg.h"
+#include "data/source.h"
+#include "engine/device.h"
+#include "engine/io/file.h"
+#include "train/lab/comparison.h"
+
+namespace crossply {
+namespace {
+
+// Whole below `exact_below`, then with four digits: 66,496 and 124.4M.
+std::string short_count(int64_t count, int64_t exact_below) {
+  if (count < exact_below) return format_count(count);
+  const double value = static_cast<double>(count);
+  const double unit = value >= 1e9 ? 1e9 : value >= 1e6 ? 1e6 : 1e3;
+  return format_number("%.4g", value / unit) + (unit == 1e9 ? "G" : unit == 1e6 ? "M" : "k");
+}
+
+// Three digits behind the point, four where there are no others: 2.413, 0.0741.
+std::string loss_text(double loss) {
+  return format_number(std::abs(loss) >= 1000 ? "%.4g" : std::abs(loss) < 0.1 ? "%.4f" : "%.3f", loss);
+}
+std::string four_digits(double loss) { return format_number("%.4f", loss); }
+std::string percent_text(double share) { return format_number("%.1f %%", 100 * share); }
+std::string ratio_text(double ratio) { return std::isfinite(ratio) ? format_number("%.2fx", ratio) : "-"; }
+
+using Text = std::string (*)(double);
+
+// With its step, where that is not the run's last: "0.640 @1800".
+std::string measured_text(const ComparedRun& run, const Measured& number, Text text) {
+  if (!std::isfinite(number.value)) return "-";
+  return text(number.value) + (is_done(run) ? "" : str(" @", number.step));
+}
+
+// A comparison and its arms, of which the first is the yardstick. several: seeds or rates.
+struct View {
+  explicit View(const Comparison& c)
+      : comparison(c), arms(arms_of(c)), rates(rates_of(c)), seeds(seeds_of(c)), several(c.runs.size() > arms.size()) {}
+  const ComparedRun& first_of(const Arm& arm) const { return comparison.runs[arm.seeds[0]]; }
+  std::string number(const Arm& arm, Measure measure, Text text, Text with_spread) const;
+  std::string rate(const Arm& arm, int64_t exact_below) const;
+  std::string lr(const Arm& arm) const { return std::isfinite(arm.lr) ? lr_text(arm.lr) : "-"; }
+  std::string seeds_done(const Arm& arm) const;
+  bool is_task() const {
+    return std::any_of(comparison.runs.begin(), comparison.runs.end(),
+                       [](const ComparedRun& run) { return std::isfinite(answers(run).value); });
+  }
+  bool side_by_side() const {
+    return std::any_of(comparison.runs.begin(), comparison.runs.end(),
+                       [](const ComparedRun& run) { return run.side_by_side > 1; });
+  }
+  const Comparison& comparison;
+  const std::vector<Arm> arms;
+  const std::vector<double> rates;
+  const std::vector<uint64_t> seeds;
+  const bool several;
+};
+
+// "1.3120 +- 0.0041" over seeds; where none is done, what the first one has.
+std::string View::number(const Arm& arm, Measure measure, Text text, Text with_spread) const {
+  if (arm.seeds.size() == 1) return measured_text(first_of(arm), measure(first_of(arm)), text);
+  const Spread spread = spread_over(comparison, arm, measure);
+  if (spread.n == 0) return measured_text(first_of(arm), measure(first_of(arm)), text);
+  if (spread.n == 1) return with_spread(spread.mean);
+  std::string mean = with_spread(spread.mean);
+  if (mean.ends_with(" %")) mean.resize(mean.size() - 2);
+  return mean + " +- " + with_spread(spread.sd);
+}
+
+std::string View::rate(const Arm& arm, int64_t exact_below) const {
+  const double rate = tokens_per_second_of(comparison, arm);
+  return rate > 0 ? short_count(static_cast<int64_t>(rate), exact_below) : "-";
+}
+
+std::string View::seeds_done(const Arm& arm) const {
+  const auto done =
+      std::count_if(arm.seeds.begin(), arm.seeds.end(), [&](size_t i) { return is_done(comparison.runs[i]); });
+  const size_t all = seeds.size();
+  return static_cast<size_t>(done) == all ? str(all) : str(done, " of ", all);
+}
+
+struct Column {
+  std::string name;
+  int rank;  // of those that do not fit, the highest are left out first
+  std::vector<std::string> cells;
+};
+
+std::vector<Column> columns_of(const View& view) {
+  std::vector<Column> columns;
+  auto add = [&](const std::string& name, int rank, auto&& text) {
+    columns.push_back({name, rank, {}});
+    for (const Arm& arm : view.arms) columns.back().cells.push_back(text(arm));
+  };
+  auto number = [&](Measure measure, Text text, Text with_spread) {
+    return [=, &view](const Arm& arm) { return view.number(arm, measure, text, with_spread); };
+  };
+  auto count = [&](const Arm& arm) { return short_count(view.first_of(arm).result.parameters, 10'000'000); };
+  auto flops = [&](const Arm& arm) { return format_number("%.4g", view.first_of(arm).result.flops_per_token); };
+  auto memory = [&](const Arm& arm) { return ratio_text(relative_memory(view.comparison, view.first_of(arm))); };
+  add("architecture", 0, [](const Arm& arm) { return arm.name; });
+  add("parameters", 2, count);
+  add("FLOP/token", 8, flops);
+  if (!view.side_by_side()) add("tokens/s", 4, [&](const Arm& arm) { return view.rate(arm, 1'000'000); });
+  add("memory", 5, memory);
+  if (view.rates.size() > 1) add("lr", 1, [&](const Arm& arm) { return view.lr(arm); });
+  if (view.seeds.size() > 1) add("seeds", 1, [&](const Arm& arm) { return view.seeds_done(arm); });
+  add("train loss", 7, number(train_loss, loss_text, four_digits));
+  add("test loss", 1, number(test_loss, loss_text, four_digits));
+  if (!view.is_task()) return columns;
+  add("answers", 3, number(answers, percent_text, percent_text));
+  add("valid", 6, number(steps_valid, percent_text, percent_text));
+  return columns;
+}
+
+size_t width_of(const std::vector<Column>& columns) {
+  size_t width = 0;
+  for (const Column& column : columns) {
+    size_t widest = column.name.size();
+    for (const std::string& cell : column.cells) widest = std::max(widest, cell.size());
+    width += widest + (width > 0 ? 2 : 0);
+  }
+  return width;
+}
+
+std::string table_of(const std::vector<Column>& columns, size_t rows) {
+  std::vector<std::vector<std::string>> table(rows + 1);
+  for (const Column& column : columns) {
+    table[0].push_back(column.name);
+    for (size_t i = 0; i < rows; ++i) table[i + 1].push_back(column.cells[i]);
+  }
+  return format_table(table);
+}
+
+std::string list_of_seeds(const View& view) {
+  std::string list;
+  for (const uint64_t seed : view.seeds) list += (list.empty() ? "" : ", ") + std::to_string(seed);
+  return list;
+}
+
+std::string list_of_rates(const View& view) {
+  std::string list;
+  for (const double rate : view.rates) list += (list.empty() ? "" : ", ") + lr_text(rate);
+  return list;
+}
+
+// Whether an arm differs from the yardstick by more than seeds do.
+std::string verdict(const View& view, const Arm& arm) {
+  if (!arm.settled || !view.arms[0].settled) return "a best rate is not known yet: cannot be told";
+  const Spread d = paired_difference(view.comparison, arm, view.arms[0]);
+  if (d.n == 0) return "no seed has ended for both: cannot be told";
+  const std::string size =
+      d.mean == 0 ? "the same" : (d.mean < 0 ? "lower by " : "higher by ") + four_digits(std::abs(d.mean));
+  if (d.n == 1) return size + " with one seed: whether seeds differ by as much cannot be told";
+  const bool all = static_cast<size_t>(d.n) == view.seeds.size();
+  return size + " +- " + four_digits(d.error()) + (all ? "" : str(" (", d.n, " seeds)")) +
+         (d.differs_from_zero() ? ": larger than the spread of seeds" : ": within the spread of seeds");
+}
+
+// A line for each architecture but the yardstick: its name and its verdict.
+std::vector<std::pair<std::string, std::string>> verdicts(const View& view) {
+  std::vector<std::pair<std::string, std::string>> lines;
+  for (size_t i = 1; i < view.arms.size() && view.seeds.size() > 1; ++i)
+    lines.emplace_back(view.arms[i].name, verdict(view, view.arms[i]));
+  return lines;
+}
+
+std::string title_of_verdicts(const View& view, const std::string& yardstick) {
+  return str("test loss against that of ", yardstick, ", over ", view.seeds.size(), " seeds:");
+}
+
+std::string table_of_verdicts(const View& view, size_t width) {
+  std::string out = title_of_verdicts(view, view.arms[0].name) + "\n";
+  size_t longest = 0;
+  const auto lines = verdicts(view);
+  for (const auto& line : lines) longest = std::max(longest, line.first.size());
+  for (const auto& [name, verdict] : lines)
+    out += "  " + name + ":" + std::string(longest - name.size() + 1, ' ') +
+           wrap(verdict, std::max<size_t>(30, width - std::min(width, longest + 4)), longest + 4) + "\n";
+  return out;
+}
+
+// How verdicts come about, and what they do not say.
+std::string notes_on_verdicts(const View& view) {
+  const size_t n = view.seeds.size();
+  std::string out =
+      "Difference: mean over seeds, pair by pair, since one seed gives all the same batches; +- its standard error. "
+      "Larger: Student's 95 % interval" +
+      str(" (with ", n, " seeds ", format_number("%.3g", student_t95(static_cast<int64_t>(n) - 1)),
+          " standard errors to each side)") +
+      " leaves out 0. Within: these seeds cannot tell them apart, which does not show that they are equal.";
+  if (view.arms.size() > 2)
+    out += " Each line is a look of its own: of twenty equals about one would be called different.";
+  return out;
+}
+
+std::string notes_on_spread(const View& view) {
+  return std::string("mean +- standard deviation over the seeds") +
+         (view.is_task() ? ", which also draw the task's data." : ".");
+}
+
+// Where the rates come from.
+std::string notes_on_rates(const View& view) {
+  std::string edge, open;
+  bool chosen = false;
+  const auto add = [](std::string& list, const Arm& arm) { list += (list.empty() ? "" : ", ") + arm.name; };
+  for (const Arm& arm : view.arms) {
+    if (arm.at_edge) add(edge, arm);
+    if (!arm.settled) add(open, arm);
+    chosen |= arm.settled && std::isfinite(arm.lr);
+  }
+  std::string out = str("lr: that of ", list_of_rates(view), " with the lowest test loss from seed ", view.seeds[0],
+                        view.seeds.size() > 1 ? "; other seeds are trained at it alone." : ".");
+  if (chosen)
+    out +=
+        " The best rate is chosen by the same loss that is shown, so the numbers are a little too good, not by the "
+        "same for all; the seed that chose is counted.";
+  if (!open.empty()) out += " Not all rates are done, so that the best may be another: " + open + ".";
+  if (!edge.empty()) out += " At the edge of these rates, so that one beyond may be better: " + edge + ".";
+  return out;
+}
+
+// "all 1,000 test sequences; before the last step over 512, evenly spread".
+std::string test_part(const TrainOptions& o, int64_t size) {
+  if (size == 0)
+    return o.eval_samples > 0 ? str("at most ", format_count(o.eval_samples), " test sequences") : "all test sequences";
+  const int64_t tested = sequences_tested(o, size, true), before = sequences_tested(o, size, false);
+  const bool first = o.eval_rule == "first";
+  std::string text = tested == size ? str("all ", format_count(size), " test sequences")
+                     : first ? str("the first ", format_count(tested), " of ", format_count(size), " test sequences")
+                             : str(format_count(tested), " of ", format_count(size), " test sequences, evenly spread");
+  if (before < tested) text += str("; before the last step over ", format_count(before), ", evenly spread");
+  return text;
+}
+
+// What the test numbers are of, and how much of a difference between them may be chance.
+std::string notes_on_tests(const View& view) {
+  const Comparison& comparison = view.comparison;
+  const TrainOptions& o = comparison.runs[0].options;
+  const auto part = [&](int64_t samples, const std::string& what) {
+    if (comparison.test_size == 0) return str("at most ", format_count(samples), " ", what);
+    if (samples >= comparison.test_size) return str("all ", format_count(comparison.test_size), " ", what);
+    return str("the first ", format_count(samples), " of ", format_count(comparison.test_size), " ", what);
+  };
+  std::string out = "test loss: over " + test_part(o, comparison.test_size) + ".\n";
+  if (!comparison.data_note.empty()) out += comparison.data_note + ".\n";
+  if (view.is_task()) {
+    const int64_t prompts =
+        comparison.test_size > 0 ? std::min(o.answer_samples, comparison.test_size) : o.answer_samples;
+    double error = 0;  // two standard errors
+    for (const ComparedRun& run : comparison.runs)
+      if (const double p = answers(run).value; std::isfinite(p))
+        error = std::max(error, 2 * std::sqrt(p * (1 - p) / static_cast<double>(prompts)));
+    const double chance = chance_of(comparison.data);
+    out += "answers: to " + part(o.answer_samples, "test prompts");
+    if (std::isfinite(chance)) out += "; guessing gets " + percent_text(chance);
+    if (error > 0) out += ";\nsampling error (two standard errors) " + format_number("up to %.1f points", 100 * error);
+    out += ".\n";
+  }
+  if (view.seeds.size() > 1) return out;
+  return out + "All runs have one seed: another may order close architectures otherwise.\n";
+}
+
+// Which architectures diverged at a rate that so is not their best.
+std::string diverged_at(const View& view, double lr) {
+  std::string names;
+  for (const Arm& arm : view.arms)
+    for (const size_t i : arm.sweep) {
+      const ComparedRun& run = view.comparison.runs[i];
+      if (arm.works && diverged(run) && run.options.lr == lr) names += (names.empty() ? "" : ", ") + arm.name;
+    }
+  return names.empty() ? "" : "diverged at lr " + lr_text(lr) + ": " + names + "\n";
+}
+
+// The runs that did not end well; of those that have not begun, where there are several of an arm, how many.
+std::string remarks(const View& view) {
+  std::string out;
+  for (const double lr : view.rates) out += diverged_at(view, lr);
+  for (const Arm& arm : view.arms)
+    for (const ComparedRun& run : view.comparison.runs) {
+      const bool first = run.options.seed == view.seeds[0], waits = run.state == RunState::waiting;
+      if (run.choice.text != arm.name || is_done(run) || (waits && view.several)) continue;
+      if (!(arm.works && first && diverged(run))) out += run_name(view.comparison, run) + ": " + remark(run) + "\n";
+    }
+  const int64_t left = runs_unfinished(view.comparison);
+  if (view.several && left > 0) out += str(left, left == 1 ? " run is" : " runs are", " still to be done\n");
+  return out;
+}
+
+std::vector<std::string> markdown_cells(const View& view, const Arm& arm) {
+  const ComparedRun& run = view.first_of(arm);
+  const TrainResult& r = run.result;
+  const double time = relative_time(view.comparison, arm.seeds);
+  const auto number = [&](Measure measure, Text text) { return view.number(arm, measure, text, text); };
+  std::vector<std::string> cells = {arm.name,
+                                    format_count(r.parameters),
+                                    format_number("%.6g", r.flops_per_token),
+                                    view.rate(arm, std::numeric_limits<int64_t>::max()),
+                                    std::isfinite(time) ? format_number("~%.1fx", time) : "-",
+                                    format_bytes(static_cast<double>(r.memory)),
+                                    ratio_text(relative_memory(view.comparison, run)),
+                                    number(train_loss, four_digits),
+                                    number(test_loss, four_digits),
+                                    number(answers, percent_text),
+                                    number(steps_valid, percent_text)};
+  if (view.several) cells.insert(cells.end(), {view.lr(arm), view.seeds_done(arm)});
+  else cells.push_back(is_done(run) ? "done" : remark(run));
+  return cells;
+}
+
+// The last cell without room for more: with all that is needed to find a run.
+std::string table_of_runs(const View& view) {
+  std::string out = "## Runs\n\n" +
+                    format_markdown_row({"architecture", "lr", "seed", "train loss", "test loss", "answers",
+                                         "steps valid", "directory", "state"}) +
+                    "|---|---|---|---|---|---|---|---|---|\n";
+  for (const ComparedRun& run : view.comparison.runs) {
+    if (run.state == RunState::waiting && run.options.seed != view.seeds[0]) continue;
+    const auto number = [&](Measure measure, Text text) { return measured_text(run, measure(run), text); };
+    out += format_markdown_row({run.choice.text, lr_text(run.options.lr), std::to_string(run.options.seed),
+                                number(train_loss, four_digits), number(test_loss, four_digits),
+                                number(answers, percent_text), number(steps_valid, percent_text), run_directory(run),
+                                is_done(run) ? "done" : remark(run)});
+  }
+  return out + "\n";
+}
+
+std::string curve_name(const View& view, const Arm& arm) {
+  if (view.several) return arm.name + (view.rates.size() > 1 ? " lr " + view.lr(arm) : "");
+  const ComparedRun& run = view.first_of(arm);
+  return arm.name + (is_done(run) ? "" : str(" (", name_of(run.state), ")"));
+}
+
+// The mean over the arm's runs that are done, with a band; over those that run while none is. An only run is its curve.
+Curve mean_curve(const View& view, const Arm& arm, std::vector<double> RunCurves::*x,
+                 std::vector<double> RunCurves::*y) {
+  std::vector<SteppedCurve> lines;
+  const bool any_done =
+      std::any_of(arm.seeds.begin(), arm.seeds.end(), [&](size_t i) { return is_done(view.comparison.runs[i]); });
+  for (const size_t i : arm.seeds) {
+    const ComparedRun& run = view.comparison.runs[i];
+    const RunCurves& curves = run.result.curves;
+    const bool begun = !any_done && run.state == RunState::running && !curves.step.empty();
+    if (arm.seeds.size() == 1 || is_done(run) || begun) lines.push_back({curves.*x, curves.*x, curves.*y});
+  }
+  Curve mean = mean_of(lines).curve;
+  mean.name = curve_name(view, arm);
+  mean.broken_off = arm.seeds.size() == 1 && view.first_of(arm).state == RunState::failed;
+  return mean;
+}
+
+// "arith:4: llama, lime; seed 42": the task and the models that are drawn, or how many, where the names are too long.
+std::string figure_title(const View& view, const std::vector<std::string>& drawn) {
+  std::string names;
+  for (const std::string& name : drawn) names += (names.empty() ? "" : ", ") + name;
+  if (names.size() > 40) names = str(drawn.size(), " architectures");
+  return str(short_name(view.comparison.data), ": ", names, view.seeds.size() > 1 ? "; seeds " : "; seed ",
+             list_of_seeds(view));
+}
+
+// Of one seed the training loss with the test loss as marks. Of several, the test loss, which is judged, has a plot of
+// its own for its bands; those of the training loss would be of the batches' noise.
+void draw(const View& view) {
+  const bool several = view.seeds.size() > 1;
+  const std::string bands = several ? std::string(", ") + about_bands : "";
+  Panel test{"test loss" + bands, "", {}}, right{"correct answers to test prompts" + bands, "", {}, true};
+  Panel train{several ? "training loss, mean over the seeds" : "training loss", "test loss", {}};
+  std::vector<std::string> drawn;
+  for (const Arm& arm : view.arms) {
+    const bool begun = std::any_of(arm.seeds.begin(), arm.seeds.end(),
+                                   [&](size_t i) { return view.comparison.runs[i].state != RunState::waiting; });
+    if (!begun) continue;
+    drawn.push_back(arm.name);
+    Curve loss = mean_curve(view, arm, &RunCurves::step, &RunCurves::loss);
+    test.curves.push_back(mean_curve(view, arm, &RunCurves::test_step, &RunCurves::test_loss));
+    right.curves.push_back(mean_curve(view, arm, &RunCurves::answer_step, &RunCurves::answers));
+    if (several) loss.low.clear(), loss.high.clear();
+    else loss.marks_x = test.curves.back().x, loss.marks_y = test.curves.back().y;
+    train.curves.push_back(loss);
+  }
+  std::vector<Panel> panels = {train};
+  if (several) panels.insert(panels.begin(), test);
+  const auto has_points = [](const Curve& curve) { return !curve.x.empty(); };
+  if (std::any_of(right.curves.begin(), right.curves.end(), has_points)) panels.push_back(right);
+  const Comparison& comparison = view.comparison;
+  const std::string picture = curve_svg(figure_title(view, drawn), "step", panels);
+  write_file_atomically(comparison.out + "/compare.svg", picture);
+  write_file_atomically(comparison.out + "/compare-dark.svg", svg::dark(picture));
+}
+
+}  // namespace
+
+std::string results_table(const Comparison& comparison, size_t width) {
+  const View view(comparison);
+  std::vector<Column> columns = columns_of(view);
+  while (columns.size() > 2 && width_of(columns) > width) {
+    columns.erase(std::max_element(columns.begin(), columns.end(),
+                                   [](const Column& a, const Column& b) { return a.rank < b.rank; }));
+  }
+  return table_of(columns, view.arms.size()) + remarks(view);
+}
+
+std::string results_verdicts(const Comparison& comparison, size_t width) {
+  const View view(comparison);
+  return view.seeds.size() > 1 && view.arms.size() > 1 ? table_of_verdicts(view, width) : "";
+}
+
+std::string results_markdown(const Comparison& comparison) {
+  const View view(comparison);
+  const TrainOptions& o = comparison.runs[0].options;
+  const std::string seeds = (view.seeds.size() > 1 ? "seeds " : "seed ") + list_of_seeds(view);
+  std::string out = "# " + format_markdown(short_name(comparison.data)) + "\n\n" +
+                    str(o.steps, " steps of ", o.batch * o.accumulate, " sequences of ", o.data.seq_len, " tokens, ",
+                        seeds, view.rates.size() > 1 ? ", learning rates " + list_of_rates(view) : "",
+                        "; all settings: results.json.\n\n![loss](compare.svg)\n\nAs PNG or PDF: `curves --out "
+                        "figure.pdf DIR`, of this directory.\n\n");
+  std::vector<std::string> head = {"architecture",    "parameters", "FLOP/token", "tokens/s", "time",       "memory",
+                                   "relative memory", "train loss", "test loss",  "answers",  "steps valid"};
+  if (view.several) head.insert(head.end(), {"lr", "seeds"});
+  else head.push_back("state");
+  out += format_markdown_row(head) + "|";
+  for (size_t i = 0; i < head.size(); ++i) out += "---|";
+  out += "\n";
+  for (const Arm& arm : view.arms) out += format_markdown_row(markdown_cells(view, arm));
+  out += "\n";
+  if (view.seeds.size() > 1) {
+    out += "In the table: " + notes_on_spread(view) + " In the picture: " + about_bands + ".\n\n";
+    if (view.arms.size() > 1) out += title_of_verdicts(view, format_markdown(view.arms[0].name)) + "\n\n";
+    for (const auto& [name, verdict] : verdicts(view)) out += "* " + format_markdown(name) + ": " + verdict + "\n";
+    if (view.arms.size() > 1) out += "\n" + notes_on_verdicts(view) + "\n\n";
+  }
+  if (view.rates.size() > 1) out += notes_on_rates(view) + "\n\n";
+  if (view.several) out += table_of_runs(view);
+  return out + "time and relative memory: against " + format_markdown(comparison.runs[0].choice.text) +
+         (view.side_by_side() ? ". Runs were trained side by side, so there are no tokens/s and times; "
+                              : ". tokens/s and time: the architectures ran one after the other, so whatever else the "
+                                "machine did is in them; ") +
+         "`make bench-architectures` measures in turn. @N: after step N. FLOP/token: forward and backward. memory: of "
+         "the model and its activations, without the program's own.\n"
+         "train loss: mean of the last fiftieth of the steps. answers: the final answer is correct; steps valid: so is "
+         "every generated step.\n\n" +
+         notes_on_tests(view);
+}
+
+std::string draw_comparison(const Comparison& comparison) {
+  return io_error_of([&] { draw(View(comparison)); });
+}
+
+std::string write_results(const Comparison& comparison) {
+  // results.json first: --resume needs it.
+  return first_io_error_of([&] { write_file_atomically(comparison.out + "/results.json", results_json(comparison)); },
+                           [&] { write_file_atomically(comparison.out + "/results.md", results_markdown(comparison)); },
+                           [&] { draw(View(comparison)); });
+}
+
+}  // namespace crossply

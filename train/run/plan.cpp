@@ -1,0 +1,269 @@
+#include "train/run/plan.h"
+
+#include <omp.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <numeric>
+
+#include "cli/format.h"
+#include "engine/memory.h"
+#include "engine/io/printable.h"
+#include "eval/answers.h"
+#include "kernels/block/cross_entropy.h"
+#include "kernels/block/distill.h"
+#include "kernels/block/matmul.h"
+#include "kernels/devices.h"
+#include "train/run/inputs.h"
+#include "train/run/planned_run.h"
+#include "train/run/ranks.h"
+#include "train/step/trainer.h"
+
+namespace crossply {
+namespace {
+
+// Bytes that this process has resident now: the program, its libraries, generated data, recorded tapes.
+double resident_memory() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t size = 0, resident = 0;
+  if (!(statm >> size >> resident)) return peak_memory();
+  return static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
+// The emulator has neither a library nor a driver.
+bool is_emulated(const TrainOptions& o) { return o.device == "emulator"; }
+
+// Of the kernels' scratch what weighs: logits, the blocks that products pack, and a head's rows in attention.
+double scratch_memory(const TrainOptions& o, const Layout& layout) {
+  const Config& c = o.config;
+  const int64_t T = o.data.seq_len, threads = omp_get_max_threads();
+  const int64_t widest = std::max({c.hidden_size, c.intermediate_size, c.vocab_size});
+  const auto bytes = [](int64_t floats) { return 4.0 * static_cast<double>(floats); };
+  const int64_t rows = layout.sequences * T, V = c.vocab_size, C = c.hidden_size;
+  const double logits = static_cast<double>(
+      o.teacher.empty() ? cross_entropy_scratch(rows, V, C, storage_type(o))
+                        : distill_scratch(rows, V, C, o.teacher_config.hidden_size, storage_type(o)));
+  const int64_t left_operand = widest > 384 ? 384 : 0;  // smaller ones are read where they are
+  const double packed = bytes(std::min<int64_t>(256, widest) * (std::min<int64_t>(1024, widest) + left_operand));
+  const double attention = bytes(4 * T * c.head_dim);
+  const double lanes = static_cast<double>(std::min(threads, layout.lanes));
+  return lanes * logits + static_cast<double>(threads) * (packed + attention);
+}
+
+// The same on a GPU: what the nodes of the training tape say, and what a product needs beside its operands.
+double gpu_scratch(const TrainOptions& o, const Tape& tape) {
+  ScratchBytes most{};
+  for (const auto& node : tape.nodes()) {
+    const ScratchBytes bytes = node->scratch();
+    for (size_t slot = 0; slot < most.size(); ++slot) most[slot] = std::max(most[slot], bytes[slot]);
+  }
+  return static_cast<double>(std::accumulate(most.begin(), most.end(), is_emulated(o) ? 0 : matmul_workspace));
+}
+
+// The cache and the activations of answering a task's prompts, as an evaluation does.
+double answering_memory(const TrainOptions& o, ParameterTable& params) {
+  const bool task = o.data.spec.starts_with("arith:") || o.data.spec.starts_with("prosqa");
+  if (!task || o.answer_samples == 0) return 0;
+  const int64_t rows = std::min(o.answer_samples, answer_rows(o));
+  Tape tape(Dtype::f32, answer_length(o.config, o.data.seq_len));
+  record_model(tape, params, o.config, rows, 1);
+  tape.plan(PlanMode::reuse);
+  return static_cast<double>(tape.arena_bytes());
+}
+
+// Of a rank's parameters and what goes with them: values, copies, gradients, moments (train/step/trainer.cpp).
+std::vector<MemoryPart> flat_parts(const TrainOptions& o, const PlannedRun& plan) {
+  const bool narrow = storage_type(o) == Dtype::bf16, many = plan.buckets.size() > 1;
+  const int64_t flat = plan.params.flat_size(), values = narrow && many ? plan.params.narrow_begin() : flat;
+  const auto floats = [](int64_t n) { return 4.0 * static_cast<double>(n); };
+  std::vector<MemoryPart> parts = {{"parameters", floats(values)}};
+  if (narrow) parts.push_back({"their bf16 copy", floats(flat) / 2});
+  if (values < flat) parts.push_back({"own masters of those in bf16", floats(flat - values) / plan.buckets.size()});
+  parts.push_back({"gradients", floats(flat)});
+  const double parked = floats(parked_copies(o.sum, plan.micro_steps) * flat);
+  const double staging = static_cast<double>(exchange_bytes(plan.buckets, o.sum, plan.micro_steps)) - parked;
+  if (parked > 0) parts.push_back({"parked gradients (--sum tree)", parked});
+  if (staging > 0) parts.push_back({"gradients of other ranks", staging});
+  parts.push_back({"moments", 2 * floats(plan.buckets.own_size())});
+  if (plan.teacher != nullptr)
+    parts.push_back({"teacher", floats(plan.teacher->params.flat_size()) * (narrow ? 1.5 : 1)});
+  return parts;
+}
+
+Layout record(Tape& tape, ParameterTable& params, Teacher* teacher, const TrainOptions& o) {
+  declare(params, o);
+  const Batch batch = batch_of(o, o.data.seq_len, teacher);
+  const Layout layout = choose_layout(params, o.config, batch, backend_of(o.device));
+  record_replay(tape, params, o.config, batch, layout);
+  return layout;
+}
+
+}  // namespace
+
+PlannedRun::PlannedRun(const TrainOptions& o, int ranks)
+    : teacher(declare_teacher(o)),
+      tape(storage_type(o)),
+      layout(record(tape, params, teacher.get(), o)),
+      buckets(divide(params, o, {0, ranks, 0, ranks})),
+      micro_steps(o.accumulate / ranks),
+      forward_flops_per_token(tape.forward_flops() / static_cast<double>(layout.sequences * o.data.seq_len)),
+      training_flops_per_token(tape.training_flops() / static_cast<double>(layout.sequences * o.data.seq_len)) {}
+
+double total(const std::vector<MemoryPart>& parts) {
+  double sum = 0;
+  for (const MemoryPart& part : parts) sum += part.bytes;
+  return sum;
+}
+
+std::vector<MemoryPart> memory_parts(const TrainOptions& o, PlannedRun& plan) {
+  const double lanes = static_cast<double>(plan.layout.lanes),
+               activations = static_cast<double>(plan.tape.arena_bytes());
+  std::vector<MemoryPart> parts = flat_parts(o, plan);
+  parts.push_back({"activations", lanes * activations});
+  if (plan.layout.lanes > 1)
+    parts.push_back({"gradients of the lanes", 4 * lanes * static_cast<double>(plan.params.flat_size())});
+  const bool gpu = backend_of(o.device) == Backend::cuda;
+  parts.push_back({"scratch of the kernels, about", gpu ? gpu_scratch(o, plan.tape) : scratch_memory(o, plan.layout)});
+  const double answering = answering_memory(o, plan.params);
+  if (answering > 0) parts.push_back({"answering of prompts", answering});
+  if (gpu) return parts;  // where neither tokens nor the program are
+  const double tokens = static_cast<double>(o.batch) * static_cast<double>(o.data.seq_len);
+  constexpr double program = 12 << 20;  // however small the model; planning does not touch all of it
+  parts.push_back({"tokens of a step", 8 * tokens * static_cast<double>(plan.micro_steps + 1)});
+  parts.push_back({"program and data, about", std::max(program, resident_memory())});
+  return parts;
+}
+
+std::vector<MemoryPart> planned_parts(const TrainOptions& o, PlannedRun& plan) {
+  std::vector<MemoryPart> parts = memory_parts(o, plan);
+  if (backend_of(o.device) == Backend::cuda && !is_emulated(o))
+    parts.push_back({"CUDA and its libraries, about", cuda_itself});
+  return parts;
+}
+
+namespace {
+
+void print_memory(const TrainOptions& options, PlannedRun& plan) {
+  const std::vector<MemoryPart> parts = planned_parts(options, plan);
+  std::printf("memory: %s in all%s\n", format_bytes(total(parts)).c_str(),
+              backend_of(options.device) == Backend::cuda ? ", on the GPU" : "");
+  for (const MemoryPart& part : parts)
+    std::printf("  %-36s %12s\n", part.name.c_str(), format_bytes(part.bytes).c_str());
+  if (plan.layout.lanes > 1)
+    std::printf("%lld lanes, each with its gradients and the activations of\n  %lld of %lld sequences at a time:\n",
+                static_cast<long long>(plan.layout.lanes), static_cast<long long>(plan.layout.sequences),
+                static_cast<long long>(options.batch));
+  std::printf("%s%s", plan.tape.memory_report().c_str(), plan.params.report().c_str());
+}
+
+// How many steps, and on what data.
+std::string steps_lines(const TrainOptions& o, const Dataset& dataset) {
+  if (dataset.train == nullptr) return "steps: " + format_count(o.steps) + "\n";
+  std::string text = describe_data(o, dataset);
+  for (size_t at = 0; (at = text.find("; ", at)) != std::string::npos; ++at) text.replace(at, 2, "\n  ");
+  std::string note = vocabulary_note(o, dataset);
+  if (const size_t at = note.find(": --vocab"); at != std::string::npos) note.replace(at, 2, "\n  ");
+  return text + "\n" + (note.empty() ? "" : note + "\n");
+}
+
+}  // namespace
+
+double peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return 1024.0 * static_cast<double>(usage.ru_maxrss);
+}
+
+TrainResult plan_training(const TrainOptions& options) {
+  PlannedRun plan(options, options.job->place.size);
+  TrainResult result;
+  result.parameters = plan.params.count();
+  result.flops_per_token = plan.training_flops_per_token;
+  result.memory = memory_of(plan.layout, plan.tape, plan.params, true);
+  for (const MemoryPart& part : flat_parts(options, plan)) result.memory += static_cast<size_t>(part.bytes);
+  result.planned_memory = total(planned_parts(options, plan));
+  return result;
+}
+
+void refuse_idle_router_lr(const std::vector<TrainOptions>& runs, const std::string& what) {
+  for (TrainOptions usual : runs) {
+    usual.router_lr = 0;
+    ParameterTable params;
+    declare(params, usual);
+    if (std::ranges::any_of(params.rows(), [](const Parameter& row) { return row.lr_mul != 1 && row.lr_mul != 0; }))
+      return;
+  }
+  fail(Exit::usage, "--router-lr has no effect: nothing in ", what, " learns at another rate than --lr");
+}
+
+void refuse_too_large(const TrainOptions& options, const Device& device) {
+  const auto has = static_cast<double>(device.memory().bytes);
+  const bool eight_bits = options.matmul == "fp8";
+  if (has == 0 && !eight_bits) return;
+  PlannedRun plan(options, options.job->place.size);
+  if (eight_bits && plan.tape.scaled().empty())
+    fail(Exit::usage,
+         "--matmul fp8: no linear layer of this model suits it, which needs widths of 64 or more, and widths and ",
+         "tokens of a micro-step (", options.batch, " x ", options.data.seq_len, ") that are multiples of 16");
+  if (has == 0) return;
+  const std::vector<MemoryPart> parts = memory_parts(options, plan);
+  if (total(parts) <= has) return;
+  std::string list;
+  for (const MemoryPart& part : parts) list += (list.empty() ? "" : "; ") + part.name + ": " + format_bytes(part.bytes);
+  fail(Exit::device, "the GPU has ", format_bytes(has), " of memory and ", options.config.arch, " needs ",
+       format_bytes(total(parts)), " (", list,
+       "). Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
+}
+
+double seconds_of_run(const TrainOptions& options, const Dataset& data) {
+  if (data.train == nullptr) fail(Exit::usage, "--time needs --data: ", data_specs);
+  const bool cpu = backend_of(options.device) != Backend::cuda;
+  if (cpu && plan_training(options).planned_memory > static_cast<double>(available_memory())) return NAN;
+  data.train->check_when_read(options.config.vocab_size);
+  Trainer trainer(options, *data.train);
+  constexpr int64_t steps = 3;
+  trainer.step();  // takes memory for the first time, and does not count
+  const double first = trainer.seconds;
+  while (trainer.steps_done() < std::min(steps, options.steps)) trainer.step();
+  const int64_t counted = trainer.steps_done() - 1;
+  return (counted > 0 ? (trainer.seconds - first) / static_cast<double>(counted) : first) *
+         static_cast<double>(options.steps);
+}
+
+void print_seconds(double seconds, const std::string& run, const std::string& which_steps) {
+  if (std::isnan(seconds)) std::printf("time: not measured, %s needs more memory than is free\n", run.c_str());
+  else std::printf("time: %s for the steps%s come on top\n", format_seconds(seconds).c_str(), which_steps.c_str());
+}
+
+void print_plan(const TrainOptions& options, const Dataset& data) {
+  const bool world = options.world.ranks > 0;
+  if (world) check_ranks(options, options.world.ranks);
+  PlannedRun plan(options, world ? static_cast<int>(options.world.ranks) : options.job->place.size);
+  if (options.dump_tape) {
+    std::printf("%s", plan.tape.dump(world ? bucket_notes(plan) : std::multimap<size_t, std::string>()).c_str());
+    return;
+  }
+  std::printf("parameters: %s\n", format_count(plan.params.count()).c_str());
+  std::printf("a step: B = %s sequences of T = %s tokens%s\n", format_count(options.batch).c_str(),
+              format_count(options.data.seq_len).c_str(),
+              options.accumulate > 1 ? str(", ", format_count(options.accumulate), " times").c_str() : "");
+  std::printf("%s", printable(steps_lines(options, data)).c_str());
+  std::printf(
+      "training FLOPs per token: %.4g (forward %.4g)\n"
+      "  2 per multiply-add of products, causal attention and mixtures\n",
+      plan.training_flops_per_token, plan.forward_flops_per_token);
+  if (plan.teacher != nullptr)
+    std::printf("teacher: %s parameters; training includes its forward of %.4g FLOPs per token\n",
+                format_count(plan.teacher->params.count()).c_str(),
+                plan.training_flops_per_token - 3 * plan.forward_flops_per_token);
+  if (world) std::printf("%s", describe_world(options, plan).c_str());
+  else print_memory(options, plan);
+  if (!options.time) return;
+  print_seconds(seconds_of_run(options, data), "the run", ", by three of them; evaluations and checkpoints");
+}
+
+}  // namespace crossply

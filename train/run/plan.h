@@ -1,0 +1,51 @@
+// What a run takes: what it will be, before any of it is allocated, and what it was.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "data/source.h"
+#include "engine/device.h"
+#include "train/settings/options.h"
+#include "train/run/run_curves.h"
+
+namespace crossply {
+
+struct TrainResult {
+  Exit code = Exit::done;
+  int64_t parameters = 0;
+  double flops_per_token = 0;  // forward and backward
+  double tokens_per_second = 0;
+  size_t memory = 0;
+  double planned_memory = 0;  // of the whole run, as a dry run says; set by plan_training
+  double train_loss = 0;      // mean over the last fiftieth of the steps
+  double test_loss = 0;
+  double answers = -1, steps_valid = -1;  // -1: the data is no task
+  std::string run_dir;
+  RunCurves curves;
+};
+
+// What a training run of these complete options would be: parameters, FLOPs, memory. On a CPU that is the peak of
+// resident memory, to about a tenth, because the scratch of the kernels is estimated; on a GPU the GPU's, whether there
+// is one or not, with an estimate of what CUDA takes for itself; without what the first step takes once to try out
+// products that are added to what is there: a copy of the result.
+TrainResult plan_training(const TrainOptions& options);
+// For a given --router-lr: throws Exit::usage where no parameter of these runs, whose options are complete, learns at
+// another rate than --lr. what: these runs, for the message.
+void refuse_idle_router_lr(const std::vector<TrainOptions>& runs, const std::string& what);
+// Throws Exit::device, with the sizes, where a GPU has less memory in all than the run takes without cuda_itself.
+void refuse_too_large(const TrainOptions& options, const Device& device);
+// How long the steps of a run take, by three of them; NaN where it needs more memory than there is.
+double seconds_of_run(const TrainOptions& options, const Dataset& data);
+// The same in a line: "time: 2:10 for the steps of all runs, ..; evaluations come on top". run: for NaN, what is too
+// large.
+void print_seconds(double seconds, const std::string& run, const std::string& which_steps);
+// --dry-run: the same in words, by part. --dump-tape: the tape. data: none where the sizes alone were enough.
+void print_plan(const TrainOptions& options, const Dataset& data);
+
+// The context, the kernels of this program and of cuBLASLt, and the recordings: never measured, so several hundred MiB.
+constexpr double cuda_itself = 600 << 20;
+
+double peak_memory();  // bytes that this process had resident at most
+
+}  // namespace crossply

@@ -1,0 +1,318 @@
+// --dry-run --world N: what a job of N ranks would be.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+
+#include "cli/format.h"
+#include "kernels/devices.h"
+#include "train/step/exchange.h"
+#include "train/run/planned_run.h"
+#include "train/run/ranks.h"
+#include "train/run/scaling.h"
+
+namespace crossply {
+namespace {
+
+const Gpu& gpu_of(const TrainOptions& o) { return find_gpu(o.world.gpu.empty() ? "h100" : o.world.gpu); }
+
+int64_t tokens_of_rank(const TrainOptions& o, const PlannedRun& plan) {
+  return o.batch * plan.micro_steps * o.data.seq_len;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Buckets
+
+// In the order in which they are exchanged (train/step/exchange.cpp).
+std::vector<FinalBucket> final_buckets(const PlannedRun& plan) {
+  return final_buckets(plan.tape, plan.params, plan.buckets);
+}
+
+size_t tick_of(const PlannedRun& plan, size_t node) { return 2 * plan.tape.nodes().size() - 1 - node; }
+
+double gradient_bytes(const Range& range) { return 4.0 * static_cast<double>(range.size()); }
+
+// Of the gradients, what is final only when the backward ends.
+double share_of_tail(const PlannedRun& plan) {
+  double all = 0, last = 0;
+  const std::vector<FinalBucket> buckets = final_buckets(plan);
+  for (const FinalBucket& b : buckets) {
+    all += gradient_bytes(b.bucket->flat);
+    if (b.node == buckets.back().node) last += gradient_bytes(b.bucket->flat);
+  }
+  return last / all;
+}
+
+// "layers 3 to 5, embed_tokens": the rows in this range, in so many letters.
+std::string rows_in(const ParameterTable& params, const Range& range, size_t room) {
+  constexpr const char* layer_prefix = "model.layers.";
+  int first = -1, last = -1;
+  std::string others;
+  for (const Parameter& row : params.rows()) {
+    if (row.offset >= range.end || row.offset + row.shape.numel() <= range.begin) continue;
+    int layer = -1;
+    if (row.name.starts_with(layer_prefix)) {
+      layer = std::stoi(row.name.substr(std::string(layer_prefix).size()));
+      first = first < 0 ? layer : std::min(first, layer), last = std::max(last, layer);
+      continue;
+    }
+    std::string name = row.name;
+    for (const char* part : {"model.", ".weight"})
+      if (const size_t at = name.find(part); at != std::string::npos) name.erase(at, std::string(part).size());
+    others += (others.empty() ? "" : ", ") + name;
+  }
+  std::string text = first < 0 ? "" : first == last ? str("layer ", first) : str("layers ", first, " to ", last);
+  text += (text.empty() || others.empty() ? "" : ", ") + others;
+  return text.size() <= room ? text : text.substr(0, room - 3) + "...";
+}
+
+std::string bucket_lines(const TrainOptions& o, const PlannedRun& plan) {
+  const std::vector<FinalBucket> buckets = final_buckets(plan);
+  const bool lanes = plan.layout.lanes > 1, narrow = storage_type(o) == Dtype::bf16;
+  char line[200];
+  const int64_t nodes = std::ssize(plan.tape.nodes());
+  std::string out = str("buckets of gradients: ", format_count(std::ssize(buckets)),
+                        ", in the order in which the backward finishes them;\n  tick: of ", format_count(2 * nodes),
+                        " in a micro-step, half of them forward\n");
+  if (lanes) out += "  (they are exchanged later, when the lanes' gradients have been added)\n";
+  std::snprintf(line, sizeof line, "  %6s %12s %11s %7s  %s\n", "number", "bytes", "weights as", "tick", "of");
+  out += line;
+  constexpr size_t shown = 5;
+  for (size_t k = 0; k < buckets.size(); ++k) {
+    if (buckets.size() > 2 * shown + 2 && k == shown) {
+      out += str("  ... ", format_count(std::ssize(buckets) - static_cast<int64_t>(2 * shown)),
+                 " more; --dump-tape shows all\n");
+      k = buckets.size() - shown;
+    }
+    const auto& [bucket, node] = buckets[k];
+    std::snprintf(line, sizeof line, "  %6zu %12s %11s %7zu  %s\n", k,
+                  format_bytes(gradient_bytes(bucket->flat)).c_str(), narrow && bucket->narrow ? "bf16" : "fp32",
+                  tick_of(plan, node), rows_in(plan.params, bucket->flat, 36).c_str());
+    out += line;
+  }
+  return out;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Memory and transfers
+
+double bytes_of(const std::vector<MemoryPart>& parts, const std::string& name) {
+  const auto part = std::find_if(parts.begin(), parts.end(), [&](const MemoryPart& p) { return p.name == name; });
+  return part == parts.end() ? 0 : part->bytes;
+}
+
+std::string memory_table(const std::vector<MemoryPart>& many, const std::vector<MemoryPart>& one, int64_t W) {
+  std::vector<MemoryPart> all = many;
+  for (const MemoryPart& part : one)
+    if (bytes_of(all, part.name) == 0) all.push_back({part.name, 0});
+  std::vector<std::vector<std::string>> rows = {{"memory of a rank", str("of ", format_count(W)), "of one alone"}};
+  const auto cell = [](double bytes) { return bytes > 0 ? format_bytes(bytes) : std::string("-"); };
+  for (const MemoryPart& part : all)
+    rows.push_back({"  " + part.name, cell(part.bytes), cell(bytes_of(one, part.name))});
+  rows.push_back({"  in all", cell(total(many)), cell(total(one))});
+  return format_table(rows);
+}
+
+// Bytes of the weights as they are gathered.
+double weight_bytes(const PlannedRun& plan, Dtype storage) {
+  double bytes = 0;
+  for (const Bucket& bucket : plan.buckets.list())
+    bytes += gradient_bytes(bucket.flat) / (storage == Dtype::bf16 && bucket.narrow ? 2 : 1);
+  return bytes;
+}
+
+// What moves, which way, and in what time the rest is done. Without a rate to compute by, t_c stays 0.
+ScalingInput scaling_input(const TrainOptions& o, const PlannedRun& plan) {
+  const PlannedWorld& world = o.world;
+  const auto flat = static_cast<double>(plan.params.flat_size()), tokens = static_cast<double>(tokens_of_rank(o, plan));
+  ScalingInput in;
+  in.W = world.ranks, in.A = plan.micro_steps;
+  in.gradients = 4 * flat, in.weights = weight_bytes(plan, storage_type(o));
+  in.sums = 8 * (flat / leaf + static_cast<double>(o.accumulate * plan.layout.lanes));
+  in.nb = std::ssize(plan.buckets.list()), in.tail = share_of_tail(plan);
+  in.reduce_beside = plan.layout.lanes == 1;
+  if (world.rate > 0) in.t_c = tokens / world.rate;
+  if (!on_gpus(o)) {
+    in.gather = Route::flat;
+    in.links = {world.net * 1e9, world.net * 1e9, 1, true};
+    return in;
+  }
+  const Gpu& gpu = gpu_of(o);
+  in.links = {world.nvlink > 0 ? world.nvlink * 1e9 : gpu.b_nv, world.net > 0 ? world.net * 1e9 : gpu.b_ib,
+              world.node_gpus};
+  if (o.sum == "library") in.reduce = Route::ring;
+  if (world.rate > 0) return in;
+  const bool narrow = storage_type(o) == Dtype::bf16;
+  const double peak = assumed_mfu(plan.params.count()) * (narrow ? gpu.bf16 : gpu.fp32);
+  in.t_c = plan.training_flops_per_token * tokens / peak;
+  // AdamW reads four numbers and writes three, and a bf16 copy, after the norm has read one; the tree reads and writes
+  // six for each micro-step but one: a sum, a copy, zeros.
+  in.swept = (narrow ? 34 : 32) * static_cast<double>(plan.buckets.own_size());
+  // Adding up what other ranks sent: a copy of the own slice to theirs, then all of them, and the sum.
+  if (in.W > 1 && o.sum != "library") in.swept += 4 * flat + 12 * static_cast<double>(plan.buckets.own_size());
+  if (o.sum == "tree") in.swept += 24 * flat * static_cast<double>(plan.micro_steps - 1);
+  in.b_hbm = gpu.b_hbm;
+  return in;
+}
+
+std::string sent_table(const TrainOptions& o, const ScalingInput& in) {
+  std::vector<std::vector<std::string>> rows = {{"sent by a rank in a step"}};
+  if (on_gpus(o)) rows[0].insert(rows[0].end(), {"inside its node", "to other nodes"});
+  else rows[0].push_back("to other ranks");
+  const auto add = [&](const std::string& what, double bytes, Route route) {
+    const Sent each = sent(bytes, route, in.W, in.links.g);
+    rows.push_back({"  " + what + (route == Route::ring ? ", round a ring" : ", to each rank")});
+    if (on_gpus(o)) rows.back().push_back(format_bytes(each.inside));
+    rows.back().push_back(format_bytes(each.outside));
+  };
+  add("gradients, fp32", in.gradients, in.reduce);
+  add(in.weights < in.gradients ? "weights, bf16 and fp32" : "weights, fp32", in.weights, in.gather);
+  add("losses and squares, fp64", in.sums, in.gather);
+  return format_table(rows);
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Time
+
+std::string format_time(double seconds) {
+  return seconds < 1 ? format_number("%.2f ms", 1e3 * seconds) : format_number("%.2f s", seconds);
+}
+
+std::string rates_line(const TrainOptions& o, const ScalingInput& in) {
+  const auto rate = [](double bytes) { return format_number("%.4g GB/s", 1e-9 * bytes); };
+  if (!on_gpus(o)) return str("  a rank sends ", rate(in.links.b_ib), " (--net); nodes are not told apart\n");
+  const PlannedWorld& world = o.world;
+  const auto source = [](bool given, const char* flag) { return str(given ? " (" : " (assumed; ", flag, ")"); };
+  const int64_t g = std::min(in.links.g, in.W), nodes = (in.W + g - 1) / g;
+  return str("  ", gpu_of(o).name, ": ", format_count(nodes), nodes == 1 ? " node of " : " nodes of ", format_count(g),
+             " ranks\n  a rank sends ", rate(in.links.b_nv), " inside its node", source(world.nvlink > 0, "--nvlink"),
+             "\n  and ", rate(in.links.b_ib), " to other nodes", source(world.net > 0, "--net"), "\n");
+}
+
+std::string computing(const TrainOptions& o, const PlannedRun& plan) {
+  if (o.world.rate > 0) return str("by --rank-rate; AdamW is in it");
+  const bool narrow = storage_type(o) == Dtype::bf16;
+  return str(format_number("%.3g", plan.training_flops_per_token), " FLOPs each, ",
+             format_number("%.0f%% of ", 100 * assumed_mfu(plan.params.count())),
+             format_number("%.4g TFLOP/s, assumed", 1e-12 * (narrow ? gpu_of(o).bf16 : gpu_of(o).fp32)),
+             o.matmul == "fp8" ? ", as in bf16" : "");
+}
+
+std::string time_lines(const TrainOptions& o, const PlannedRun& plan, const ScalingInput& in, const Scaling& t) {
+  char line[200];
+  std::string out = "time of a step, predicted; nothing of it was measured here\n" + rates_line(o, in);
+  const auto add = [&](const char* name, const std::string& value, const std::string& what) {
+    std::snprintf(line, sizeof line, "  %-8s %10s  %s\n", name, value.c_str(), what.c_str());
+    out += line;
+  };
+  add("t_c", format_time(t.t_c),
+      str("forward and backward of a rank's ", format_count(tokens_of_rank(o, plan)), " tokens:"));
+  add("", "", computing(o, plan));
+  add("s", format_number("%.2f", t.s), "slower by transfers and the slowest rank (assumed)");
+  const auto waits = [&](Route route) {
+    return str("; ", format_time(static_cast<double>(in.nb) * latency(route, in.W, in.links)), " latency",
+               route == Route::ring ? "\n                       (by NCCL's own figures)" : "");
+  };
+  add("t_rs", format_time(t.t_rs), "gradients to their owners" + waits(in.reduce));
+  add("t_bwd", format_time(in.reduce_beside ? t.t_bwd : 0),
+      in.reduce_beside ? "the last micro-step's backward, which may hide them" : "lanes: no backward hides them");
+  add("tail", format_time(t.rs_tail), "their last part, final when the backward ends");
+  add("t_ag", format_time(t.t_ag), "updated weights to all, not hidden" + waits(in.gather));
+  if (in.b_hbm > 0)
+    add("t_hbm", format_time(t.t_hbm),
+        str("AdamW", o.sum == "tree" ? ", parked sums," : "", " at ", format_number("%.4g GB/s", 1e-9 * in.b_hbm),
+            " of memory"));
+  add("t_sums", format_time(t.t_sums), "losses and squares of the gradients");
+  const double tokens = static_cast<double>(tokens_of_rank(o, plan) * in.W);
+  add("t", format_time(t.t), "a step");
+  add("tokens/s", format_count(std::llround(tokens / t.t)), "of all ranks");
+  out += str("  t = s t_c + max(tail, t_rs - 0.9 t_bwd) + t_ag", in.b_hbm > 0 ? " + t_hbm" : "", " + t_sums\n");
+  out += str("  efficiency t_c / t: ", format_number("%.1f%%", 100 * t.efficiency()),
+             "; without overlap, with t_rs in full: ", format_number("%.1f%%", 100 * t.plain_efficiency()), "\n");
+  return out;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// What binds
+
+std::string memory_limit(const TrainOptions& o, const std::vector<MemoryPart>& parts) {
+  if (!on_gpus(o) || total(parts) <= gpu_of(o).memory) return "";
+  const bool batch = bytes_of(parts, "activations") > total(parts) - gpu_of(o).memory && o.batch > 1;
+  const bool tree = bytes_of(parts, "parked gradients (--sum tree)") > 0;
+  return str("memory: ", format_bytes(total(parts)), ", and the ", gpu_of(o).name, " has ",
+             format_bytes(gpu_of(o).memory), ";\n  ",
+             tree    ? "--sum running parks no gradients"
+             : batch ? "a smaller --batch with a larger --accumulate, or a shorter --seq"
+                     : "a shorter --seq, a smaller --batch or model; --dtype bf16");
+}
+
+std::string time_limit(const TrainOptions& o, const ScalingInput& in, const Scaling& t) {
+  const double slower = (t.s - 1) * t.t_c;
+  const double most = std::max({slower, t.rs_exposed, t.ag_exposed, t.t_hbm, t.t_sums});
+  const auto costs = [&](const char* what) {
+    return str(what, format_number(", %.1f%% of the step;\n  ", 100 * most / t.t));
+  };
+  const std::string more = "more tokens a rank and step weigh it less: --accumulate, fewer ranks";
+  if (most == slower) return costs("no transfer, but the assumed slowdown s") + "no flag moves it";
+  if (most == t.rs_exposed && t.rs_exposed > t.rs_tail)
+    return costs("gradients that the last backward does not hide") +
+           "a larger --batch with a smaller --accumulate makes it longer";
+  if (most == t.rs_exposed) return costs("the gradients' tail") + more;
+  if (most == t.t_hbm) return costs("sweeps over memory") + (o.sum == "tree" ? "--sum running parks nothing" : more);
+  if (most == t.t_sums) return costs("the gather of losses and squares") + more;
+  return costs("the gather of weights") + (in.weights < in.gradients ? more : more + ";\n  or --dtype bf16");
+}
+
+std::string bits_line(const TrainOptions& o, int64_t micro_steps, int64_t W) {
+  if (W == 1) return "bits: one rank's own";
+  if (o.sum == "library") return "bits: in an order of the library's; not those of one rank";
+  if (has_bits_of_one_rank(o.sum, micro_steps)) return "bits: those of one rank with --sum tree";
+  if (o.sum == "running")
+    return str("bits: not those of one rank. --sum tree gives them where a rank's micro-steps\n  (",
+               format_count(micro_steps), ") are a power of two");
+  return str("bits: not those of one rank, because a rank's ", format_count(micro_steps),
+             " micro-steps are no\n  power of two");
+}
+
+std::string checkpoint_lines(const PlannedRun& plan, int64_t W) {
+  const auto count = static_cast<double>(plan.params.count());
+  const double each = 8 * count / static_cast<double>(W);
+  return str("a checkpoint: ", format_bytes(12 * count), "; weights in fp32, ", format_bytes(4 * count),
+             ";\n  moments in ", W == 1 ? "a file" : format_count(W) + " files", " of ", format_bytes(each),
+             ";\n  config.json, train_state.json, tokenizer and manifest\n");
+}
+
+}  // namespace
+
+std::string describe_world(const TrainOptions& o, PlannedRun& plan) {
+  const int64_t W = o.world.ranks;
+  PlannedRun one(o, 1);
+  const std::vector<MemoryPart> parts = planned_parts(o, plan);
+  const ScalingInput in = scaling_input(o, plan);
+  const bool timed = in.t_c > 0 && in.links.b_ib > 0;
+  std::string out = str("\na job of ", format_count(W), W == 1 ? " rank: " : " ranks: ", format_count(o.accumulate),
+                        " micro-steps a step, ", format_count(plan.micro_steps), " a rank;\n  ",
+                        format_count(tokens_of_rank(o, plan) * W), " tokens a step\n\n");
+  out += memory_table(parts, planned_parts(o, one), W) + "\n";
+  if (W > 1) out += bucket_lines(o, plan) + "\n" + sent_table(o, in) + "\n";
+  const Scaling t = predict(in);
+  if (timed) out += time_lines(o, plan, in, t);
+  else out += "no times: give --rank-rate (tokens/s of one rank, from its status line)\n  and --net (GB/s it sends)\n";
+  const std::string memory = memory_limit(o, parts);
+  if (!memory.empty() || timed) out += "\nfirst limit: " + (memory.empty() ? time_limit(o, in, t) : memory) + "\n";
+  out += str("last limit: ", format_count(o.batch * o.accumulate), " sequences a step, so not more ranks\n");
+  return out + bits_line(o, plan.micro_steps, W) + "\n" + checkpoint_lines(plan, W);
+}
+
+std::multimap<size_t, std::string> bucket_notes(const PlannedRun& plan) {
+  std::multimap<size_t, std::string> notes;
+  size_t k = 0;
+  for (const auto& [bucket, node] : final_buckets(plan))
+    notes.emplace(node, str("tick ", tick_of(plan, node), ": bucket ", k++, " is final, ",
+                            format_bytes(gradient_bytes(bucket->flat)), ": ", rows_in(plan.params, bucket->flat, 50),
+                            plan.layout.lanes > 1 ? " (of one lane)" : ""));
+  return notes;
+}
+
+}  // namespace crossply

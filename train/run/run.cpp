@@ -1,0 +1,429 @@
+#include "train/run/run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+
+#include "cli/format.h"
+#include "cli/program.h"
+#include "cli/stop.h"
+#include "data/arith.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/leftovers.h"
+#include "engine/io/printable.h"
+#include "engine/io/shell.h"
+#include "eval/answers.h"
+#include "eval/inside/routing_summary.h"
+#include "eval/own_tensors.h"
+#include "kernels/devices.h"
+#include "models/disk/checkpoint.h"
+#include "models/registry.h"
+#include "ranks/launch.h"
+#include "train/run/dump_tensors.h"
+#include "train/run/environment.h"
+#include "train/settings/idle_flags.h"
+#include "train/run/ranks.h"
+
+namespace crossply {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::string step_dir(const std::string& run_dir, int64_t step) {
+  char name[32];
+  std::snprintf(name, sizeof name, "/step_%08lld", static_cast<long long>(step));
+  return run_dir + name;
+}
+
+TrainResult summarise(const Trainer& trainer, const TrainOptions& o) {
+  TrainResult result;
+  result.run_dir = o.out;
+  result.parameters = trainer.params().count();
+  result.flops_per_token = trainer.flops_per_token();
+  result.memory = trainer.memory();
+  result.tokens_per_second = tokens_per_second(trainer.steps_done() * trainer.tokens_per_step(), trainer.seconds);
+  result.curves = read_curves(o.out + "/metrics.jsonl");
+  const auto last = [](const std::vector<double>& of, double none) { return of.empty() ? none : of.back(); };
+  result.test_loss = last(result.curves.test_loss, NAN);  // where somebody removed the metrics of a run that is done
+  result.answers = last(result.curves.answers, -1);
+  result.steps_valid = last(result.curves.steps_valid, -1);
+  result.train_loss = final_loss(result.curves);
+  return result;
+}
+
+// "teacher: DIR, a gpt2 with 1,234 parameters; loss = 0.6 CE + 0.4 KL (tau 1, per token), of which the status shows CE"
+std::string describe_teacher(const TrainOptions& o, const Trainer& trainer) {
+  const Teacher* teacher = trainer.teacher();
+  if (teacher == nullptr) return "";
+  return str("teacher: ", o.teacher, ", a ", teacher->config.arch, " with ", format_count(teacher->params.count()),
+             " parameters; loss = ", o.kd.alpha, " CE + ", (1 - o.kd.alpha) * o.kd.tau * o.kd.tau, " KL (tau ",
+             o.kd.tau, ", mean per ", o.kd_reduction, "); what is shown here is CE");
+}
+
+// "fp8: 14 of 14 linear layers; ..."
+std::string describe_eight_bits(const Tape& tape) {
+  if (tape.scaled().empty()) return "";
+  int64_t eight = 0, all = 0;
+  for (const Scaled& tensor : tape.scaled()) eight += tensor.name.ends_with(".weight");
+  for (const auto& node : tape.nodes())
+    if (!node->frozen && node->op() == std::string("linear")) all += std::ssize(node->out);
+  return str("fp8: ", eight, " of ", all, " linear layers; the others, the loss head and evaluation are in bf16");
+}
+
+// --steps 0: the initialised model itself, as a plain model directory.
+void write_initialised(const TrainOptions& o, const Dataset& dataset) {
+  Trainer trainer(o, *dataset.train);
+  require_finite(trainer.params(), values_of(trainer.params(), o.config), Exit::bad_data);
+  CheckpointWriter writer;
+  writer.begin(o.out);
+  write_model(writer, o, trainer.params(), dataset.tokenizer);
+  writer.commit();
+  std::printf("wrote an initialised %s with %s parameters to %s\n", o.config.arch.c_str(),
+              format_count(trainer.params().count()).c_str(), printable(o.out).c_str());
+}
+
+// --dump-tensors: of the batch that the run would take next.
+void write_tensors(const TrainOptions& o, const Dataset& data) {
+  const RunDir dir(o.out);
+  const std::string path = o.out + "/tensors.safetensors";
+  remove_leftovers_of(path);
+  check_replaceable_tensors("--dump-tensors:", path, dumped_kind);
+  Trainer trainer(o, *data.train, o.resume ? newest_valid_checkpoint(o.out) : "");
+  for (const auto& part : {&data.train, &data.test}) (*part)->check_when_read(o.config.vocab_size);
+  trainer.next_batch();
+  Batch batch = batch_of(o, data.train->seq_len(), trainer.teacher());
+  batch.plan = PlanMode::distinct;
+  batch.eight_bits = false;
+  const Dumped dumped = dump_tensors(o.dump_tensors, path, trainer.params(), o.config, batch, trainer.tokens().data(),
+                                     trainer.targets().data());
+  const long long step = trainer.steps_done() + 1;
+  std::printf("wrote %zu tensors of step %lld's %s batch%s to %s; its loss is %.9g\n", dumped.tensors, step,
+              o.accumulate > 1 ? "first" : "whole", o.matmul == "fp8" ? ", by products in bf16," : "",
+              printable(path).c_str(), dumped.loss);
+}
+
+// And not only looking.
+bool is_training(const TrainOptions& o) { return !o.plans_only() && o.dump_tensors.empty() && o.steps > 0; }
+
+// Ranks end together, so that none takes another for lost.
+Exit train_to_end(TrainOptions& o, const Dataset& data,
+                  const std::function<Exit(TrainOptions&, const Dataset&)>& train) {
+  const Exit code = train(o, data);
+  o.job->finish();
+  o.job = one_rank_job();
+  if (code == Exit::io)
+    fail(code, "the run is done and saved, but its figure ", o.out,
+         "/curve.svg could not be written: see the note above");
+  return code;
+}
+
+void write_figure(const TrainOptions& o, const RunCurves& curves) {
+  write_run_picture(o.out + "/curve.svg", o.config.arch + " on " + short_name(o.data.spec), curves);
+}
+
+// How often something is done that is done ten times where no flag says otherwise.
+int64_t every(int64_t flag, int64_t steps) { return flag > 0 ? flag : std::max<int64_t>(1, steps / 10); }
+
+}  // namespace
+
+RunDir claim_run_dir(TrainOptions& o) {
+  refuse_too_large(o, *make_device(o.device, o.matmul));  // as one that is not there, before the run directory exists
+  catch_stop_signals();                                   // before there is anything to leave behind
+  RunDir dir(o.out, o.job->place);
+  if (o.job->place.leads()) {
+    check_run_dir(o);  // again, now that nobody else changes it
+    remove_leftovers_of(o.out);
+    remove_leftovers_in(o.out);
+  }
+  join_ranks(o);
+  dir.mark(*o.job);
+  return dir;
+}
+
+Run::Run(const TrainOptions& options, const Dataset& data, const RunDir& dir, Trainer& trainer)
+    : o_(options),
+      data_(data),
+      dir_(dir),
+      trainer_(trainer),
+      first_(trainer.steps_done()),
+      eval_every_(every(options.eval_every, options.steps)),
+      save_every_(every(options.save_every, options.steps)),
+      saved_(first_),
+      progress_(options.label, options.steps, options.runs_after,
+                !options.job->place.alone()) {  // mpirun gives its processes a terminal where it has none
+  // Without flags.json nothing else in the directory could be resumed.
+  if (o_.job->place.leads()) {
+    write_file_atomically(o_.out + "/flags.json", json_text(all_settings(o_), 2) + "\n");
+    record_environment(o_.out + "/environment.jsonl", o_, trainer_, data_);
+  }
+  begin();
+  if (!o_.job->place.leads()) return;
+  metrics_.emplace(o_.out + "/metrics.jsonl", first_);
+  for (const std::string& note : metrics_->notes()) progress_.say(note);
+  if (o_.csv) table_.emplace(o_.out + "/metrics.csv", o_.out + "/metrics.jsonl");
+  if (o_.tensorboard) events_.emplace(o_.out + "/tensorboard", first_, o_.out + "/metrics.jsonl");
+}
+
+// Says what the run begins with.
+void Run::begin() {
+  const auto say = [&](const std::string& line) {
+    if (!line.empty()) progress_.say(line);
+  };
+  if (first_ > 0)
+    say(str("resumed after step ", first_,
+            first_ == o_.steps ? ", the last one: the run is done; a larger --steps continues it" : ""));
+  say(trainer_.schedule_change());
+  say(trainer_.device_change());
+  say(trainer_.ranks_change());
+  say(str(format_count(trainer_.params().count()), " parameters, ", trainer_.device().describe(), ", ",
+          format_bytes(static_cast<double>(trainer_.memory())), " for the model and its activations"));
+  if (first_ == 0) say(find_architecture(o_.config.arch).make(o_.config)->remark(o_.config));
+  say(describe_teacher(o_, trainer_));
+  say(describe_data(o_, data_));
+  say(validation_note(data_));
+  const double chance = data_.test->task() != nullptr && o_.answer_samples > 0 ? chance_of(o_.data.spec) : NAN;
+  if (std::isfinite(chance)) say(format_number("answers: guessing gets %.1f%%", 100 * chance));
+  if (first_ == 0) say(vocabulary_note(o_, data_));
+  say(describe_ranks(o_));
+  say(describe_eight_bits(trainer_.model().tape()));
+}
+
+bool Run::more() const {
+  const int64_t done = trainer_.steps_done();
+  const bool stop = o_.job->place.alone() ? stop_requested() : trainer_.tally.stop;  // what all ranks know
+  if (done >= o_.steps || (stop && done > first_)) return false;
+  if (o_.job->place.leads()) dir_.check_present();
+  return true;
+}
+
+void Run::show_progress() {
+  const StepResult& step = trainer_.last;
+  progress_.step(trainer_.steps_done(), step.ce, step.lr, step.norm, static_cast<double>(trainer_.tokens_per_step()),
+                 step.seconds);
+  note_straggler();
+}
+
+void Run::note_straggler() {
+  constexpr int64_t many = 20;
+  const Tally& tally = trainer_.tally;
+  lagging_ = tally.most_busy > 1.5 * tally.median_busy ? (tally.slowest == laggard_ ? lagging_ + 1 : 1) : 0;
+  laggard_ = tally.slowest;
+  if (!times_waiting() || lagging_ != many) return;
+  progress_.say(str("rank ", tally.slowest, " holds the others up: ", format_number("%.3g", tally.most_busy),
+                    " s of its own for a step, others take ", format_number("%.3g s", tally.median_busy)));
+}
+
+// By rank 0, from the weights, and where tokens have weights of their own, from a few of the test sequences.
+void Run::look_at_routing() {
+  if (!has_learned_routing(trainer_.config())) return;
+  trainer_.gather_values();
+  if (o_.job->place.leads()) {
+    try {
+      routing_ = std::make_shared<const json>(
+          routing_summary(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test));
+    } catch (const Error& error) {
+      if (error.code != Exit::not_finite) throw;
+      progress_.say(str("note: metrics.jsonl has no routing of this step: ", error.what()));
+    }
+  }
+  o_.job->barrier("routing");
+}
+
+void Run::evaluate() {
+  o_.job->enter(Stage::evaluate, trainer_.steps_done());
+  const int64_t size = data_.test->size(), tested = sequences_tested(o_, size, trainer_.steps_done() == o_.steps);
+  if (o_.eval_samples > 0 && tested / 8 > o_.eval_samples)
+    progress_.say(str("the last evaluation is over all ", format_count(size), " test sequences (--eval-samples)"));
+  const SpreadSamples spread(*data_.test, tested);
+  const Source& set = o_.eval_rule == "first" ? *data_.test : static_cast<const Source&>(spread);
+  const double loss = trainer_.evaluate(set, tested);
+  scores_ = {{"test_loss", loss}};
+  look_at_routing();
+  std::string text = str("step ", trainer_.steps_done(), ": test loss ", format_number("%.4f", loss));
+  if (tested < size) text += " (" + format_count(tested) + " of " + format_count(size) + " sequences)";
+  else if (o_.eval_samples < size) text += " (all " + format_count(size) + " sequences)";
+  if (data_.test->task() != nullptr && o_.answer_samples > 0) {
+    trainer_.gather_values();
+    const Answers answers = answer_task(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test,
+                                        o_.answer_samples, answer_rows(o_), *o_.job);
+    if (!o_.job->place.leads()) return;
+    scores_.emplace_back("answers_correct", answers.correct());
+    scores_.emplace_back("steps_valid", answers.steps_valid());
+    if (answers.hard > 0) scores_.emplace_back("hard_correct", answers.hard_correct());
+    text += format_number(", answers %.1f%%", 100 * answers.correct()) +
+            format_number(", all steps valid %.1f%%", 100 * answers.steps_valid());
+    progress_.say(text);
+    std::string prompt = data_.tokenizer.decode(answers.sample_prompt), answer = data_.tokenizer.decode(answers.sample);
+    if (prompt.size() > 60) prompt = "..." + prompt.substr(prompt.size() - 57);
+    text = "sample: " + excerpt(prompt) + " >> " + excerpt(answer);
+  }
+  progress_.say(text);
+}
+
+void Run::write_metrics() {
+  const StepResult& step = trainer_.last;
+  const int64_t tokens = trainer_.tokens_per_step();
+  json line = {{"step", trainer_.steps_done()},
+               {"tokens", trainer_.steps_done() * tokens},
+               {"loss", step.loss},
+               {"lr", step.lr},
+               {"grad_norm", step.norm},
+               {"seconds", trainer_.seconds}};
+  if (trainer_.teacher() != nullptr) line["ce"] = step.ce;  // what the test loss is of the test set; loss has KL in it
+  if (const double rate = tokens_per_second(tokens, step.seconds); rate > 0) line["tokens_per_s"] = rate;
+  for (const auto& [name, score] : scores_) line[name] = score;
+  if (!scores_.empty())
+    line["test_sequences"] = sequences_tested(o_, data_.test->size(), trainer_.steps_done() == o_.steps);
+  scores_.clear();
+  if (const auto routing = std::exchange(routing_, nullptr)) line["routing"] = *routing;
+  if (const Tally& t = trainer_.tally; times_waiting()) {
+    line["waiting_s"] = trainer_.waited;
+    line["busy_least_s"] = t.least_busy, line["busy_median_s"] = t.median_busy, line["busy_most_s"] = t.most_busy;
+  }
+  if (metrics_) metrics_->write(line);
+  if (table_) table_->write(line);
+  if (events_) events_->write(line);
+}
+
+void Run::save() {
+  saved_ = trainer_.steps_done();
+  o_.job->enter(Stage::save, saved_);
+  if (metrics_) metrics_->sync();
+  if (events_) events_->sync();
+  trainer_.save(step_dir(o_.out, saved_), data_.tokenizer, [&] { dir_.check_mine(); });
+  if (!o_.job->place.leads()) return;
+  dir_.check_present();
+  remove_old_checkpoints(o_.out, o_.keep);
+  draw();
+}
+
+// A figure that cannot be written does not end the run; its exit code says so at the end.
+void Run::draw() {
+  const std::string error = io_error_of([&] { write_figure(o_, metrics_->curves()); });
+  lacks_figure_ = !error.empty();
+  if (lacks_figure_) progress_.say("note: " + error + "; the run goes on");
+}
+
+Exit Run::finish() {
+  const int64_t done = trainer_.steps_done();
+  if (saved_ != done) save();
+  if (done < o_.steps) {
+    const std::string command =
+        o_.program.empty() ? "" : shell_command(o_.program) + " --resume --out " + shell_word(o_.out);
+    progress_.say(str("stopped on request after step ", done, command.empty() ? "" : "; to continue: "), command);
+  }
+  std::printf("%s", trainer_.profile().c_str());
+  if (o_.profile) std::printf("peak of resident memory: %s\n", format_bytes(peak_memory()).c_str());
+  if (done == o_.steps && metrics_ && !o_.program.empty()) conclude();
+  return done < o_.steps ? Exit::stopped : lacks_figure_ ? Exit::io : Exit::done;
+}
+
+void Run::conclude() const {
+  const RunCurves& c = curves();
+  const std::string out = printable(o_.out);
+  const int64_t done = trainer_.steps_done(), size = data_.test->size(), tested = sequences_tested(o_, size, true);
+  std::string losses = format_number("training %.4f", final_loss(c));
+  if (!c.test_loss.empty()) losses += format_number(", test %.4f", c.test_loss.back());
+  losses += tested == size ? " (all " + format_count(size) + " test sequences)"
+                           : " (" + format_count(tested) + " of " + format_count(size) + " test sequences)";
+  const auto rate = static_cast<int64_t>(tokens_per_second(done * trainer_.tokens_per_step(), trainer_.seconds));
+  const bool text = data_.test->task() == nullptr && (data_.tokenizer.is_bytes() || data_.tokenizer.is_bpe());
+  std::printf("\nmodel:    %s\nfigure:   %s/curve.svg\nlosses:   %s\n", printable(step_dir(o_.out, done)).c_str(),
+              out.c_str(), losses.c_str());
+  std::printf("time:     %s of training, %s tokens/s\n", format_seconds(trainer_.seconds).c_str(),
+              format_count(rate).c_str());
+  std::printf("next:     %s\n          %s --model %s --data %s\n",
+              generate_command(o_.program, o_.out, o_.data.spec, text).c_str(),
+              shell_command(o_.program, "evaluate").c_str(), shell_word(o_.out).c_str(),
+              shell_word(o_.data.spec).c_str());
+}
+
+std::string generate_command(const std::string& program, const std::string& model, const std::string& data, bool text) {
+  const auto arith = parse_arith(data);
+  const bool integers = arith && arith->numbers == arith::Numbers::integers;  // 5 / 6 is none
+  const char* prompt = integers ? "\"3 + 4 * 2 - 6 / 3 =\""
+                       : arith  ? "\"3 + 4 * 2 - 5 / 6 =\""
+                       : text   ? "\"Once upon a time\""
+                                : "...";
+  return shell_command(program, "generate") + " --model " + shell_word(model) + " --prompt " + prompt;
+}
+
+TrainResult train_run(TrainOptions options, const std::function<void(const RunCurves&)>& evaluated) {
+  check_run_dir(options);
+  const Dataset data = open_inputs(options);
+  if (!options.data_digest.empty() && digest_of_files(options, data) != options.data_digest)
+    fail(Exit::bad_data, options.data.spec, " was changed since the first of these runs began; put it back");
+  const RunDir dir = claim_run_dir(options);
+  Trainer trainer(options, *data.train, find_checkpoint(options));
+  Run run(options, data, dir, trainer);
+  while (run.more()) {
+    trainer.step();
+    run.show_progress();
+    if (run.time_to_evaluate()) run.evaluate();
+    run.write_metrics();
+    if (evaluated && run.time_to_evaluate()) evaluated(run.curves());
+    if (run.time_to_save()) run.save();
+  }
+  const Exit code = run.finish();
+  TrainResult result = summarise(trainer, options);
+  result.code = code;
+  return result;
+}
+
+std::string draw_missing_figure(const TrainOptions& o) {
+  std::error_code ignored;
+  if (fs::is_regular_file(o.out + "/curve.svg", ignored)) return "";
+  return io_error_of([&] {
+    const RunCurves curves = read_curves(o.out + "/metrics.jsonl");
+    if (!curves.step.empty()) write_figure(o, curves);
+  });
+}
+
+int train_program(int argc, char** argv, const std::string& arch,
+                  const std::function<Exit(TrainOptions&, const Dataset&)>& train) {
+  CommandLine app("Trains " + arch + ": " + find_architecture(arch).meaning + ".", "train_" + arch);
+  TrainOptions options;
+  options.label = arch;
+  auto flags = [&] {
+    options.config.arch = arch;
+    if (arch == "gpt2" || find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(options.config);
+    // A run that is resumed has its flags; those given beside --resume come on top.
+    if (has_flag(argc, argv, "--resume")) take_run_settings(find_flag(argc, argv, "--out"), options);
+    const std::string preset = find_flag(argc, argv, "--preset");
+    if (!preset.empty() && preset != options.preset) apply_preset(preset, options);
+    add_train_flags(app, options);
+    add_architecture_flags(app, options);
+    set_short_help(app, training_help("train_" + arch));
+  };
+  return run_program(app, argc, argv, flags, [&] {
+    options.program = argv[0];
+    options.given_sizes = given_flags(app, "Model");
+    options.given_options = given_flags(app, arch);
+    options.open = open_choices(app, options, options.resume && !read_run_settings(options.out).is_null());
+    if (!is_training(options) && !place_from_environment().leads()) return Exit::done;  // one process is enough
+    if (place_from_environment().leads()) std::fputs(notes_on_train_flags(app, options.config).c_str(), stderr);
+    try {
+      if (is_training(options)) become_rank(options);
+      if (!options.plans_only()) check_run_dir(options);
+      const Dataset data = open_inputs(options);
+      if (options.job->place.leads())
+        for (const std::string& line : {options.chosen, warmup_warning(options), epochs_warning(options, data)})
+          if (!line.empty()) std::printf("%s\n", line.c_str());
+      note_single_process(app, options);
+      if (is_given(app, "--router-lr")) refuse_idle_router_lr({options}, arch);
+      if (options.plans_only()) print_plan(options, data);
+      else if (!options.dump_tensors.empty()) write_tensors(options, data);
+      else if (options.steps == 0) write_initialised(options, data);
+      else return train_to_end(options, data, train);
+      return Exit::done;
+    } catch (const std::exception& failure) {
+      if (options.job->place.alone()) throw;
+      end_rank(options, failure, memory_remedy(app));
+    }
+  });
+}
+
+}  // namespace crossply

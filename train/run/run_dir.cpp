@@ -1,0 +1,161 @@
+#include "train/run/run_dir.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "engine/io/new_directory.h"
+#include "engine/io/printable.h"
+#include "engine/rng.h"
+#include "engine/io/shell.h"
+#include "models/disk/checkpoint.h"
+#include "models/disk/modelling_file.h"
+
+namespace crossply {
+namespace fs = std::filesystem;
+namespace {
+
+const std::string mark_name = ".job";
+
+// The job's number in a run directory; "" where there is none.
+std::string read_mark(const std::string& run_dir) {
+  try {
+    return read_file(run_dir + "/" + mark_name, 64);
+  } catch (const Error& error) {
+    if (error.code == Exit::no_input) return "";
+    throw;
+  }
+}
+
+std::string random_number() { return str(std::hex, system_random_bits(), "-", system_random_bits()); }
+
+}  // namespace
+
+void check_run_dir(const TrainOptions& o) {
+  if (o.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
+  if (o.resume && o.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
+  if (!o.job->place.leads()) return;
+  if (o.steps == 0 && o.dump_tensors.empty()) require_replaceable(o.out);
+  std::error_code error;
+  const fs::file_type type = fs::status(o.out, error).type();
+  if (type == fs::file_type::none) fail_io("inspect", o.out, error.value());
+  const bool directory = type == fs::file_type::directory;
+  // What --dump-tensors writes does not make it a run directory, nor what ranks find each other by, nor what a job left
+  // that ended before its run began.
+  const bool used =
+      path_exists(o.out) &&
+      !(directory && holds_only_leftovers(o.out, {"tensors.safetensors", ".meet", "last_exit.json", mark_name}));
+  if (!used && o.resume && o.data.spec.empty())
+    fail(Exit::usage, "--resume: there is no run in ", o.out, " yet; to start one, give its flags");
+  if (!used) return;
+  if (!o.resume)
+    fail(Exit::usage, o.out, " exists and is not empty; choose another --out, or --resume to continue the run in it");
+  if (path_exists(o.out + "/config.json"))
+    fail(Exit::usage, "--resume: ", o.out,
+         " is a model directory, not a run directory; give another --out,"
+         " and --init ",
+         shell_word(o.out), " to start from its weights");
+  if (!path_exists(o.out + "/flags.json"))
+    fail(Exit::usage, "--resume: ", o.out, " is not a run directory: it has no flags.json; choose another --out");
+}
+
+RunDir::RunDir(const std::string& path, const Place& place) : path_(path) {
+  if (!place.leads()) return;
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) fail_io("create", path, error.value());
+  if (lock_directory(path, LOCK_EX, &fd_)) return;
+  if (fd_.get() < 0) fail_io("open", path, ENOENT);
+  fail(Exit::usage, path, " is in use by another training process; wait for it or choose another --out");
+}
+
+void RunDir::open() {
+  fd_ = Descriptor(uninterrupted([&] { return ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+  if (fd_.get() < 0) fail_io("open", path_, errno);
+}
+
+void RunDir::mark(Job& job, double patience) {
+  if (job.place.alone()) {
+    if (::unlink((path_ + "/" + mark_name).c_str()) != 0 && errno != ENOENT) fail_io("remove", mark_name, errno);
+    return;
+  }
+  if (job.place.leads()) {
+    mark_ = random_number();
+    write_file_atomically(path_ + "/" + mark_name, mark_);
+  }
+  const std::string mine = job.share(mark_);
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience);
+  while (read_mark(path_) != mine) {
+    if (std::chrono::steady_clock::now() >= limit)
+      fail(Exit::no_input, path_, " is not the directory that rank 0 has under this name: rank ", job.place.rank,
+           " does not find ", mark_name, " of this job in it. All ranks need one file system: choose an --out that ",
+           "they share");
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  if (!job.place.leads()) open();
+}
+
+void RunDir::check_mine() const {
+  if (!mark_.empty() && read_mark(path_) != mark_)
+    fail(Exit::io, path_, " belongs to another job by now, which was started while this one was cut off; nothing is ",
+         "saved here");
+}
+
+void RunDir::check_present() const {
+  struct stat named, held;
+  if (::fstat(fd_.get(), &held) != 0) fail_io("inspect", path_, errno);
+  const bool found = ::stat(path_.c_str(), &named) == 0;
+  if (!found && errno != ENOENT && errno != ENOTDIR) fail_io("inspect", path_, errno);
+  if (!found || named.st_dev != held.st_dev || named.st_ino != held.st_ino)
+    fail(Exit::io, "the run directory ", path_, " was removed, moved or replaced during the run");
+}
+
+namespace {
+
+// Of rank 0.
+std::string choose_checkpoint(const TrainOptions& o) {
+  std::vector<std::string> skipped;
+  const std::string checkpoint = newest_valid_checkpoint(o.out, &skipped);
+  for (const std::string& line : skipped) std::printf("%s %s\n", o.label.c_str(), printable(line).c_str());
+  if (checkpoint.empty() && !skipped.empty())
+    fail(Exit::bad_data, "--resume: no checkpoint in ", o.out, " is valid; move it away to start again");
+  if (!skipped.empty()) set_aside_damaged_checkpoints(o.out);
+  if (!checkpoint.empty()) {
+    note_outdated_modelling_file(checkpoint, o.out);
+    return checkpoint;
+  }
+  const nlohmann::json settings = read_run_settings(o.out);
+  if (!settings.is_null()) {
+    // No step was taken by the teacher yet, so that one under any name can take its place.
+    const bool has_teacher =
+        settings.is_object() && !o.teacher.empty() && settings.value("teacher", nlohmann::json("")) != "";
+    refuse_other_settings(settings, o, o.out + "/flags.json",
+                          has_teacher ? std::set<std::string>{"teacher"} : std::set<std::string>{});
+    refuse_other_config(parse_config(settings.value("config", nlohmann::json()), o.out + "/flags.json: config"),
+                        o.config, o.out + "/flags.json");
+  }
+  const std::string picture = o.out + "/curve.svg";
+  if (path_exists(picture) && ::rename(picture.c_str(), free_kept_name(picture).c_str()) != 0)
+    fail_io("rename", picture, errno);
+  std::printf("%s no checkpoint in %s yet: starting at step 0\n", o.label.c_str(), printable(o.out).c_str());
+  return "";
+}
+
+}  // namespace
+
+std::string find_checkpoint(const TrainOptions& o) {
+  if (!o.resume) return "";
+  const std::string chosen = o.job->place.leads() ? fs::path(choose_checkpoint(o)).filename().string() : "";
+  const std::string name = o.job->share(chosen);
+  return name.empty() ? "" : o.out + "/" + name;
+}
+
+}  // namespace crossply

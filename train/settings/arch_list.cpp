@@ -1,0 +1,80 @@
+#include "train/settings/arch_list.h"
+
+#include <algorithm>
+
+#include "models/registry.h"
+
+namespace crossply {
+namespace {
+
+// Cuts at the separators that are not inside [].
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  int depth = 0;
+  for (const char c : text) {
+    depth += (c == '[') - (c == ']');
+    if (c == separator && depth == 0) parts.emplace_back();
+    else parts.back() += c;
+  }
+  return parts;
+}
+
+ArchChoice parse_choice(const std::string& text) {
+  const std::vector<std::string> parts = split(text, ':');
+  ArchChoice choice{text, parts[0], {}};
+  const Architecture& architecture = find_architecture(choice.arch);
+  std::string known;
+  for (const Option& option : architecture.options) known += " " + option.key;
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const size_t equals = parts[i].find('=');
+    if (equals == std::string::npos)
+      fail(Exit::usage, "--arch ", text, ": an option is written key=value, not '", parts[i], "'");
+    std::string key = parts[i].substr(0, equals);
+    std::ranges::replace(key, '-', '_');  // the trainer's flag of this name has hyphens
+    if (std::ranges::find(architecture.options, key, &Option::key) == architecture.options.end())
+      fail(Exit::usage, "--arch ", text, ": ", choice.arch, " has no option '", key,
+           "'; it has:", known.empty() ? " none" : known);
+    if (!choice.options.emplace(key, parts[i].substr(equals + 1)).second)
+      fail(Exit::usage, "--arch ", text, " gives ", key, " twice");
+  }
+  return choice;
+}
+
+}  // namespace
+
+std::string ArchChoice::file_name() const {
+  std::string name;
+  for (const char c : text) {
+    const bool safe =
+        (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-';
+    if (safe) name += c;
+    else if (name.back() != '-') name += '-';
+  }
+  if (name.back() == '-') name.pop_back();
+  return name;
+}
+
+std::vector<ArchChoice> parse_arch_list(const std::string& list, const std::string& backbone) {
+  std::vector<ArchChoice> choices;
+  auto add = [&](const std::string& text) {
+    choices.push_back(parse_choice(text));
+    const std::string name = choices.back().file_name();
+    const auto same = [&](const ArchChoice& choice) { return choice.file_name() == name; };
+    if (std::any_of(choices.begin(), choices.end() - 1, same)) fail(Exit::usage, "--arch names ", text, " twice");
+  };
+  for (const std::string& text : split(list, ',')) {
+    if (text != "all") add(text);
+    else
+      for (const Architecture& architecture : architectures())
+        if (architecture.name != (backbone == "gpt2" ? "llama" : "gpt2")) add(architecture.name);
+  }
+  return choices;
+}
+
+std::string arch_list_help() {
+  std::string names;
+  for (const Architecture& architecture : architectures()) names += " " + architecture.name;
+  return "all, or ARCH[:key=value]... between commas. ARCH:" + names;
+}
+
+}  // namespace crossply

@@ -1,0 +1,290 @@
+// The settings of the papers. Where a paper is silent, the value is ours and the line says so.
+#include <algorithm>
+#include <cmath>
+
+#include "train/settings/options.h"
+
+namespace crossply {
+namespace {
+
+void set_size(TrainOptions& o, const Preset& preset) {
+  o.config.hidden_size = preset.C;
+  o.config.intermediate_size = preset.F;
+  o.config.num_hidden_layers = preset.L;
+  o.config.num_attention_heads = preset.H;
+  o.config.num_key_value_heads = preset.K;
+  o.config.head_dim = 0;
+  o.config.tie_word_embeddings = true;
+}
+
+// Language modelling: 20,000 steps of 1024 sequences of 2048 tokens, GPT-2's vocabulary.
+void language_model(TrainOptions& o, const Preset& preset) {
+  set_size(o, preset);
+  o.config.vocab_size = 50257;
+  o.config.max_position_embeddings = 2048;
+  o.data.seq_len = 2048;
+  o.steps = 20000;
+  o.batch = 4;
+  o.accumulate = 256;
+  o.lr = 1e-3;
+  o.schedule = "cosine";
+  o.warmup = 200;
+  o.lr_floor = 1e-6;
+  o.adamw.weight_decay = 0.1;
+}
+
+// The deep models of LIMe's first version: narrow, a quarter of the steps.
+void deep_model(TrainOptions& o, const Preset& preset) {
+  language_model(o, preset);
+  o.steps = 5000;
+}
+
+// Generated tasks: 4 blocks, 4 heads, width 32, as in the paper; F and the decay are ours.
+void arithmetic(TrainOptions& o, const Preset& preset) {
+  set_size(o, preset);
+  o.config.vocab_size = 0;
+  o.data.spec = "arith:6";
+  o.batch = 128;
+  o.accumulate = 4;
+  o.steps = 19531;  // 200 epochs of 50,000 samples
+  o.lr = 1e-3;
+  o.schedule = "linear";
+  o.warmup = 488;  // 5 epochs, ours
+  o.adamw.weight_decay = 0.01;
+}
+
+// The same model at the same rate with 4 operators, for minutes instead of hours.
+void arithmetic_quick(TrainOptions& o, const Preset& preset) {
+  arithmetic(o, preset);
+  o.data.spec = "arith:4";
+  o.batch = 64;
+  o.accumulate = 1;
+  o.steps = 6000;
+  o.warmup = 200;
+}
+
+// Fine-tuning on ProsQA, 10 epochs of about 18,000 graphs; the paper starts from a pre-trained 150M model (--init),
+// whose own tokenizer encodes questions, steps and answers. Without --init the tokens are the task's words.
+void prosqa(TrainOptions& o, const Preset& preset) {
+  language_model(o, preset);
+  o.config.vocab_size = 0;
+  o.data.spec = "prosqa";
+  o.data.seq_len = 0;
+  o.data.train_samples = 17886;
+  o.batch = 16;
+  o.accumulate = 8;
+  o.steps = 1400;
+  o.warmup = 140;
+  o.lr = 1e-4;
+  o.schedule = "linear";
+  o.lr_floor = 0;
+}
+
+// The SATFormer paper: V 32,000, q/k norm, 524,288 tokens a step in rows of 4096, cosine to a tenth.
+void sat_model(TrainOptions& o, const Preset& preset) {
+  language_model(o, preset);
+  o.config.vocab_size = 32000;
+  o.config.qk_norm = true;
+  o.config.max_position_embeddings = o.data.seq_len = 4096;
+  o.batch = 4;
+  o.accumulate = 32;
+  o.steps = preset.steps;
+  o.lr = preset.lr;
+  o.schedule = "cosine_to_floor";
+  o.warmup = preset.warmup;
+  o.lr_floor = 0.1;
+}
+
+// MUDDFormer's feed-forward widths over depth: from F/2 to 3F/2, to the nearest 256 (halves down).
+std::string rising_widths(int64_t F, int64_t L) {
+  std::string list;
+  for (int64_t n = 0; n < L; ++n) {
+    const double depth = L > 1 ? static_cast<double>(n) / static_cast<double>(L - 1) : 0.5;
+    const double ffn = static_cast<double>(F) * (0.5 + depth);
+    list += (n > 0 ? "," : "") + std::to_string(std::max<int64_t>(256, (std::lrint(ffn) + 127) / 256 * 256));
+  }
+  return "[" + list + "]";
+}
+
+// What the SATFormer paper sets for its baselines. "rising" stands for rising_widths of the model's own sizes.
+const std::vector<Preset::Own> sat_own = {{"hyper", "rate", "2"},
+                                          {"hyper", "norm", "layernorm"},
+                                          {"hyper", "prenorm", "rmsnorm"},
+                                          {"hyper", "layer_index", "sublayer"},
+                                          {"hyper", "output_init_scale", "true"},
+                                          {"mudd", "intermediate_sizes", "rising"}};
+
+// What the SATFormer paper's text says against its files and code. The -text presets have the text's rates, too.
+const std::vector<Preset::Own> sat_text_own = [] {
+  std::vector<Preset::Own> own = sat_own;
+  own.insert(own.end(), {{"denseformer", "dilation", "4"},
+                         {"denseformer", "period", "5"},
+                         {"resformer", "lambda2", "frozen"},
+                         {"satformer", "gate_init", "uniform"}});
+  return own;
+}();
+
+// The vertical attention paper: Llama 3's vocabulary and rotation, heads of 128, a constant rate without warm-up. The
+// initialisation, the second moment's decay and the absence of clipping are ours.
+void vertical_model(TrainOptions& o, const Preset& preset) {
+  language_model(o, preset);
+  o.config.vocab_size = 128256;
+  o.config.head_dim = 128;
+  o.config.tie_word_embeddings = false;
+  o.config.rope_theta = 500000;
+  o.config.norm_eps = 1e-5;
+  o.config.max_position_embeddings = o.data.seq_len = 4096;
+  o.batch = 4;
+  o.accumulate = 64;
+  o.lr = 1e-4;
+  o.router_lr = 1e-2;
+  o.schedule = "constant";
+  o.warmup = 0;
+  o.adamw.weight_decay = 0.01;
+  o.adamw.beta2 = 0.999;
+  o.adamw.clip = 0;
+}
+
+// nanochat's sizes, tokens and vocabulary on this backbone: a SwiGLU of as many weights in place of a squared ReLU,
+// norms of queries and keys in front of the rotation, attention to all tokens in every layer. It has another optimiser,
+// Muon: AdamW, the rate and its cosine are ours.
+void nanochat(TrainOptions& o, const Preset& preset) {
+  language_model(o, preset);
+  o.config.vocab_size = 32768;
+  o.config.head_dim = 128;
+  o.config.tie_word_embeddings = false;
+  o.config.qk_norm = true;
+  o.config.rope_theta = 100000;
+  o.accumulate = preset.L > 12 ? 128 : 64;  // 524,288 tokens a step, or twice as many
+  o.steps = preset.steps;
+  o.lr = preset.lr;
+  o.warmup = preset.warmup;
+  o.schedule = "cosine_to_floor";
+  o.lr_floor = 0.05;
+}
+
+// GPT-2 as in the Inheritune paper's code: no biases, V padded, 384 sequences of 1024 tokens a step. Where text and
+// code disagree: Medium's rate ends at the text's 1e-5, not at the code's 6e-5; logits are divided by i + 1, too, which
+// the code alone says, and not for the small size, whose tokens a step are ours. docs/inheritune.md has the runs.
+void gpt2_medium(TrainOptions& o, const Preset& preset) {
+  if (!o.config.gpt2())
+    fail(Exit::usage, "--preset ", preset.name, " is of the backbone gpt2: train_gpt2 has it, and other architectures ",
+         "have it with --backbone gpt2");
+  set_size(o, preset);
+  o.config.vocab_size = 50304;
+  o.config.max_position_embeddings = o.data.seq_len = 1024;
+  o.config.bias = false;
+  o.config.scale_attn_by_inverse_layer_idx = true;
+  o.steps = 100000;
+  o.batch = 12;
+  o.accumulate = 32;
+  o.lr = preset.lr;
+  o.schedule = "cosine_from_zero";
+  o.warmup = 2000;
+  o.lr_floor = 1e-5 / preset.lr;
+  o.adamw.weight_decay = 0.1;
+}
+
+void gpt2_small(TrainOptions& o, const Preset& preset) {
+  gpt2_medium(o, preset);
+  o.config.scale_attn_by_inverse_layer_idx = false;
+  o.lr_floor = 0.05;
+}
+
+// Large and XL: 128 sequences a step.
+void gpt2_large(TrainOptions& o, const Preset& preset) {
+  gpt2_medium(o, preset);
+  o.batch = 4;
+}
+
+// FineWeb-Edu: 60 sequences a step, and another decay of the second moment.
+void gpt2_fineweb(TrainOptions& o, const Preset& preset) {
+  gpt2_medium(o, preset);
+  o.batch = 5;
+  o.accumulate = 12;
+  o.adamw.beta2 = 0.999;
+}
+
+// Students of --teacher: half the steps, the rate ends at a tenth. An earlier version of the text has 49,152 tokens a
+// step.
+void gpt2_student(TrainOptions& o, const Preset& preset) {
+  gpt2_medium(o, preset);
+  o.steps = 50000;
+  o.lr_floor = 0.1;
+}
+
+// The extra runs of the paper's appendix: 48 sequences a step.
+void gpt2_extra(TrainOptions& o, const Preset& preset) {
+  gpt2_medium(o, preset);
+  o.batch = 6;
+  o.accumulate = 8;
+}
+
+}  // namespace
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset::Own> pruned = {{"lime_static", "top_p", "0.9"}};
+  static const std::vector<Preset::Own> nano_own = {{"shortcuts", "embed_norm", "true"}};
+  // clang-format off
+  static const std::vector<Preset> all = {
+      // name, about, setting, C, F, L, H, K, rate, steps, warm-up, options of single architectures, for students
+      {"arith-quick", "the arithmetic task with 4 operators, minutes on a laptop", arithmetic_quick, 32, 128, 4, 4},
+      {"arith", "the LIMe paper's arithmetic task: 6 operators, 50,000 samples, 200 epochs", arithmetic, 32, 128, 4, 4},
+      {"prosqa", "the LIMe paper's ProsQA fine-tuning: of --init, or 150M sizes", prosqa, 768, 3072, 12, 12},
+      {"150m", "150M, the LIMe paper's router ablation (sizes ours)", language_model, 768, 3072, 12, 12},
+      {"1b", "1B with 8 key/value heads", language_model, 2048, 8192, 16, 32, 8},
+      {"1.2b", "1.2B, full attention", language_model, 2048, 8192, 16, 32},
+      {"deep32", "32 narrow layers, LIMe's first version", deep_model, 256, 1024, 32, 8, 0, 0, 0, 0, pruned},
+      {"deep64", "64 narrow layers, LIMe's first version", deep_model, 256, 1024, 64, 8, 0, 0, 0, 0, pruned},
+      {"deep128", "128 narrow layers, LIMe's first version", deep_model, 256, 1024, 128, 8, 0, 0, 0, 0, pruned},
+      {"130m", "the SATFormer paper's small size", sat_model, 768, 3072, 11, 12, 0, 2e-3, 9536, 95, sat_own},
+      {"340m", "its medium size", sat_model, 1024, 4096, 18, 16, 0, 1.5e-3, 19073, 190, sat_own},
+      {"760m", "its large size", sat_model, 1536, 6144, 19, 24, 0, 1e-3, 38146, 381, sat_own},
+      {"760m-thin", "its thin, long size (schedule ours)", sat_model, 1536, 4352, 24, 16, 0, 1e-3, 38146, 381, sat_own},
+      {"1.3b", "its largest size", sat_model, 2048, 5632, 24, 32, 0, 8e-4, 57220, 572, sat_own},
+      {"130m-text", "130m with what its text says", sat_model, 768, 3072, 11, 12, 0, 1e-3, 9536, 95, sat_text_own},
+      {"340m-text", "340m, the same", sat_model, 1024, 4096, 18, 16, 0, 1.5e-3, 19073, 190, sat_text_own},
+      {"760m-text", "760m, the same", sat_model, 1536, 6144, 19, 24, 0, 2e-3, 38146, 381, sat_text_own},
+      {"d12", "nanochat's small model (optimiser ours)", nanochat, 768, 2048, 12, 6, 0, 1e-3, 2520, 40, nano_own},
+      {"d20", "its usual size (optimiser ours)", nanochat, 1280, 3456, 20, 10, 0, 7e-4, 4980, 40, nano_own},
+      {"va50m", "the vertical attention paper's small size", vertical_model, 192, 768, 6, 3, 1},
+      {"va100m", "its medium size", vertical_model, 384, 1536, 8, 6, 3},
+      {"va300m", "its large size", vertical_model, 768, 3072, 12, 12, 4},
+      {"gpt2-small", "the Inheritune paper's GPT-2, small, of any --layers", gpt2_small, 768, 3072, 12, 12, 0, 6e-4},
+      {"gpt2-medium", "its medium size", gpt2_medium, 1024, 4096, 24, 16, 0, 3e-4},
+      {"gpt2-large", "its large size", gpt2_large, 1280, 5120, 36, 20, 0, 2e-4},
+      {"gpt2-xl", "its largest size", gpt2_large, 1600, 6400, 48, 25, 0, 1.5e-4},
+      {"gpt2-medium-fineweb", "its medium size on FineWeb-Edu", gpt2_fineweb, 1024, 4096, 24, 16, 0, 2e-4},
+      {"gpt2-large-fineweb", "its large size on FineWeb-Edu", gpt2_fineweb, 1280, 5120, 32, 20, 0, 2e-4},
+      {"gpt2-medium-kd", "its medium size as a student", gpt2_student, 1024, 4096, 16, 16, 0, 3e-4, 0, 0, {}, true},
+      {"gpt2-medium-50k", "its medium size with 49,152 tokens a step", gpt2_extra, 1024, 4096, 24, 16, 0, 3e-4},
+  };
+  // clang-format on
+  return all;
+}
+
+void apply_preset(const std::string& name, TrainOptions& options) {
+  std::string known;
+  for (const Preset& preset : presets()) {
+    known += " " + preset.name;
+    if (preset.name != name) continue;
+    preset.apply(options, preset);
+    options.preset = name;
+    return;
+  }
+  fail(Exit::usage, "unknown preset '", name, "'; known:", known);
+}
+
+void apply_preset_to_architecture(TrainOptions& o) {
+  for (const Preset& preset : presets()) {
+    if (preset.name != o.preset) continue;
+    for (const Preset::Own& own : preset.options) {
+      if (own.arch != o.config.arch) continue;
+      const bool rising = own.value == "rising";
+      const std::string widths = rising ? rising_widths(o.config.intermediate_size, o.config.num_hidden_layers) : "";
+      o.config.options.emplace(own.key, rising ? widths : own.value);
+    }
+  }
+}
+
+}  // namespace crossply

@@ -1,0 +1,175 @@
+#include "train/step/moments.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "engine/io/json.h"
+#include "engine/io/printable.h"
+#include "engine/io/safetensors.h"
+#include "engine/io/json_file.h"
+#include "models/disk/model_dir.h"
+
+namespace crossply {
+namespace {
+
+using nlohmann::json;
+
+const std::string whole_name = "optimizer.safetensors", index_name = "optimizer.index.json";
+
+std::string file_of(int rank, int size) {
+  char name[64];
+  std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors", rank, size);
+  return size == 1 ? whole_name : name;
+}
+
+std::string range_text(int64_t begin, int64_t end) { return str("[", begin, ":", end, "]"); }
+
+json index_of(const ParameterTable& params, const Buckets& buckets) {
+  json parameters = json::object();
+  for (const Parameter& row : params.rows()) {
+    json& parts = parameters[row.name] = json::array();
+    for (int rank = 0; rank < buckets.size(); ++rank)
+      for (const OwnPart& part : buckets.parts_of(row, rank))
+        parts.push_back({file_of(rank, buckets.size()), part.begin, part.end});
+  }
+  return {{"parameters", parameters}};
+}
+
+// Elements [begin, end) of a row, and the file that has them.
+struct Piece {
+  std::string file;
+  int64_t begin, end;
+};
+
+// What an index says of one row, by their places; must be the whole row.
+std::vector<Piece> pieces_of(const json& parts, const Parameter& row, const std::string& path) {
+  std::vector<Piece> pieces;
+  for (const json& part : parts) {
+    const bool fits = part.is_array() && part.size() == 3 && part[0].is_string() && holds<int64_t>(part[1], 0) &&
+                      holds<int64_t>(part[2], 0) && part[0].get<std::string>().find('/') == std::string::npos;
+    if (!fits)
+      fail(Exit::bad_data, path, ": ", excerpt(json_text(part)), " of \"", row.name, "\" is not [file, begin, end]");
+    pieces.push_back({part[0].get<std::string>(), part[1].get<int64_t>(), part[2].get<int64_t>()});
+  }
+  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+  int64_t end = 0;
+  std::string last = "none";
+  const auto check = [&](int64_t begin, const std::string& file) {
+    if (begin != end)
+      fail(Exit::bad_data, path, ": elements ", range_text(std::min(begin, end), std::max(begin, end)), " of \"",
+           row.name, "\" are in ", begin > end ? "no file" : "two files", ", between ", excerpt(last), " and ",
+           excerpt(file), "; resume from another checkpoint");
+  };
+  for (const Piece& piece : pieces) {
+    check(piece.begin, piece.file);
+    if (piece.end <= piece.begin || piece.end > row.shape.numel())
+      fail(Exit::bad_data, path, ": ", excerpt(piece.file), " cannot have elements ",
+           range_text(piece.begin, piece.end), " of \"", row.name, "\", which has ", row.shape.numel());
+    end = piece.end, last = piece.file;
+  }
+  check(row.shape.numel(), "the end");
+  return pieces;
+}
+
+// Moments on disk, as many files as there are.
+class MomentFiles {
+ public:
+  MomentFiles(const std::string& dir, const ParameterTable& params)
+      : dir_(dir + "/"), index_path_(dir_ + index_name), indexed_(path_exists(index_path_)) {
+    if (indexed_) read_index(params);
+    else open_whole(params);
+  }
+
+  // Elements [begin, end) of the row's m. or v., from whatever has them.
+  void read(const std::string& prefix, const Parameter& row, int64_t begin, int64_t end, float* out) {
+    for (const Piece& piece : pieces_[row.name]) {
+      const int64_t from = std::max(begin, piece.begin), to = std::min(end, piece.end);
+      if (from >= to) continue;
+      const SafetensorsFile& file = open(piece, row);
+      const TensorInfo& info = find(file, prefix, piece, row);
+      file.read_f32(info, from - piece.begin, to - from, out + (from - begin));
+    }
+  }
+
+ private:
+  void read_index(const ParameterTable& params) {
+    const json index = read_json(index_path_), parameters = index.value("parameters", json());
+    if (!parameters.is_object()) fail(Exit::bad_data, index_path_, ": \"parameters\" is missing");
+    for (const Parameter& row : params.rows())
+      pieces_[row.name] = pieces_of(parameters.value(row.name, json::array()), row, index_path_);
+    for (const auto& [name, parts] : parameters.items())
+      if (!pieces_.contains(name))
+        fail(Exit::bad_data, index_path_, ": \"", excerpt(name), "\" is not part of the model");
+  }
+
+  void open_whole(const ParameterTable& params) {
+    const SafetensorsFile& file = files_.emplace(whole_name, dir_ + whole_name).first->second;
+    if (file.tensors().size() != 2 * params.rows().size())
+      fail(Exit::bad_data, file.path(), ": ", file.tensors().size(), " tensors, expected ", 2 * params.rows().size());
+    for (const Parameter& row : params.rows()) pieces_[row.name] = {{whole_name, 0, row.shape.numel()}};
+  }
+
+  const SafetensorsFile& open(const Piece& piece, const Parameter& row) {
+    const auto known = files_.find(piece.file);
+    if (known != files_.end()) return known->second;
+    const std::string path = dir_ + piece.file;
+    if (!path_exists(path))
+      fail(Exit::bad_data, path, " is missing; it has elements ", range_text(piece.begin, piece.end), " of \"",
+           row.name, "\"; resume from another checkpoint");
+    return files_.emplace(piece.file, path).first->second;
+  }
+
+  const TensorInfo& find(const SafetensorsFile& file, const std::string& prefix, const Piece& piece,
+                         const Parameter& row) const {
+    const std::string name = prefix + row.name + (indexed_ ? range_text(piece.begin, piece.end) : "");
+    const TensorInfo* info = file.find(name);
+    if (info == nullptr) fail(Exit::bad_data, file.path(), ": tensor \"", name, "\" is missing");
+    const Shape shape = indexed_ ? Shape{piece.end - piece.begin} : row.shape;
+    if (info->shape != sizes_of(shape))
+      fail(Exit::bad_data, file.path(), ": ", info->str(), " does not fit the configuration, which makes it ",
+           shape.str());
+    return *info;
+  }
+
+  std::string dir_, index_path_;
+  bool indexed_;                                      // by several ranks
+  std::map<std::string, std::vector<Piece>> pieces_;  // of every row, in its order
+  std::map<std::string, SafetensorsFile> files_;      // opened so far
+};
+
+}  // namespace
+
+std::string save_moments(const CheckpointWriter& writer, const ParameterTable& params, const Buckets& buckets,
+                         const Optimizer& optimizer) {
+  std::vector<NamedTensor> tensors;
+  for (const auto& [prefix, flat] : {std::pair{"m.", optimizer.m()}, std::pair{"v.", optimizer.v()}})
+    for (const Parameter& row : params.rows())
+      for (const OwnPart& part : buckets.parts_of(row, buckets.rank())) {
+        Tensor tensor = part_of(flat, {part.own, part.own + part.end - part.begin});
+        if (buckets.size() == 1) tensor.shape = row.shape;
+        const std::string range = buckets.size() == 1 ? "" : range_text(part.begin, part.end);
+        tensors.push_back({prefix + row.name + range, tensor.shape, {tensor}});
+      }
+  const std::string name = file_of(buckets.rank(), buckets.size());
+  save_tensors(writer.path(name), params, tensors);
+  if (buckets.size() > 1 && buckets.rank() == 0)
+    write_file_atomically(writer.path(index_name), json_text(index_of(params, buckets)) + "\n");
+  return name;
+}
+
+void load_moments(const std::string& dir, const ParameterTable& params, const Buckets& buckets, Optimizer& optimizer) {
+  MomentFiles files(dir, params);
+  std::vector<float> host;
+  for (const auto& [prefix, flat] : {std::pair{"m.", optimizer.m()}, std::pair{"v.", optimizer.v()}})
+    for (const Parameter& row : params.rows())
+      for (const OwnPart& part : buckets.parts_of(row, buckets.rank())) {
+        host.resize(static_cast<size_t>(part.end - part.begin));
+        files.read(prefix, row, part.begin, part.end, host.data());
+        params.device().copy_in(flat.as<float>() + part.own, host.data(), host.size() * sizeof(float));
+      }
+}
+
+}  // namespace crossply

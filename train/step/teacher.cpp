@@ -1,0 +1,32 @@
+// --teacher of a run: its table, its weights, and what tells whether they are the same.
+#include "kernels/devices.h"
+#include "models/disk/model_dir.h"
+#include "train/step/trainer.h"
+
+namespace crossply {
+
+std::unique_ptr<Teacher> declare_teacher(const TrainOptions& o) {
+  if (o.teacher.empty()) return nullptr;
+  auto teacher = std::make_unique<Teacher>();
+  teacher->config = o.teacher_config;
+  teacher->how = {o.kd.alpha, o.kd.tau, o.kd_reduction == "element"};
+  declare_model(teacher->params, teacher->config);
+  return teacher;
+}
+
+std::unique_ptr<Teacher> load_teacher(const TrainOptions& options, Device& device) {
+  std::unique_ptr<Teacher> teacher = declare_teacher(options);
+  if (teacher == nullptr) return nullptr;
+  teacher->params.allocate(device, Dtype::f32, false);
+  load_weights(ModelDir(options.teacher).path(), teacher->config, teacher->params);
+  if (storage_type(options) == Dtype::bf16) teacher->params.allocate_narrow();
+  refresh_narrow(teacher->params);
+  return teacher;
+}
+
+std::string digest_of_teacher(const TrainOptions& options) {
+  const auto host = make_device("cpu");
+  return digest_of(load_teacher(options, *host)->params);
+}
+
+}  // namespace crossply
