@@ -1,11 +1,12 @@
-// lime_by_hand: LIMe trained without the tape, as one file to read. Every pointer says its shape, forward and backward
-// go through the same numbered steps, and every call is a plain loop in a header of kernels/. It compiles alone, from
-// the root:
+// lime_by_hand: LIMe trained without an autodiff tape, in one file to read from top to bottom. Kernels, memory, layers,
+// optimizer, random numbers and data are all here. Every pointer says its shape. Forward and backward go through the
+// same numbered steps. The file includes only the standard library. Compile it from the root of the repository:
 //
-//   g++ -std=c++20 -O3 -march=native -ffast-math -fno-finite-math-only -I. train/lime_by_hand.cpp -o lime_by_hand
+//   g++ -std=c++20 -O3 -march=native -ffast-math -fno-finite-math-only train/lime_by_hand.cpp -o lime_by_hand
 //
-// In about a minute on one core it learns to simplify (7+5)/4=1/4=3, modulo 11. With --llama the layers are not routed,
-// which leaves a LLaMA. tests/train/test_lime_by_hand.cpp holds loss, gradients and updates against those of the tape.
+// (-fno-finite-math-only keeps the check that the loss is finite.) In half a minute on one core it learns to simplify
+// (7+5)/4=1/4=3, modulo 11. With --llama the layers have no routers, which leaves a LLaMA. tests/train/test_lime_by_hand.cpp
+// compares loss, gradients and updates with those of the tape, in double.
 //
 //   x_0     = embed[token]                                              layers l = 0 .. L-1; weights are (out, in)
 //   q, k, v = Wq h, Wk h, Wv h       with h = rmsnorm(x_l)              q and k are then rotated by position (RoPE)
@@ -19,22 +20,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <numbers>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <vector>
-
-#include "engine/rng.h"
-#include "kernels/attention/attention.h"
-#include "kernels/block/add.h"
-#include "kernels/block/cross_entropy.h"
-#include "kernels/block/embedding.h"
-#include "kernels/block/matmul.h"
-#include "kernels/block/rmsnorm.h"
-#include "kernels/block/rope.h"
-#include "kernels/block/swiglu.h"
-#include "kernels/depth/route.h"
-#include "kernels/optim/adamw.h"
 
 namespace crossply::by_hand {
 
@@ -56,8 +48,329 @@ struct Config {
 };
 
 // -----------------------------------------------------------------------------------------------------------------
-// Memory: one allocation each for parameters, gradients, both moments, and activations. A function that lays one out
-// runs twice: without memory to count, with it to point.
+// Kernels: a forward and its backward, as plain loops. The shape of an array stands behind its name. Arrays are
+// row-major: element (n, c) of an (N, C) array is [n * C + c]. A backward sets the gradients of activations, unless
+// `accumulate` is true. It always adds to the gradients of weights.
+
+// A token reads its row of the table; so the row's gradient is the sum over all places of that token:
+//
+//   out[n] = weight[tokens[n]]
+//   dweight[tokens[n]] += dout[n]
+void embedding_forward(real* out /*(N,C)*/, const real* weight /*(V,C)*/, const int32_t* tokens /*(N)*/, int64_t N,
+                       int64_t C) {
+  for (int64_t n = 0; n < N; ++n)
+    for (int64_t c = 0; c < C; ++c) out[n * C + c] = weight[tokens[n] * C + c];
+}
+
+void embedding_backward(real* dweight /*(V,C)*/, const real* dout /*(N,C)*/, const int32_t* tokens /*(N)*/, int64_t N,
+                        int64_t C) {
+  for (int64_t n = 0; n < N; ++n)
+    for (int64_t c = 0; c < C; ++c) dweight[tokens[n] * C + c] += dout[n * C + c];
+}
+
+// RMSNorm divides a row x by its root mean square, then multiplies by the gain g:
+//
+//   rstd  = (mean_c x_c^2 + eps)^(-1/2)            out_c = g_c x_c rstd
+//   dg_c += dout_c x_c rstd                        summed over rows
+//   dx_c  = rstd (dout_c g_c - x_c rstd^2 mean_j(dout_j g_j x_j))       since d rstd / d x_c = -rstd^3 x_c / C
+void rmsnorm_forward(real* out /*(N,C)*/, real* rstd /*(N)*/, const real* inp /*(N,C)*/, const real* gain /*(C)*/,
+                     int64_t N, int64_t C) {
+  for (int64_t n = 0; n < N; ++n) {
+    const real* x = inp + n * C;
+    real squares = 0;
+    for (int64_t c = 0; c < C; ++c) squares += x[c] * x[c];
+    rstd[n] = 1 / std::sqrt(squares / static_cast<real>(C) + static_cast<real>(norm_eps));
+    for (int64_t c = 0; c < C; ++c) out[n * C + c] = gain[c] * x[c] * rstd[n];
+  }
+}
+
+void rmsnorm_backward(real* dinp /*(N,C)*/, real* dgain /*(C)*/, const real* dout /*(N,C)*/, const real* inp /*(N,C)*/,
+                      const real* gain /*(C)*/, const real* rstd /*(N)*/, int64_t N, int64_t C, bool accumulate) {
+  for (int64_t n = 0; n < N; ++n) {
+    const real *x = inp + n * C, *dy = dout + n * C;
+    real* dx = dinp + n * C;
+    real dot = 0;
+    for (int64_t c = 0; c < C; ++c) dot += dy[c] * gain[c] * x[c];
+    const real shrink = rstd[n] * rstd[n] * dot / static_cast<real>(C);
+    for (int64_t c = 0; c < C; ++c) {
+      dgain[c] += dy[c] * x[c] * rstd[n];
+      dx[c] = (accumulate ? dx[c] : 0) + rstd[n] * (dy[c] * gain[c] - x[c] * shrink);
+    }
+  }
+}
+
+// A linear layer without bias. Its weight is (O, C), one row per output:
+//
+//   out[n,o]      = sum_c inp[n,c] weight[o,c]             out = inp weight^T
+//   dinp[n,c]     = sum_o dout[n,o] weight[o,c]            dinp = dout weight
+//   dweight[o,c] += sum_n dout[n,o] inp[n,c]               dweight += dout^T inp
+//
+// In all three the innermost loop runs over c, where all memory is contiguous and compilers vectorise.
+void matmul_forward(real* out /*(N,O)*/, const real* inp /*(N,C)*/, const real* weight /*(O,C)*/, int64_t N, int64_t C,
+                    int64_t O) {
+  for (int64_t n = 0; n < N; ++n)
+    for (int64_t o = 0; o < O; ++o) {
+      const real *x = inp + n * C, *w = weight + o * C;
+      real sum = 0;
+      for (int64_t c = 0; c < C; ++c) sum += x[c] * w[c];
+      out[n * O + o] = sum;
+    }
+}
+
+void matmul_backward_input(real* dinp /*(N,C)*/, const real* dout /*(N,O)*/, const real* weight /*(O,C)*/, int64_t N,
+                           int64_t C, int64_t O, bool accumulate) {
+  if (!accumulate) std::fill_n(dinp, N * C, real(0));
+  for (int64_t n = 0; n < N; ++n)
+    for (int64_t o = 0; o < O; ++o) {
+      const real dy = dout[n * O + o];
+      for (int64_t c = 0; c < C; ++c) dinp[n * C + c] += dy * weight[o * C + c];
+    }
+}
+
+void matmul_backward_weight(real* dweight /*(O,C)*/, const real* dout /*(N,O)*/, const real* inp /*(N,C)*/, int64_t N,
+                            int64_t C, int64_t O) {
+  for (int64_t n = 0; n < N; ++n)
+    for (int64_t o = 0; o < O; ++o) {
+      const real dy = dout[n * O + o];
+      for (int64_t c = 0; c < C; ++c) dweight[o * C + c] += dy * inp[n * C + c];
+    }
+}
+
+// RoPE rotates the pairs (x, y) = (x_j, x_{j + D/2}) of every head by the angle t theta^(-2j/D), in place:
+//
+//   x' = x cos - y sin          y' = y cos + x sin
+//   dx = dx' cos + dy' sin      dy = dy' cos - dx' sin              the rotation by the opposite angle
+std::vector<real> rope_table(int64_t T, int64_t D) {
+  std::vector<real> table(static_cast<size_t>(T * D));
+  for (int64_t t = 0; t < T; ++t)
+    for (int64_t j = 0; j < D / 2; ++j) {
+      const double angle = static_cast<double>(t) * std::pow(rope_theta, -2.0 * j / D);
+      table[t * D + j] = static_cast<real>(std::cos(angle));
+      table[t * D + D / 2 + j] = static_cast<real>(std::sin(angle));
+    }
+  return table;
+}
+
+void rope_forward(real* heads /*(B,T,H,D)*/, const real* table /*(T,D)*/, int64_t B, int64_t T, int64_t H, int64_t D) {
+  for (int64_t n = 0; n < B * T; ++n) {
+    const real *cosine = table + n % T * D, *sine = cosine + D / 2;
+    for (int64_t h = 0; h < H; ++h) {
+      real *x = heads + (n * H + h) * D, *y = x + D / 2;
+      for (int64_t j = 0; j < D / 2; ++j) {
+        const real x_before = x[j], y_before = y[j];
+        x[j] = x_before * cosine[j] - y_before * sine[j];
+        y[j] = y_before * cosine[j] + x_before * sine[j];
+      }
+    }
+  }
+}
+
+void rope_backward(real* dheads /*(B,T,H,D)*/, const real* table /*(T,D)*/, int64_t B, int64_t T, int64_t H,
+                   int64_t D) {
+  for (int64_t n = 0; n < B * T; ++n) {
+    const real *cosine = table + n % T * D, *sine = cosine + D / 2;
+    for (int64_t h = 0; h < H; ++h) {
+      real *dx = dheads + (n * H + h) * D, *dy = dx + D / 2;
+      for (int64_t j = 0; j < D / 2; ++j) {
+        const real dx_after = dx[j], dy_after = dy[j];
+        dx[j] = dx_after * cosine[j] + dy_after * sine[j];
+        dy[j] = dy_after * cosine[j] - dx_after * sine[j];
+      }
+    }
+  }
+}
+
+// LIMe's router mixes, for every token, the heads of all layers so far. Block s of the slab has the heads X_s of layer
+// s. Keys and values are routed alike, so W stands for both and gets a gradient from both:
+//
+//   out_l[n,h]         = sum_{s <= l} sum_{h'} W_l[h, s K + h'] X_s[n,h']         each a vector of D numbers
+//   dX_l[n,h']         = sum_{r >= l} sum_h W_r[h, l K + h'] dout_r[n,h]          layers r have read X_l
+//   dW_r[h, l K + h'] += sum_n dot(dout_r[n,h], X_l[n,h'])                        for every r >= l
+struct Router {
+  const real* weight;  // (K, (l+1) K); null in layer 0, which reads its own heads only
+  real* dweight;       // the same shape
+};
+
+void route_forward(real* out /*(N,K,D)*/, const real* slab /*(L,N,K,D)*/, const real* weight /*(K,(l+1)K)*/, int64_t l,
+                   int64_t N, int64_t K, int64_t D) {
+  std::fill_n(out, N * K * D, real(0));
+  for (int64_t n = 0; n < N; ++n)
+    for (int64_t h = 0; h < K; ++h)
+      for (int64_t s = 0; s <= l; ++s)
+        for (int64_t from = 0; from < K; ++from) {
+          const real w = weight[(h * (l + 1) + s) * K + from];
+          const real* x = slab + ((s * N + n) * K + from) * D;
+          for (int64_t d = 0; d < D; ++d) out[(n * K + h) * D + d] += w * x[d];
+        }
+}
+
+// The backward of layer l also adds the gradients of every higher layer's router: the columns of W_r that read layer l.
+// So the gradient of W_l is complete only after layer 0. The call finds X_l in block l, and dout_r in the blocks of the
+// layers above. It leaves dout_l in block l, where the layers below find it. dinp may be dout.
+void route_backward(real* dinp /*(N,K,D)*/, real* slab /*(L,N,K,D)*/, const real* dout /*(N,K,D)*/,
+                    const std::vector<Router>& routers /*(L)*/, int64_t l, int64_t N, int64_t K, int64_t D) {
+  const auto L = static_cast<int64_t>(routers.size());
+  std::vector<real> x(static_cast<size_t>(K * D));  // (K, D), a token's X_l
+  for (int64_t n = 0; n < N; ++n) {
+    real *block = slab + (l * N + n) * K * D, *dx = dinp + n * K * D;  // (K, D) both
+    std::copy_n(block, K * D, x.data());
+    std::copy_n(dout + n * K * D, K * D, block);
+    for (int64_t i = 0; i < K * D; ++i) dx[i] = l == 0 ? block[i] : 0;  // layer 0 has no router: W_0 is the identity
+    for (int64_t r = std::max<int64_t>(l, 1); r < L; ++r)
+      for (int64_t h = 0; h < K; ++h)
+        for (int64_t from = 0; from < K; ++from) {
+          const int64_t at = (h * (r + 1) + l) * K + from;
+          const real* dy = slab + ((r * N + n) * K + h) * D;
+          const real w = routers[r].weight[at];
+          real dw = 0;
+          for (int64_t d = 0; d < D; ++d) {
+            dx[from * D + d] += w * dy[d];
+            dw += dy[d] * x[from * D + d];
+          }
+          routers[r].dweight[at] += dw;
+        }
+  }
+}
+
+// Causal attention. H/K query heads share a key/value head. For every query t of a head, over its positions j <= t:
+//
+//   s_j   = scale dot(q_t, k_j)             lse   = log sum_j exp(s_j)              scale = 1 / sqrt(D)
+//   p_j   = exp(s_j - lse)                  out_t = sum_j p_j v_j
+//   dp_j  = dot(dout_t, v_j)                dv_j += p_j dout_t
+//   ds_j  = scale p_j (dp_j - dot(dout_t, out_t))         a softmax's derivative: p_j (dp_j - sum_i p_i dp_i)
+//   dq_t += ds_j k_j                        dk_j += ds_j q_t
+//
+// The backward computes p again from the saved lse.
+void attention_forward(real* out /*(B,T,H,D)*/, real* lse /*(B,H,T)*/, const real* q /*(B,T,H,D)*/,
+                       const real* k /*(B,T,K,D)*/, const real* v /*(B,T,K,D)*/, int64_t B, int64_t T, int64_t H,
+                       int64_t K, int64_t D) {
+  const real scale = 1 / std::sqrt(static_cast<real>(D));
+  std::vector<real> p(static_cast<size_t>(T));
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t h = 0; h < H; ++h)
+      for (int64_t t = 0; t < T; ++t) {
+        const int64_t query = ((b * T + t) * H + h) * D;  // where it begins in q and out
+        real max = -INFINITY, sum = 0;
+        for (int64_t j = 0; j <= t; ++j) {
+          const int64_t key = ((b * T + j) * K + h / (H / K)) * D;  // where it begins in k and v
+          real s = 0;
+          for (int64_t d = 0; d < D; ++d) s += q[query + d] * k[key + d];
+          p[j] = scale * s;
+          max = std::max(max, p[j]);
+        }
+        for (int64_t j = 0; j <= t; ++j) sum += p[j] = std::exp(p[j] - max);  // without max it could overflow
+        lse[(b * H + h) * T + t] = max + std::log(sum);
+        for (int64_t d = 0; d < D; ++d) out[query + d] = 0;
+        for (int64_t j = 0; j <= t; ++j) {
+          const int64_t key = ((b * T + j) * K + h / (H / K)) * D;
+          for (int64_t d = 0; d < D; ++d) out[query + d] += p[j] / sum * v[key + d];
+        }
+      }
+}
+
+void attention_backward(real* dq /*(B,T,H,D)*/, real* dk /*(B,T,K,D)*/, real* dv /*(B,T,K,D)*/,
+                        const real* dout /*(B,T,H,D)*/, const real* out /*(B,T,H,D)*/, const real* q /*(B,T,H,D)*/,
+                        const real* k /*(B,T,K,D)*/, const real* v /*(B,T,K,D)*/, const real* lse /*(B,H,T)*/,
+                        int64_t B, int64_t T, int64_t H, int64_t K, int64_t D) {
+  const real scale = 1 / std::sqrt(static_cast<real>(D));
+  std::fill_n(dq, B * T * H * D, real(0));
+  std::fill_n(dk, B * T * K * D, real(0));
+  std::fill_n(dv, B * T * K * D, real(0));
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t h = 0; h < H; ++h)
+      for (int64_t t = 0; t < T; ++t) {
+        const int64_t query = ((b * T + t) * H + h) * D;
+        real mean = 0;  // of dp, weighted by p
+        for (int64_t d = 0; d < D; ++d) mean += dout[query + d] * out[query + d];
+        for (int64_t j = 0; j <= t; ++j) {
+          const int64_t key = ((b * T + j) * K + h / (H / K)) * D;
+          real s = 0, dp = 0;
+          for (int64_t d = 0; d < D; ++d) {
+            s += q[query + d] * k[key + d];
+            dp += dout[query + d] * v[key + d];
+          }
+          const real p = std::exp(scale * s - lse[(b * H + h) * T + t]);
+          const real ds = scale * p * (dp - mean);
+          for (int64_t d = 0; d < D; ++d) {
+            dv[key + d] += p * dout[query + d];
+            dq[query + d] += ds * k[key + d];
+            dk[key + d] += ds * q[query + d];
+          }
+        }
+      }
+}
+
+// The residual connection, out = a + b. It has no backward: both da and db are dout.
+void add_forward(real* out /*(n)*/, const real* a /*(n)*/, const real* b /*(n)*/, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
+}
+
+// SwiGLU, element by element, with s = sigmoid(gate) = 1 / (1 + exp(-gate)), so s' = s (1 - s):
+//
+//   out   = gate s up
+//   dgate = dout up s (1 + gate (1 - s))          dup = dout gate s
+void swiglu_forward(real* out /*(n)*/, const real* gate /*(n)*/, const real* up /*(n)*/, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
+}
+
+void swiglu_backward(real* dgate /*(n)*/, real* dup /*(n)*/, const real* dout /*(n)*/, const real* gate /*(n)*/,
+                     const real* up /*(n)*/, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const real s = 1 / (1 + std::exp(-gate[i]));
+    dgate[i] = dout[i] * up[i] * s * (1 + gate[i] * (1 - s));
+    dup[i] = dout[i] * gate[i] * s;
+  }
+}
+
+// The output head and the cross entropy, forward and backward at once, so only one row of logits exists at a time. The
+// total loss is scale sum_n losses[n]. A target of -1 is not scored: its loss and its gradients are 0.
+//
+//   z_v       = sum_c inp[n,c] weight[v,c]                       losses[n] = log(sum_v exp(z_v)) - z_target
+//   dz_v      = scale (softmax(z)_v - [v == target])
+//   dinp[n,c] = sum_v dz_v weight[v,c]                           dweight[v,c] += dz_v inp[n,c]
+void cross_entropy_forward_backward(real* losses /*(N)*/, real* dinp /*(N,C)*/, real* dweight /*(V,C)*/,
+                                    const real* inp /*(N,C)*/, const real* weight /*(V,C)*/,
+                                    const int32_t* targets /*(N)*/, double scale, int64_t N, int64_t V, int64_t C) {
+  std::vector<real> z(static_cast<size_t>(V));  // logits, then their exponentials
+  std::fill_n(dinp, N * C, real(0));
+  for (int64_t n = 0; n < N; ++n) {
+    losses[n] = 0;
+    if (targets[n] < 0) continue;
+    matmul_forward(z.data(), inp + n * C, weight, 1, C, V);
+    const real max = *std::max_element(z.begin(), z.end()), target_logit = z[targets[n]] - max;
+    real sum = 0;
+    for (int64_t v = 0; v < V; ++v) sum += z[v] = std::exp(z[v] - max);
+    losses[n] = std::log(sum) - target_logit;
+    for (int64_t v = 0; v < V; ++v) {
+      const real dz = static_cast<real>(scale) * (z[v] / sum - (v == targets[n]));
+      for (int64_t c = 0; c < C; ++c) dinp[n * C + c] += dz * weight[v * C + c];
+      for (int64_t c = 0; c < C; ++c) dweight[v * C + c] += dz * inp[n * C + c];
+    }
+  }
+}
+
+// AdamW for parameters of one learning rate and one weight decay. g is the gradient times `factor`, which clips it.
+//
+//   m   = beta1 m + (1 - beta1) g            v   = beta2 v + (1 - beta2) g^2
+//   m^  = m / (1 - beta1^step)               v^  = v / (1 - beta2^step)             step counts from 1
+//   w  -= lr (m^ / (sqrt(v^) + eps) + decay w)
+void adamw(real* w /*(n)*/, real* m /*(n)*/, real* v /*(n)*/, const real* dw /*(n)*/, int64_t n, int64_t step,
+           double lr, double decay, double factor) {
+  const double steps = static_cast<double>(step);
+  const auto unbias_m = static_cast<real>(1 / (1 - std::pow(beta1, steps)));
+  const auto unbias_v = static_cast<real>(1 / (1 - std::pow(beta2, steps)));
+  for (int64_t i = 0; i < n; ++i) {
+    const real g = static_cast<real>(factor) * dw[i];
+    m[i] = real(beta1) * m[i] + real(1 - beta1) * g;
+    v[i] = real(beta2) * v[i] + real(1 - beta2) * g * g;
+    const real direction = m[i] * unbias_m / (std::sqrt(v[i] * unbias_v) + real(adam_eps));
+    w[i] -= real(lr) * direction + real(lr * decay) * w[i];
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Memory: one allocation each for parameters, gradients, both moments, and activations. lay_out runs twice. With null
+// it only counts, then it sets the pointers.
 
 struct Cursor {
   real* memory;  // or null
@@ -85,7 +398,7 @@ struct Weights {
   real* norm;  // (C)
 };
 
-enum class Kind { embed, gain, matrix, kv_matrix, router };  // decides how a parameter starts, its rate and its decay
+enum class Kind { embed, gain, matrix, kv_matrix, router };  // decides initial values, learning rate and decay
 struct Row {
   std::string name;  // Hugging Face's
   Kind kind;
@@ -160,7 +473,7 @@ int64_t lay_out(Activations& a, const Config& c, real* memory) {
   a.x.assign(static_cast<size_t>(c.L + 1), nullptr);
   a.layers.assign(static_cast<size_t>(c.L), {});
   for (real*& x : a.x) cursor.take(N * c.C, {&x});
-  for (LayerActivations& layer : a.layers) cursor.take(N * c.K * c.D, {&layer.own_k});  // side by side: a slab
+  for (LayerActivations& layer : a.layers) cursor.take(N * c.K * c.D, {&layer.own_k});  // contiguous: a slab
   for (LayerActivations& layer : a.layers) cursor.take(N * c.K * c.D, {&layer.own_v});
   a.keys = a.layers[0].own_k, a.values = a.layers[0].own_v;
   for (LayerActivations& layer : a.layers) {
@@ -187,31 +500,62 @@ struct Model {
   std::vector<Row> table;  // of parameters; gradients and moments lie alike
   std::vector<real> parameters, gradients, moment1, moment2, activations;
   std::vector<real> rope;       // (T, D), cosines and sines
-  std::vector<Router> routers;  // how each layer reads the slabs (kernels/depth/route.h)
+  std::vector<Router> routers;  // of all layers, because the backward of a layer needs those above
   int64_t step = 0;             // updates done
 
-  explicit Model(const Config& config) : c(config), table(lay_out(w, c, nullptr)) {
+  explicit Model(const Config& config) : c(config), table(lay_out(w, c, nullptr)), rope(rope_table(c.T, c.D)) {
     const auto total = static_cast<size_t>(table.back().begin + table.back().count);
     for (auto* flat : {&parameters, &gradients, &moment1, &moment2}) flat->assign(total, 0);
     activations.assign(static_cast<size_t>(lay_out(a, c, nullptr)), 0);
     lay_out(w, c, parameters.data());
     lay_out(dw, c, gradients.data());
     lay_out(a, c, activations.data());
-    for (int64_t t = 0; t < c.T; ++t)
-      for (int64_t j = 0; j < c.D; ++j) {
-        const double angle = static_cast<double>(t) * std::pow(rope_theta, -2.0 * (j % (c.D / 2)) / c.D);
-        rope.push_back(static_cast<real>(j < c.D / 2 ? std::cos(angle) : std::sin(angle)));
-      }
-    for (int l = 0; l < c.L; ++l) {
-      Router router;  // of layer 0: without a weight, from itself, which is the identity
-      for (int s = 0; s <= l; ++s) router.sources.push_back(s);
-      const Shape shape{c.K, (l + 1) * c.K};
-      if (w.layers[l].router) router.weight = view(w.layers[l].router, shape);
-      if (w.layers[l].router) router.dweight = view(dw.layers[l].router, shape);
-      routers.push_back(router);
-    }
+    for (int64_t l = 0; l < c.L; ++l) routers.push_back({w.layers[l].router, dw.layers[l].router});
   }
   Model(const Model&) = delete;  // the pointers would stay behind
+};
+
+// -----------------------------------------------------------------------------------------------------------------
+// Random numbers without state: each is a hash of (seed, stream, index), so it does not matter what is drawn first.
+
+// The finalizer of SplitMix64. Every bit of x changes every bit of the result with probability one half.
+uint64_t mix_bits(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index) {
+  constexpr uint64_t golden = 0x9E3779B97F4A7C15u;  // 2^64 over the golden ratio
+  return mix_bits(mix_bits(mix_bits(seed + golden) ^ (stream + 2 * golden)) + (index + 1) * golden);
+}
+
+// Uniform in [0, 1).
+double random_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
+  return 0x1p-53 * static_cast<double>(random_bits(seed, stream, index) >> 11);
+}
+
+// Standard normal, by the transform of Box and Muller. The logarithm's argument is in (0, 1].
+double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
+  const double radius = std::sqrt(-2 * std::log(1 - random_uniform(seed, stream, 2 * index)));
+  return radius * std::cos(2 * std::numbers::pi * random_uniform(seed, stream, 2 * index + 1));
+}
+
+// A stream's number from its name (FNV-1a).
+uint64_t stream_of(std::string_view name) {
+  uint64_t hash = 0xCBF29CE484222325u;
+  for (const char letter : name) hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001B3u;
+  return hash;
+}
+
+// Numbers drawn one after the other.
+struct Random {
+  uint64_t seed, stream, index = 0;
+  // Uniform in 0 .. n-1: the upper half of a product of 128 bits.
+  int64_t below(int64_t n) {
+    const auto bits = static_cast<unsigned __int128>(random_bits(seed, stream, index++));
+    return static_cast<int64_t>(bits * static_cast<uint64_t>(n) >> 64);
+  }
 };
 
 // Matrices start small and normal, gains at 1; LIMe's key and value projections uniform, its routers as
@@ -237,10 +581,10 @@ void initialise(Model& model, uint64_t seed) {
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// A layer. Its backward is its forward from the last line to the first, with the same numbers. It gets in dx the
-// gradient of the residual stream that the layer wrote, x_{l+1}, and leaves there that of the one it read, x_l. Where a
-// backward ends in true it adds to a gradient, because the forward had another reader, which has set it; where it ends
-// in false it sets it. Gradients of weights are always added to.
+// A layer. Its backward is its forward from the last line to the first, with the same numbers. It finds in dx the
+// gradient of x_{l+1}, the residual stream that the layer wrote. It leaves in dx the gradient of x_l, which the layer
+// read. A call that ends in true adds to a gradient that another reader of the same array has set. A call that ends in
+// false sets it.
 
 void layer_forward(Model& model, int64_t l) {
   const auto [B, T, C, V, L, H, K, D, F, routing] = model.c;
@@ -248,28 +592,27 @@ void layer_forward(Model& model, int64_t l) {
   const LayerWeights& w = model.w.layers[l];
   const Activations& all = model.a;
   const LayerActivations& a = all.layers[l];
-  const std::vector<int>& sources = model.routers[l].sources;
 
-  /* 1*/ rmsnorm_forward_ref(a.norm1, a.rstd1, all.x[l], w.norm1, N, C, norm_eps);
-  /* 2*/ matmul_forward_ref(a.q, a.norm1, w.wq, N, C, H * D);
-  /* 2*/ matmul_forward_ref(a.own_k, a.norm1, w.wk, N, C, K * D);
-  /* 2*/ matmul_forward_ref(a.own_v, a.norm1, w.wv, N, C, K * D);
-  /* 3*/ rope_forward_ref(a.q, a.q, model.rope.data(), B, T, H, D, 0);
-  /* 3*/ rope_forward_ref(a.own_k, a.own_k, model.rope.data(), B, T, K, D, 0);
+  /* 1*/ rmsnorm_forward(a.norm1, a.rstd1, all.x[l], w.norm1, N, C);
+  /* 2*/ matmul_forward(a.q, a.norm1, w.wq, N, C, H * D);
+  /* 2*/ matmul_forward(a.own_k, a.norm1, w.wk, N, C, K * D);
+  /* 2*/ matmul_forward(a.own_v, a.norm1, w.wv, N, C, K * D);
+  /* 3*/ rope_forward(a.q, model.rope.data(), B, T, H, D);
+  /* 3*/ rope_forward(a.own_k, model.rope.data(), B, T, K, D);
   if (w.router) {
-    /* 4*/ route_forward_ref(a.k, all.keys, w.router, sources, (l + 1) * K, N, K, D);
-    /* 4*/ route_forward_ref(a.v, all.values, w.router, sources, (l + 1) * K, N, K, D);
+    /* 4*/ route_forward(a.k, all.keys, w.router, l, N, K, D);
+    /* 4*/ route_forward(a.v, all.values, w.router, l, N, K, D);
   }
-  /* 5*/ attention_forward_ref(a.heads, a.lse, a.q, a.k, a.v, B, T, H, K, D, 1 / std::sqrt(D));
-  /* 6*/ matmul_forward_ref(a.mid, a.heads, w.wo, N, H * D, C);
-  /* 7*/ add_forward_ref(a.mid, a.mid, all.x[l], N * C);
+  /* 5*/ attention_forward(a.heads, a.lse, a.q, a.k, a.v, B, T, H, K, D);
+  /* 6*/ matmul_forward(a.mid, a.heads, w.wo, N, H * D, C);
+  /* 7*/ add_forward(a.mid, a.mid, all.x[l], N * C);
 
-  /* 8*/ rmsnorm_forward_ref(a.norm2, a.rstd2, a.mid, w.norm2, N, C, norm_eps);
-  /* 9*/ matmul_forward_ref(a.gate, a.norm2, w.wgate, N, C, F);
-  /* 9*/ matmul_forward_ref(a.up, a.norm2, w.wup, N, C, F);
-  /*10*/ swiglu_forward_ref(a.hidden, a.gate, a.up, N * F);
-  /*11*/ matmul_forward_ref(all.x[l + 1], a.hidden, w.wdown, N, F, C);
-  /*12*/ add_forward_ref(all.x[l + 1], all.x[l + 1], a.mid, N * C);
+  /* 8*/ rmsnorm_forward(a.norm2, a.rstd2, a.mid, w.norm2, N, C);
+  /* 9*/ matmul_forward(a.gate, a.norm2, w.wgate, N, C, F);
+  /* 9*/ matmul_forward(a.up, a.norm2, w.wup, N, C, F);
+  /*10*/ swiglu_forward(a.hidden, a.gate, a.up, N * F);
+  /*11*/ matmul_forward(all.x[l + 1], a.hidden, w.wdown, N, F, C);
+  /*12*/ add_forward(all.x[l + 1], all.x[l + 1], a.mid, N * C);
 }
 
 void layer_backward(Model& model, int64_t l) {
@@ -281,35 +624,34 @@ void layer_backward(Model& model, int64_t l) {
   const auto [dx, dnorm, dq, dheads, dk, dv, dgate, dup, dhidden] = all.d;
 
   // 12: a sum passes its gradient on to both terms, so dx already is that of mid, but for what 8 adds.
-  /*11*/ matmul_backward_weight_ref(dw.wdown, dx, a.hidden, N, F, C);      // dWdown += dx^T hidden
-  /*11*/ matmul_backward_input_ref(dhidden, dx, w.wdown, N, F, C, false);  // dhidden = dx Wdown
-  /*10*/ swiglu_backward_ref(dgate, dup, dhidden, a.gate, a.up, N * F, false, false);
-  /* 9*/ matmul_backward_weight_ref(dw.wgate, dgate, a.norm2, N, C, F);
-  /* 9*/ matmul_backward_weight_ref(dw.wup, dup, a.norm2, N, C, F);
-  /* 9*/ matmul_backward_input_ref(dnorm, dgate, w.wgate, N, C, F, false);  // dnorm2 = dgate Wgate
-  /* 9*/ matmul_backward_input_ref(dnorm, dup, w.wup, N, C, F, true);       //        + dup Wup
-  /* 8*/ rmsnorm_backward_ref(dx, dw.norm2, dnorm, a.mid, w.norm2, a.rstd2, N, C, true);
+  /*11*/ matmul_backward_weight(dw.wdown, dx, a.hidden, N, F, C);      // dWdown += dx^T hidden
+  /*11*/ matmul_backward_input(dhidden, dx, w.wdown, N, F, C, false);  // dhidden = dx Wdown
+  /*10*/ swiglu_backward(dgate, dup, dhidden, a.gate, a.up, N * F);
+  /* 9*/ matmul_backward_weight(dw.wgate, dgate, a.norm2, N, C, F);
+  /* 9*/ matmul_backward_weight(dw.wup, dup, a.norm2, N, C, F);
+  /* 9*/ matmul_backward_input(dnorm, dgate, w.wgate, N, C, F, false);  // dnorm2 = dgate Wgate
+  /* 9*/ matmul_backward_input(dnorm, dup, w.wup, N, C, F, true);       //        + dup Wup
+  /* 8*/ rmsnorm_backward(dx, dw.norm2, dnorm, a.mid, w.norm2, a.rstd2, N, C, true);
 
   // 7: likewise, dx already is the gradient of x_l, but for what 1 adds.
-  /* 6*/ matmul_backward_weight_ref(dw.wo, dx, a.heads, N, H * D, C);
-  /* 6*/ matmul_backward_input_ref(dheads, dx, w.wo, N, H * D, C, false);
-  /* 5*/ attention_backward_ref(dq, dk, dv, dheads, a.heads, a.q, a.k, a.v, a.lse, B, T, H, K, D, 1 / std::sqrt(D),
-                                false, false, false);
+  /* 6*/ matmul_backward_weight(dw.wo, dx, a.heads, N, H * D, C);
+  /* 6*/ matmul_backward_input(dheads, dx, w.wo, N, H * D, C, false);
+  /* 5*/ attention_backward(dq, dk, dv, dheads, a.heads, a.q, a.k, a.v, a.lse, B, T, H, K, D);
   // 4: so far dk is that of the mixture k~_l. What 3 needs is that of k_l, which this layer and all above have read.
   // Those above have left the gradients of their mixtures in the slab, so one sum over them has everything.
   if (routing) {
-    /* 4*/ route_backward_ref(dk, all.keys, dk, model.routers, static_cast<int>(l), N, K, D);
-    /* 4*/ route_backward_ref(dv, all.values, dv, model.routers, static_cast<int>(l), N, K, D);
+    /* 4*/ route_backward(dk, all.keys, dk, model.routers, l, N, K, D);
+    /* 4*/ route_backward(dv, all.values, dv, model.routers, l, N, K, D);
   }
-  /* 3*/ rope_backward_ref(dq, dq, model.rope.data(), B, T, H, D, 0, false);
-  /* 3*/ rope_backward_ref(dk, dk, model.rope.data(), B, T, K, D, 0, false);
-  /* 2*/ matmul_backward_weight_ref(dw.wq, dq, a.norm1, N, C, H * D);
-  /* 2*/ matmul_backward_weight_ref(dw.wk, dk, a.norm1, N, C, K * D);
-  /* 2*/ matmul_backward_weight_ref(dw.wv, dv, a.norm1, N, C, K * D);
-  /* 2*/ matmul_backward_input_ref(dnorm, dq, w.wq, N, C, H * D, false);  // dnorm1 = dq Wq
-  /* 2*/ matmul_backward_input_ref(dnorm, dk, w.wk, N, C, K * D, true);   //        + dk Wk
-  /* 2*/ matmul_backward_input_ref(dnorm, dv, w.wv, N, C, K * D, true);   //        + dv Wv
-  /* 1*/ rmsnorm_backward_ref(dx, dw.norm1, dnorm, all.x[l], w.norm1, a.rstd1, N, C, true);
+  /* 3*/ rope_backward(dq, model.rope.data(), B, T, H, D);
+  /* 3*/ rope_backward(dk, model.rope.data(), B, T, K, D);
+  /* 2*/ matmul_backward_weight(dw.wq, dq, a.norm1, N, C, H * D);
+  /* 2*/ matmul_backward_weight(dw.wk, dk, a.norm1, N, C, K * D);
+  /* 2*/ matmul_backward_weight(dw.wv, dv, a.norm1, N, C, K * D);
+  /* 2*/ matmul_backward_input(dnorm, dq, w.wq, N, C, H * D, false);  // dnorm1 = dq Wq
+  /* 2*/ matmul_backward_input(dnorm, dk, w.wk, N, C, K * D, true);   //        + dk Wk
+  /* 2*/ matmul_backward_input(dnorm, dv, w.wv, N, C, K * D, true);   //        + dv Wv
+  /* 1*/ rmsnorm_backward(dx, dw.norm1, dnorm, all.x[l], w.norm1, a.rstd1, N, C, true);
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -319,9 +661,9 @@ void layer_backward(Model& model, int64_t l) {
 void forward(Model& model, const int32_t* tokens) {
   const auto [B, T, C, V, L, H, K, D, F, routing] = model.c;
   const Activations& a = model.a;
-  embedding_forward_ref(a.x[0], model.w.embed, tokens, B * T, C);
+  embedding_forward(a.x[0], model.w.embed, tokens, B * T, C);
   for (int64_t l = 0; l < L; ++l) layer_forward(model, l);
-  rmsnorm_forward_ref(a.norm, a.rstd, a.x[L], model.w.norm, B * T, C, norm_eps);
+  rmsnorm_forward(a.norm, a.rstd, a.x[L], model.w.norm, B * T, C);
 }
 
 // Returns the mean loss over the scored tokens; its gradients are added to model.gradients.
@@ -332,11 +674,10 @@ double forward_backward(Model& model, const int32_t* tokens, const int32_t* targ
   const double scale = 1.0 / static_cast<double>(N - std::count(targets, targets + N, -1));
   forward(model, tokens);
   // The first step back is taken with the loss itself: dnorm = scale (softmax(logits) - onehot(target)) embed.
-  cross_entropy_forward_backward_ref(a.losses, a.d.dnorm, model.dw.embed, a.norm, model.w.embed, targets, scale, N, V,
-                                     C);
-  rmsnorm_backward_ref(a.d.dx, model.dw.norm, a.d.dnorm, a.x[L], model.w.norm, a.rstd, N, C, false);
+  cross_entropy_forward_backward(a.losses, a.d.dnorm, model.dw.embed, a.norm, model.w.embed, targets, scale, N, V, C);
+  rmsnorm_backward(a.d.dx, model.dw.norm, a.d.dnorm, a.x[L], model.w.norm, a.rstd, N, C, false);
   for (int64_t l = L - 1; l >= 0; --l) layer_backward(model, l);
-  embedding_backward_ref(model.dw.embed, a.d.dx, tokens, N, C);  // beside what the output head has added
+  embedding_backward(model.dw.embed, a.d.dx, tokens, N, C);  // beside what the output head has added
   return scale * std::accumulate(a.losses, a.losses + N, 0.0);
 }
 
@@ -344,14 +685,13 @@ double forward_backward(Model& model, const int32_t* tokens, const int32_t* targ
 void update(Model& model, double lr) {
   double squares = 0;
   for (real g : model.gradients) squares += static_cast<double>(g) * static_cast<double>(g);
-  const AdamwConstants constants{beta1, beta2, adam_eps};
-  const AdamwNumbers numbers =
-      adamw_numbers(constants, ++model.step, lr, std::min(1.0, clip / (std::sqrt(squares) + 1e-6)));
+  const double factor = std::min(1.0, clip / (std::sqrt(squares) + 1e-6));
+  ++model.step;
   for (const Row& row : model.table) {
     const bool decays = row.kind == Kind::matrix || row.kind == Kind::kv_matrix;
-    const double lr_mul = row.kind == Kind::router ? 10 : 1;  // routers learn ten times as fast
-    adamw_row_ref(model.parameters.data(), model.moment1.data(), model.moment2.data(), model.gradients.data(), numbers,
-                  AdamwRow{row.begin, row.begin + row.count, lr_mul, decays ? weight_decay : 0}, constants);
+    const double lr_of_row = row.kind == Kind::router ? 10 * lr : lr;  // routers learn ten times as fast
+    adamw(&model.parameters[row.begin], &model.moment1[row.begin], &model.moment2[row.begin],
+          &model.gradients[row.begin], row.count, model.step, lr_of_row, decays ? weight_decay : 0, factor);
   }
   std::fill(model.gradients.begin(), model.gradients.end(), real(0));
 }
@@ -410,12 +750,12 @@ double solved(Model& model, int batches) {
   const auto [B, T, C, V, L, H, K, D, F, routing] = model.c;
   std::vector<int32_t> tokens(static_cast<size_t>(B * T)), targets(tokens.size());
   std::vector<real> logits(static_cast<size_t>(B * T * V));
-  Random random(1, stream_of("test"));  // always the same samples
+  Random random{1, stream_of("test")};  // always the same samples
   int64_t right = 0;
   for (int batch = 0; batch < batches; ++batch) {
     draw_batch(model.c, random, true, tokens.data(), targets.data());
     forward(model, tokens.data());
-    matmul_forward_ref(logits.data(), model.a.norm, model.w.embed, B * T, C, V);
+    matmul_forward(logits.data(), model.a.norm, model.w.embed, B * T, C, V);
     for (int64_t b = 0; b < B; ++b) {
       bool all = true;
       for (int64_t n = b * T; n < (b + 1) * T; ++n)
@@ -443,7 +783,7 @@ int main(int argc, char** argv) {
               1e-6 * static_cast<double>(model.activations.size() * sizeof(real)));
 
   std::vector<int32_t> tokens(static_cast<size_t>(c.B * c.T)), targets(tokens.size());
-  crossply::Random random(42, crossply::stream_of("train"));
+  Random random{42, stream_of("train")};
   const auto start = std::chrono::steady_clock::now();
   double loss = 0;  // mean of the steps since the line before
   for (long step = 1; step <= steps; ++step) {
@@ -451,7 +791,7 @@ int main(int argc, char** argv) {
     loss += forward_backward(model, tokens.data(), targets.data()) / every;
     if (!std::isfinite(loss))
       return std::fprintf(stderr, "lime_by_hand: the loss of step %ld is not finite\n", step), 77;
-    // The rate rises in a line during the warm-up, then falls in a line to 0.
+    // The learning rate rises linearly during the warm-up, then falls linearly to 0.
     update(model, peak_lr * std::min(static_cast<double>(step) / warmup,
                                      static_cast<double>(steps + 1 - step) / (steps + 1 - warmup)));
     if (step % every != 0) continue;

@@ -89,7 +89,7 @@ TEST_CASE("lime_by_hand: every state of a solution has the same value, and no pr
   CHECK(static_cast<int64_t>(by_hand::letters.size()) == arith::vocab_size);
   CHECK(c.V == arith::vocab_size);
   std::set<std::string> prompts[2];
-  Random random(3, 4);
+  by_hand::Random random{3, 4};
   for (const bool held_out : {false, true}) {
     for (int i = 0; i < 500; ++i) {
       const std::string text = by_hand::draw_solution(random, held_out);
