@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "engine/io/file.h"
-#include "engine/platform.h"
 #include "engine/io/printable.h"
 #include "engine/io/python_program.h"
+#include "engine/platform.h"
 
 namespace crossply {
 namespace {

@@ -16,9 +16,9 @@
 #include "cli/standard_streams.h"
 #include "cli/version.h"
 #include "engine/cpu_check.h"
-#include "engine/out_of_memory.h"
 #include "engine/io/printable.h"
 #include "engine/io/shell.h"
+#include "engine/out_of_memory.h"
 #include "engine/threads.h"
 
 namespace crossply {

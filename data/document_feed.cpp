@@ -10,8 +10,8 @@
 #include "cli/stop.h"
 #include "data/digest.h"
 #include "data/paths.h"
-#include "engine/platform.h"
 #include "engine/io/printable.h"
+#include "engine/platform.h"
 #include "engine/rng.h"
 
 namespace crossply {

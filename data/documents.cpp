@@ -11,10 +11,10 @@
 #include "data/paths.h"
 #include "engine/at_once.h"
 #include "engine/io/json.h"
-#include "engine/memory.h"
 #include "engine/io/printable.h"
-#include "engine/rng.h"
 #include "engine/io/shell.h"
+#include "engine/memory.h"
+#include "engine/rng.h"
 
 namespace crossply {
 namespace {

@@ -9,9 +9,9 @@
 #include <csignal>
 
 #include "cli/stop.h"
-#include "engine/platform.h"
 #include "engine/io/python_files.h"
 #include "engine/io/python_program.h"
+#include "engine/platform.h"
 
 namespace crossply {
 namespace {

@@ -14,8 +14,8 @@
 #include "data/foreign_format.h"
 #include "data/tokenizer.h"
 #include "engine/io/file.h"
-#include "engine/numbers.h"
 #include "engine/io/printable.h"
+#include "engine/numbers.h"
 
 using namespace crossply;
 

@@ -10,8 +10,8 @@
 #include "engine/check.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
-#include "engine/numbers.h"
 #include "engine/io/printable.h"
+#include "engine/numbers.h"
 
 namespace crossply {
 namespace {

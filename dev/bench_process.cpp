@@ -15,8 +15,8 @@
 
 #include "dev/bench.h"
 #include "engine/check.h"
-#include "engine/platform.h"
 #include "engine/io/python_program.h"
+#include "engine/platform.h"
 
 namespace crossply {
 namespace {

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/io/byte_names.h"
-#include "engine/io/printable.h"
 #include "engine/io/json_file.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 namespace {

@@ -13,11 +13,11 @@
 #include "cli/program.h"
 #include "engine/rng.h"
 #include "eval/answers.h"
-#include "eval/mean_loss.h"
-#include "models/batch/batch_model.h"
 #include "eval/data_choice.h"
 #include "eval/loaded_model.h"
+#include "eval/mean_loss.h"
 #include "eval/statistics.h"
+#include "models/batch/batch_model.h"
 
 using namespace crossply;
 

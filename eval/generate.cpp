@@ -17,13 +17,13 @@
 #include "engine/io/control_characters.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
+#include "engine/io/json_file.h"
 #include "engine/io/printable.h"
 #include "eval/decode.h"
 #include "eval/loaded_model.h"
 #include "eval/sampling.h"
 #include "eval/stop_strings.h"
 #include "kernels/optim/optimizer.h"
-#include "engine/io/json_file.h"
 
 using namespace crossply;
 

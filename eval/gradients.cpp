@@ -14,10 +14,10 @@
 #include "data/shards.h"
 #include "engine/io/file.h"
 #include "engine/numbers.h"
-#include "models/batch/batch_model.h"
 #include "eval/loaded_model.h"
 #include "eval/own_tensors.h"
 #include "kernels/optim/optimizer.h"
+#include "models/batch/batch_model.h"
 #include "models/disk/model_dir.h"
 
 using namespace crossply;

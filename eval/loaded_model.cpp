@@ -4,8 +4,8 @@
 
 #include "engine/io/file.h"
 #include "engine/io/json.h"
-#include "kernels/devices.h"
 #include "engine/io/json_file.h"
+#include "kernels/devices.h"
 #include "models/disk/model_dir.h"
 
 namespace crossply {

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <vector>
 
+#include "engine/buckets.h"
+
 namespace crossply {
 
 MeanLoss mean_loss(BatchModel& model, const Source& source, int64_t sequences, Job& job) {

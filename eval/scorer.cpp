@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "models/batch/batch_model.h"
 #include "kernels/block/matmul.h"
+#include "models/batch/batch_model.h"
 
 namespace crossply {
 namespace {

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <unordered_map>
 
-#include "engine/numbers.h"
 #include "engine/io/printable.h"
+#include "engine/numbers.h"
 #include "engine/rng.h"
 #include "models/connection.h"
 

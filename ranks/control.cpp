@@ -10,8 +10,8 @@
 #include <future>
 
 #include "engine/io/json.h"
-#include "engine/platform.h"
 #include "engine/io/printable.h"
+#include "engine/platform.h"
 
 namespace crossply {
 namespace {

@@ -63,9 +63,9 @@
 #include "models/disk/model_dir.h"
 #include "models/transplant.h"
 #include "ranks/launch.h"
-#include "train/settings/idle_flags.h"
 #include "train/run/progress.h"
 #include "train/run/run.h"
+#include "train/settings/idle_flags.h"
 
 using namespace crossply;
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cctype>
 
-#include "engine/numbers.h"
 #include "engine/io/printable.h"
+#include "engine/numbers.h"
 
 namespace crossply {
 namespace {

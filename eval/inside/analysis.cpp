@@ -13,9 +13,9 @@
 #include "cli/needs.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
-#include "engine/numbers.h"
-#include "engine/io/printable.h"
 #include "engine/io/json_file.h"
+#include "engine/io/printable.h"
+#include "engine/numbers.h"
 
 namespace crossply {
 namespace {

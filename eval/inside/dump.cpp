@@ -4,9 +4,9 @@
 
 #include "cli/ticker.h"
 #include "engine/io/json.h"
-#include "engine/memory.h"
 #include "engine/io/printable.h"
 #include "engine/io/safetensors.h"
+#include "engine/memory.h"
 #include "eval/inside/probe.h"
 #include "eval/own_tensors.h"
 

@@ -10,9 +10,9 @@
 #include "cli/needs.h"
 #include "cli/ticker.h"
 #include "engine/io/json.h"
-#include "engine/numbers.h"
 #include "engine/io/printable.h"
 #include "engine/io/safetensors.h"
+#include "engine/numbers.h"
 #include "eval/inside/probe.h"
 
 namespace crossply {

@@ -14,9 +14,9 @@
 
 #include "engine/io/json.h"
 #include "engine/io/leftovers.h"
-#include "engine/platform.h"
 #include "engine/io/printable.h"
 #include "engine/io/sha256.h"
+#include "engine/platform.h"
 #include "models/disk/modelling_file.h"
 
 namespace crossply {

@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "engine/io/json.h"
+#include "engine/io/json_file.h"
 #include "engine/io/printable.h"
 #include "models/disk/config_keys.h"
-#include "engine/io/json_file.h"
 
 namespace crossply {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 using nlohmann::json;
 
 // Keys that change the model wherever they have another value than this, or than null.
-const json neutral_values = R"({"scale_attn_weights": true, "add_cross_attention": false, "pruned_heads": {},
+const json gpt2_neutral = R"({"scale_attn_weights": true, "add_cross_attention": false, "pruned_heads": {},
                                 "quantization_config": null})"_json;
 
 // Training's, and those of heads for other tasks; the order in which HF multiplies in half precision; what older
@@ -23,9 +23,7 @@ const std::set<std::string> gpt2_ignored = split_words(
     "output_past _num_labels loss_type");
 
 // n_inner may be missing.
-bool is_required(const SizeKey& size) {
-  return size.gpt2_key != nullptr && size.value != &Config::intermediate_size;
-}
+bool is_required(const SizeKey& size) { return size.gpt2_key != nullptr && size.value != &Config::intermediate_size; }
 
 }  // namespace
 
@@ -43,7 +41,7 @@ Config parse_gpt2(const json& object, const std::string& where, std::string* ign
   static const std::set<std::string> used = split_words(
       "vocab_size n_embd n_layer n_head n_positions n_inner activation_function layer_norm_epsilon "
       "scale_attn_by_inverse_layer_idx tie_word_embeddings initializer_range model_type crossply");
-  const std::string names = check_keys(object, used, neutral_values, gpt2_ignored, where);
+  const std::string names = check_keys(object, used, gpt2_neutral, gpt2_ignored, where);
   if (ignored != nullptr) *ignored = names;
   Config config;
   config.arch = config.backbone = "gpt2";

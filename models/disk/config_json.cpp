@@ -9,10 +9,10 @@
 #include <sstream>
 
 #include "engine/io/json.h"
-#include "engine/numbers.h"
-#include "engine/io/printable.h"
-#include "models/disk/config_keys.h"
 #include "engine/io/json_file.h"
+#include "engine/io/printable.h"
+#include "engine/numbers.h"
+#include "models/disk/config_keys.h"
 #include "models/disk/modelling_file.h"
 #include "models/registry.h"
 

@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "engine/io/json.h"
+#include "engine/io/json_file.h"
 #include "engine/io/printable.h"
 #include "models/disk/config_keys.h"
-#include "engine/io/json_file.h"
 
 namespace crossply {
 namespace {

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/io/json.h"
+#include "models/disk/config_json.h"
 #include "models/disk/modelling_file.h"
 
 namespace crossply {

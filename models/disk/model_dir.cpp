@@ -12,12 +12,13 @@
 #include <unordered_map>
 
 #include "engine/io/json.h"
+#include "engine/io/json_file.h"
 #include "engine/io/printable.h"
 #include "engine/io/shell.h"
+#include "models/disk/config_json.h"
 #include "models/disk/file_layout.h"
-#include "engine/io/json_file.h"
-#include "models/model.h"
 #include "models/disk/modelling_file.h"
+#include "models/model.h"
 #include "models/registry.h"
 
 namespace crossply {

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/params.h"
 #include "engine/io/safetensors.h"
-#include "models/disk/checkpoint.h"
+#include "engine/params.h"
 #include "models/config.h"
+#include "models/disk/checkpoint.h"
 
 namespace crossply {
 

@@ -6,8 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "engine/numbers.h"
 #include "engine/io/json_file.h"
+#include "engine/numbers.h"
+#include "models/disk/config_json.h"
 #include "models/registry.h"
 #include "tests/support/check.h"
 #include "tests/support/temp_dir.h"

@@ -6,9 +6,10 @@
 #include <set>
 
 #include "data/shards.h"
+#include "engine/io/json_file.h"
 #include "eval/inside/heat_map.h"
 #include "eval/inside/probe.h"
-#include "engine/io/json_file.h"
+#include "models/disk/config_json.h"
 #include "models/disk/model_dir.h"
 #include "tests/support/cases.h"
 #include "tests/support/inside.h"

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "engine/io/json_file.h"
 #include "engine/rng.h"
 #include "eval/inside/token_map.h"
-#include "engine/io/json_file.h"
 #include "models/disk/model_dir.h"
 #include "tests/support/program.h"
 #include "tests/support/tiny.h"

@@ -1,5 +1,6 @@
 // The matrix-based entropy: known spectra, known rows, and the program.
 #include "engine/io/json.h"
+#include "engine/io/json_file.h"
 #include "eval/inside/entropy.h"
 
 #include <sstream>

@@ -6,6 +6,7 @@
 #include "cli/format.h"
 #include "cli/svg.h"
 #include "engine/io/json_file.h"
+#include "models/disk/config_json.h"
 #include "models/disk/model_dir.h"
 #include "tests/support/cases.h"
 #include "tests/support/inside.h"

@@ -3,8 +3,8 @@
 #include "eval/inside/lens.h"
 
 #include "cli/format.h"
-#include "eval/inside/analysis.h"
 #include "engine/io/json_file.h"
+#include "eval/inside/analysis.h"
 #include "models/disk/model_dir.h"
 #include "tests/support/cases.h"
 #include "tests/support/inside.h"

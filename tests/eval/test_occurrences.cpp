@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/io/json_file.h"
 #include "engine/rng.h"
 #include "eval/inside/probe.h"
-#include "engine/io/json_file.h"
 #include "tests/support/inside.h"
 #include "tests/support/program.h"
 #include "tests/support/tiny_bpe.h"

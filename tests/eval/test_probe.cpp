@@ -7,9 +7,9 @@
 #include <set>
 
 #include "data/shards.h"
+#include "engine/io/json_file.h"
 #include "engine/io/safetensors.h"
 #include "eval/inside/dump.h"
-#include "engine/io/json_file.h"
 #include "models/disk/model_dir.h"
 #include "tests/support/cases.h"
 #include "tests/support/inside.h"

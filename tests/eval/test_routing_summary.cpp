@@ -4,13 +4,13 @@
 
 #include <cmath>
 
-#include "eval/inside/routing.h"
 #include "engine/io/json_file.h"
+#include "eval/inside/routing.h"
 #include "tests/support/cases.h"
 #include "tests/support/inside.h"
 #include "tests/support/program.h"
-#include "train/run/metrics.h"
 #include "train/lab/routing_curves.h"
+#include "train/run/metrics.h"
 
 using namespace crossply;
 using namespace crossply::test;

@@ -4,12 +4,12 @@
 #include <numeric>
 
 #include "cli/look.h"
-#include "engine/rng.h"
+#include "engine/io/json_file.h"
 #include "engine/io/safetensors.h"
+#include "engine/rng.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/features.h"
 #include "eval/inside/sae.h"
-#include "engine/io/json_file.h"
 #include "tests/support/inside.h"
 #include "tests/support/program.h"
 

@@ -1,4 +1,5 @@
 // Scores against the model's own logits, token by token, and against themselves in other company.
+#include "eval/mean_loss.h"
 #include "eval/scorer.h"
 
 #include "eval/decode.h"

@@ -1,4 +1,5 @@
 // Linear CKA: what it is on paper, what does not change it, and the program.
+#include "engine/io/json_file.h"
 #include "eval/inside/similarity.h"
 
 #include <set>

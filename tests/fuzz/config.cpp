@@ -2,6 +2,7 @@
 #include "models/config.h"
 
 #include "engine/io/json.h"
+#include "models/disk/config_json.h"
 #include "tests/fuzz/target.h"
 
 using namespace crossply;

@@ -1,8 +1,8 @@
 // Any bytes as the index of a model whose weights are in two files.
 #include "engine/device.h"
 #include "kernels/devices.h"
-#include "models/model.h"
 #include "models/disk/model_dir.h"
+#include "models/model.h"
 #include "tests/fuzz/target.h"
 
 using namespace crossply;

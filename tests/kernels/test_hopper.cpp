@@ -1,9 +1,9 @@
 // What kernels for sm_90 take for granted, one assumption after the other, on a GPU that has it and in the emulator;
 // and mistakes planted in a pipeline of copies and products, each of which the emulator must catch.
 #include "kernels/cuda/hopper.h"
+#include "tests/kernels/hopper_kernels.h"
 #include "tests/support/backends.h"
 #include "tests/support/check.h"
-#include "tests/kernels/hopper_kernels.h"
 #include "tests/support/temp_dir.h"
 
 using namespace crossply;

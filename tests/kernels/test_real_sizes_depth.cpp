@@ -3,10 +3,10 @@
 #include "kernels/depth/gate.h"
 #include "kernels/depth/head_mix.h"
 #include "kernels/depth/head_scale.h"
-#include "kernels/depth/streams/hyper.h"
 #include "kernels/depth/multiway_mix.h"
 #include "kernels/depth/route.h"
 #include "kernels/depth/select_heads.h"
+#include "kernels/depth/streams/hyper.h"
 #include "kernels/depth/value_mix.h"
 #include "tests/support/real_sizes.h"
 

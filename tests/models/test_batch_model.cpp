@@ -1,8 +1,8 @@
 // Lanes against one tape for the whole batch.
 #include "eval/mean_loss.h"
-#include "models/batch/batch_model.h"
 #include "kernels/devices.h"
 #include "kernels/optim/optimizer.h"
+#include "models/batch/batch_model.h"
 
 #include <cmath>
 
@@ -131,7 +131,7 @@ TEST_CASE("batch model: the mean loss counts every sequence once, also where the
   BatchModel two(*s.device, s.params, s.config, {2, T, Dtype::f32, false}),
       three(*s.device, s.params, s.config, {3, T});
   const MeanLoss mean = mean_loss(two, source, 100, *one_rank_job()),
-                         same = mean_loss(three, source, 3, *one_rank_job());
+                 same = mean_loss(three, source, 3, *one_rank_job());
   CHECK(mean.sequences == 3);
   CHECK(mean.scored == same.scored);
   CHECK(mean.loss == doctest::Approx(same.loss).epsilon(1e-6));

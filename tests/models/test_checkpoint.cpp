@@ -20,8 +20,8 @@
 #include <fstream>
 #include <functional>
 
-#include "engine/rng.h"
 #include "engine/io/sha256.h"
+#include "engine/rng.h"
 #include "tests/support/child.h"
 #include "tests/support/temp_dir.h"
 

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "models/disk/config_json.h"
 #include "tests/support/data_check.h"
 
 using namespace crossply;

@@ -3,6 +3,7 @@
 
 #include "engine/io/json.h"
 #include "eval/decode.h"
+#include "models/disk/config_json.h"
 #include "models/disk/model_dir.h"
 #include "tests/support/cases.h"
 #include "tests/support/data_check.h"

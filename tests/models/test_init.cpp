@@ -1,5 +1,6 @@
 // Starting from another model: every architecture that can start as a plain LLaMA or GPT-2 does so bit for bit, the
 // others say why not; fewer blocks; damage stays an error.
+#include "models/disk/config_json.h"
 #include "models/disk/model_dir.h"
 #include "tests/support/data_check.h"
 #include "tests/support/program.h"

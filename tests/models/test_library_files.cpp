@@ -1,5 +1,6 @@
 // What saved models carry for the transformers library.
 #include "engine/io/json.h"
+#include "models/disk/config_json.h"
 #include "models/disk/library_files.h"
 
 #include <doctest/doctest.h>

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "engine/io/json.h"
+#include "models/disk/config_json.h"
 #include "models/disk/model_dir.h"
 #include "tests/support/data_check.h"
 #include "tests/support/program.h"

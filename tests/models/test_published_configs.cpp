@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/io/json_file.h"
+#include "models/disk/config_json.h"
 #include "tests/support/data_check.h"
 #include "tests/support/tiny.h"
 

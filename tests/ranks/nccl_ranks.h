@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "kernels/devices.h"
-#include "tests/support/backends.h"
 #include "tests/ranks/comm_checks.h"
 #include "tests/ranks/ranks.h"
+#include "tests/support/backends.h"
 #if !CROSSPLY_CUDA
 #include "tests/standin/nccl.h"
 #endif

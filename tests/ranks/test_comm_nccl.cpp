@@ -4,8 +4,8 @@
 #include <thread>
 
 #include "kernels/block/add.h"
-#include "tests/support/listener.h"
 #include "tests/ranks/nccl_ranks.h"
+#include "tests/support/listener.h"
 #if !CROSSPLY_CUDA
 #include "kernels/emulator/emulator.h"
 #endif

@@ -2,9 +2,9 @@
 #include <map>
 #include <mutex>
 
+#include "tests/ranks/thread_job.h"
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"
-#include "tests/ranks/thread_job.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny.h"
 #include "train/step/trainer.h"

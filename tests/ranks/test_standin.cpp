@@ -8,8 +8,8 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/emulator/emulator.h"
-#include "tests/support/check.h"
 #include "tests/ranks/nccl_ranks.h"
+#include "tests/support/check.h"
 
 using namespace crossply;
 using namespace crossply::test;

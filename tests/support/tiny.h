@@ -12,11 +12,11 @@
 
 #include "data/source.h"
 #include "engine/rng.h"
-#include "models/batch/batch_model.h"
 #include "kernels/devices.h"
 #include "kernels/optim/clip.h"
 #include "kernels/optim/gradient_norm.h"
 #include "kernels/optim/optimizer.h"
+#include "models/batch/batch_model.h"
 #include "models/model.h"
 #include "tests/support/check.h"
 #include "train/settings/arch_list.h"

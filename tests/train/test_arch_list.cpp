@@ -1,4 +1,5 @@
 #include "cli/format.h"
+#include "models/disk/config_json.h"
 #include "train/settings/arch_list.h"
 
 #include <nlohmann/json.hpp>

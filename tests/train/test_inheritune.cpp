@@ -7,8 +7,8 @@
 #include "cli/format.h"
 #include "data/shards.h"
 #include "engine/io/json.h"
-#include "eval/loaded_model.h"
 #include "engine/io/json_file.h"
+#include "eval/loaded_model.h"
 #include "tests/support/check.h"
 #include "tests/support/program.h"
 

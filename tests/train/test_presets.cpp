@@ -1,8 +1,8 @@
 // The Inheritune paper's presets: sizes to the last parameter, tokens a step, rates; and that they are of one backbone.
 #include <nlohmann/json.hpp>
 
-#include "engine/params.h"
 #include "engine/io/json_file.h"
+#include "engine/params.h"
 #include "models/model.h"
 #include "tests/support/program.h"
 #include "train/settings/options.h"

@@ -3,15 +3,16 @@
 #include <mutex>
 #include <sstream>
 
+#include "tests/ranks/thread_job.h"
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"
 #include "tests/support/check.h"
 #include "tests/support/program.h"
-#include "tests/ranks/thread_job.h"
 #include "tests/support/tiny.h"
 #include "train/run/plan.h"
 #include "train/run/planned_run.h"
 #include "train/run/scaling.h"
+#include "train/settings/gpus.h"
 #include "train/step/trainer.h"
 
 using namespace crossply;

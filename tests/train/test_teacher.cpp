@@ -3,11 +3,12 @@
 
 #include "data/shards.h"
 #include "engine/io/json.h"
+#include "models/disk/config_json.h"
 #include "models/disk/model_dir.h"
+#include "tests/ranks/thread_job.h"
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"
 #include "tests/support/program.h"
-#include "tests/ranks/thread_job.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny.h"
 #include "train/run/inputs.h"

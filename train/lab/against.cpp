@@ -8,8 +8,8 @@
 #include "engine/io/json.h"
 #include "engine/io/printable.h"
 #include "eval/statistics.h"
-#include "train/run/environment.h"
 #include "train/lab/equal_loss.h"
+#include "train/run/environment.h"
 
 namespace crossply {
 

@@ -15,10 +15,10 @@
 #include "ranks/launch.h"
 #include "train/lab/comparison.h"
 #include "train/lab/comparison_dir.h"
-#include "train/settings/idle_flags.h"
+#include "train/lab/side_by_side.h"
 #include "train/run/progress.h"
 #include "train/run/run.h"
-#include "train/lab/side_by_side.h"
+#include "train/settings/idle_flags.h"
 
 using namespace crossply;
 

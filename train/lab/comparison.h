@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "eval/statistics.h"
-#include "train/settings/arch_list.h"
 #include "train/run/plan.h"
+#include "train/settings/arch_list.h"
 
 namespace crossply {
 

@@ -6,10 +6,11 @@
 
 #include "engine/io/file.h"
 #include "engine/io/json.h"
+#include "engine/io/json_file.h"
 #include "engine/io/leftovers.h"
 #include "engine/io/printable.h"
 #include "models/disk/checkpoint.h"
-#include "engine/io/json_file.h"
+#include "models/disk/config_json.h"
 #include "train/lab/comparison.h"
 #include "train/run/environment.h"
 #include "train/settings/setting_io.h"

@@ -27,14 +27,14 @@
 #include "cli/program.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
+#include "engine/io/json_file.h"
 #include "engine/io/printable.h"
 #include "eval/statistics.h"
-#include "engine/io/json_file.h"
 #include "train/lab/against.h"
-#include "train/run/environment.h"
-#include "train/settings/options.h"
 #include "train/lab/routing_curves.h"
+#include "train/run/environment.h"
 #include "train/run/run_curves.h"
+#include "train/settings/options.h"
 
 using namespace crossply;
 

@@ -4,8 +4,8 @@
 #include <map>
 
 #include "engine/io/safetensors.h"
-#include "models/batch/batch_model.h"
 #include "eval/own_tensors.h"
+#include "models/batch/batch_model.h"
 
 namespace crossply {
 namespace {

@@ -11,8 +11,8 @@
 #include <numeric>
 
 #include "cli/format.h"
-#include "engine/memory.h"
 #include "engine/io/printable.h"
+#include "engine/memory.h"
 #include "eval/answers.h"
 #include "kernels/block/cross_entropy.h"
 #include "kernels/block/distill.h"

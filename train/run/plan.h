@@ -6,8 +6,8 @@
 
 #include "data/source.h"
 #include "engine/device.h"
-#include "train/settings/options.h"
 #include "train/run/run_curves.h"
+#include "train/settings/options.h"
 
 namespace crossply {
 

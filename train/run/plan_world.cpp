@@ -7,10 +7,11 @@
 
 #include "cli/format.h"
 #include "kernels/devices.h"
-#include "train/step/exchange.h"
 #include "train/run/planned_run.h"
 #include "train/run/ranks.h"
 #include "train/run/scaling.h"
+#include "train/settings/gpus.h"
+#include "train/step/exchange.h"
 
 namespace crossply {
 namespace {

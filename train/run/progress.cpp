@@ -11,8 +11,8 @@
 #include "cli/format.h"
 #include "cli/standard_streams.h"
 #include "engine/check.h"
-#include "engine/numbers.h"
 #include "engine/io/printable.h"
+#include "engine/numbers.h"
 
 namespace crossply {
 namespace {

@@ -18,6 +18,7 @@
 #include "engine/io/printable.h"
 #include "kernels/devices.h"
 #include "kernels/optim/sum_slices.h"
+#include "ranks/agree.h"
 #include "ranks/launch.h"
 #include "train/step/exchange.h"
 

@@ -23,8 +23,8 @@
 #include "ranks/launch.h"
 #include "train/run/dump_tensors.h"
 #include "train/run/environment.h"
-#include "train/settings/idle_flags.h"
 #include "train/run/ranks.h"
+#include "train/settings/idle_flags.h"
 
 namespace crossply {
 namespace {

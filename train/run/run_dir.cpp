@@ -14,9 +14,10 @@
 
 #include "engine/io/new_directory.h"
 #include "engine/io/printable.h"
-#include "engine/rng.h"
 #include "engine/io/shell.h"
+#include "engine/rng.h"
 #include "models/disk/checkpoint.h"
+#include "models/disk/config_json.h"
 #include "models/disk/modelling_file.h"
 
 namespace crossply {

@@ -8,8 +8,8 @@
 #include "engine/numbers.h"
 #include "kernels/devices.h"
 #include "models/registry.h"
-#include "train/settings/idle_flags.h"
 #include "train/settings/gpus.h"
+#include "train/settings/idle_flags.h"
 
 namespace crossply {
 

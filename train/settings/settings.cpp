@@ -2,8 +2,9 @@
 #include <filesystem>
 
 #include "engine/io/json.h"
-#include "models/disk/checkpoint.h"
 #include "engine/io/json_file.h"
+#include "models/disk/checkpoint.h"
+#include "models/disk/config_json.h"
 #include "train/settings/idle_flags.h"
 #include "train/settings/options.h"
 #include "train/settings/setting_io.h"

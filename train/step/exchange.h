@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "engine/buckets.h"
-#include "models/batch/batch_model.h"
 #include "kernels/optim/optimizer.h"
+#include "models/batch/batch_model.h"
 #include "ranks/job.h"
 #include "train/settings/options.h"
 

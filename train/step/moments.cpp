@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "engine/io/json.h"
+#include "engine/io/json_file.h"
 #include "engine/io/printable.h"
 #include "engine/io/safetensors.h"
-#include "engine/io/json_file.h"
 #include "models/disk/model_dir.h"
 
 namespace crossply {

@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "data/loader.h"
-#include "models/batch/batch_model.h"
 #include "kernels/optim/gradient_norm.h"
 #include "kernels/optim/optimizer.h"
+#include "models/batch/batch_model.h"
 #include "models/disk/checkpoint.h"
 #include "models/disk/model_dir.h"
+#include "train/settings/options.h"
 #include "train/step/delayed_scales.h"
 #include "train/step/exchange.h"
-#include "train/settings/options.h"
 
 namespace crossply {
 

@@ -4,8 +4,8 @@
 
 #include "engine/node.h"
 #include "kernels/block/matmul.h"
-#include "kernels/depth/streams/hyper_token.h"
 #include "kernels/depth/ops.h"
+#include "kernels/depth/streams/hyper_token.h"
 
 namespace crossply {
 

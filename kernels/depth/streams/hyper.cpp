@@ -1,8 +1,8 @@
 #include "kernels/depth/streams/hyper.h"
 
 #include "engine/node.h"
-#include "kernels/depth/streams/hyper_token.h"
 #include "kernels/depth/ops.h"
+#include "kernels/depth/streams/hyper_token.h"
 
 namespace crossply {
 

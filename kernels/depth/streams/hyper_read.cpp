@@ -1,8 +1,8 @@
 // The read of the hyper-connections, with the norm, the projections and the tanhs, and its node.
 #include "engine/node.h"
+#include "kernels/depth/ops.h"
 #include "kernels/depth/streams/hyper.h"
 #include "kernels/depth/streams/hyper_read_plan.h"
-#include "kernels/depth/ops.h"
 
 namespace crossply {
 

@@ -1,9 +1,9 @@
 // The write of the hyper-connections and its backward; of the family hyper.h.
 #include "engine/node.h"
-#include "kernels/depth/streams/hyper.h"
-#include "kernels/depth/streams/hyper_token.h"
 #include "kernels/depth/mix_row.h"
 #include "kernels/depth/ops.h"
+#include "kernels/depth/streams/hyper.h"
+#include "kernels/depth/streams/hyper_token.h"
 
 namespace crossply {
 

@@ -2,9 +2,9 @@
 
 #include "engine/node.h"
 #include "kernels/cpu/gemm.h"
-#include "kernels/depth/streams/hyper_token.h"
 #include "kernels/depth/mix_row.h"
 #include "kernels/depth/ops.h"
+#include "kernels/depth/streams/hyper_token.h"
 
 namespace crossply {
 

@@ -38,8 +38,8 @@
 
 #include "engine/stream.h"
 #include "engine/tensor.h"
-#include "kernels/depth/streams/hyper.h"
 #include "kernels/depth/members.h"
+#include "kernels/depth/streams/hyper.h"
 
 namespace crossply {
 
