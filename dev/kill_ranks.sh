@@ -10,7 +10,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 build=$(cd "${3:-$root/build}" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-. "$root/tests/mpi_jobs.sh"
+. "$root/tests/system/mpi_jobs.sh"
 RANDOM=$seed
 steps=600 done_kills=0 saving=0 slowest=0 with_76=0 after_end=0 other_ends=0 damaged=0 stopped=0
 trap 'stopped=1' INT TERM

@@ -39,8 +39,8 @@ docs/papers/wide.md:1: a line of more than 120 characters
 engine/up.cu:2: engine may not include kernels/block
 engine/upwards.h:1: engine may not include models
 kernels/block/X.h: kernels/block/X.cpp is missing
-kernels/block/X.h: tests/test_X.cpp is missing
-kernels/block/tested.h: tests/test_tested.cpp is missing
+kernels/block/X.h: tests/kernels/test_X.cpp is missing
+kernels/block/tested.h: tests/kernels/test_tested.cpp is missing
 models/raw.cpp:1:#include \"kernels/block/X.h\": models/ may include a kernel's ops.h only
 models/wide.cpp:1: a line of more than 120 characters
 ranks/mpi.cpp:1:#include <mpi$dot_h>: only ranks/comm_mpi.cpp may include MPI

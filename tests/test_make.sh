@@ -11,7 +11,7 @@ planned() { make -n BUILD=build-none "$@" 2>&1; }
 
 # Never `make | grep -q`: make under another make still writes "Leaving directory", and dies when grep has gone.
 help=$(make help)
-programs=$(grep -lE '^int main\(' train/*.cpp eval/*.cpp eval/inside/*.cpp data/*.cpp | sed 's|.*/||; s|\.cpp$||')
+programs=$(grep -lE '^int main\(' train/*.cpp train/lab/*.cpp eval/*.cpp eval/inside/*.cpp data/*.cpp | sed 's|.*/||; s|\.cpp$||')
 [ "$(wc -w <<<"$programs")" -ge 30 ] || fail "found only these programs: $programs"
 for program in $programs tests; do
   output=$(planned "$program") || fail "make $program: exit code $?"

@@ -37,6 +37,6 @@ ${CXX:-c++} -std=c++20 -Wall -Wextra -Wshadow -Werror -fsyntax-only -I. -I"$repo
 # listing FILE FIRST LAST: what stands between these two lines.
 listing() { awk -v first="$2" -v last="$3" '$0 == last && on {exit} on {print} $0 == first {on = 1}' "$1"; }
 diff <(listing "$repo/docs/add-a-connection.md" '```cpp' '```') \
-  <(listing "$repo/tests/test_reference.cpp" '// --- listing ---' '// --- end of the listing ---') ||
+  <(listing "$repo/tests/kernels/test_reference.cpp" '// --- listing ---' '// --- end of the listing ---') ||
   fail "docs/add-a-connection.md shows other code than tests/kernels/test_reference.cpp"
 echo "new_architecture: passed"

@@ -2,7 +2,7 @@
 # dev/newest.sh without a network: what it installs, runs and says, with a Python that only pretends.   tests/test_newest.sh
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-. "$root/tests/expect.sh"
+. "$root/tests/support/expect.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1

@@ -5,8 +5,8 @@
 //   g++ -std=c++20 -O3 -march=native -ffast-math -fno-finite-math-only train/lime_by_hand.cpp -o lime_by_hand
 //
 // (-fno-finite-math-only keeps the check that the loss is finite.) In half a minute on one core it learns to simplify
-// (7+5)/4=1/4=3, modulo 11. With --llama the layers have no routers, which leaves a LLaMA. tests/train/test_lime_by_hand.cpp
-// compares loss, gradients and updates with those of the tape, in double.
+// (7+5)/4=1/4=3, modulo 11. With --llama the layers have no routers, which leaves a LLaMA.
+// tests/train/test_lime_by_hand.cpp compares loss, gradients and updates with those of the tape, in double.
 //
 //   x_0     = embed[token]                                              layers l = 0 .. L-1; weights are (out, in)
 //   q, k, v = Wq h, Wk h, Wv h       with h = rmsnorm(x_l)              q and k are then rotated by position (RoPE)

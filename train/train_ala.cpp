@@ -18,7 +18,8 @@
 // every s-th layer; reading their keys and values instead, which exist already, is the simplification of the vertical
 // attention paper (train_vertical), where it is a baseline called ALA(-).
 //
-// Presets (--preset; train/settings/presets.cpp): data and schedule as in train_vertical; the last layer's heads read, in order:
+// Presets (--preset; train/settings/presets.cpp): data and schedule as in train_vertical; the last layer's heads read,
+// in order:
 //
 //   name     C    F     L   H   K   layers read by heads 0, 1, ...        added  total
 //   va50m    192  768   6   3   1   6 4 2                                     0  53,086,656

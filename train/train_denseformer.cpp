@@ -21,7 +21,8 @@
 // Pagliardini et al., "DenseFormer: Enhancing Information Flow in Transformers via Depth Weighted Averaging", arXiv
 // 2402.02622; with the sizes and data of SATFormer (arXiv 2605.03953), which has it as a baseline.
 //
-// Presets (--preset; train/settings/presets.cpp): V = 32,000, q/k norm, T = 4096, 524,288 tokens a step, cosine to a tenth:
+// Presets (--preset; train/settings/presets.cpp): V = 32,000, q/k norm, T = 4096, 524,288 tokens a step, cosine to a
+// tenth:
 //
 //                                                         k = p = 1 (default)    --dilation 4 --period 5
 //   name       C     F     L   H   learning rate  steps   added  total           added  total

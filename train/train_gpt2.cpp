@@ -15,8 +15,8 @@
 //   --activation KIND           gelu_new (default), the form by tanh; gelu, the exact one
 //   --positions P               rows of the table of positions (0: as many as T)
 //
-// Presets (--preset; train/settings/presets.cpp), the Inheritune paper's: V = 50,304, P = T = 1024, no biases, logits divided by
-// the layer's number but in gpt2-small, 100,000 steps; --layers has the depths between:
+// Presets (--preset; train/settings/presets.cpp), the Inheritune paper's: V = 50,304, P = T = 1024, no biases, logits
+// divided by the layer's number but in gpt2-small, 100,000 steps; --layers has the depths between:
 //
 //   name                  C     L   H   tokens/step  rates            parameters
 //   gpt2-small            768   12  12  393,216      6e-4 to 3e-5     124,373,760

@@ -22,8 +22,8 @@
 //
 // Gerasimov et al., "You Do Not Fully Utilize Transformer's Representation Capacity", arXiv 2502.09245, version 1.
 //
-// Presets (--preset; train/settings/presets.cpp). The paper's are 1.2b and, with --top-p 0.9, the deep ones (C = 256, F = 1024,
-// 8 heads, 5,000 steps):
+// Presets (--preset; train/settings/presets.cpp). The paper's are 1.2b and, with --top-p 0.9, the deep ones (C = 256, F
+// = 1024, 8 heads, 5,000 steps):
 //
 //   name          added   total                  name         added    total
 //   arith(-quick) 132     66,628                 deep32       12,152   46,449,016

@@ -31,7 +31,8 @@
 // Xiao et al., "MUDDFormer: Breaking Residual Bottlenecks in Transformers via Multiway Dynamic Dense Connections",
 // arXiv 2502.12170; here as SATFormer's code (arXiv 2605.03953) has it for a baseline, but for W1.
 //
-// Presets (--preset; train/settings/presets.cpp): V = 32,000, q/k norm, T = 4096, 524,288 tokens a step, cosine to a tenth:
+// Presets (--preset; train/settings/presets.cpp): V = 32,000, q/k norm, T = 4096, 524,288 tokens a step, cosine to a
+// tenth:
 //
 //   name       C     F     L   H   learning rate  steps   added      total        --norm none
 //   130m       768   3072  11  12  2e-3           9,536   324,912    128,729,008  128,638,384

@@ -20,7 +20,8 @@
 //
 // Gunasekaran et al., "Transformers with Selective Access to Early Representations", arXiv 2605.03953.
 //
-// Presets (--preset; train/settings/presets.cpp): V = 32,000, q/k norm, T = 4096, 524,288 tokens a step, cosine to a tenth:
+// Presets (--preset; train/settings/presets.cpp): V = 32,000, q/k norm, T = 4096, 524,288 tokens a step, cosine to a
+// tenth:
 //
 //   name       C     F     L   H   learning rate  steps   added      total
 //   130m       768   3072  11  12  2e-3           9,536   92,160     128,496,256

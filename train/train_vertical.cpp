@@ -24,8 +24,8 @@
 // "Vertical Attention: Automatic Exploration of Inter-Layer Connections in Transformer-based Language Models",
 // anonymous submission, openreview.net/forum?id=A6uabXKiXc (no arXiv number known).
 //
-// Presets (--preset; train/settings/presets.cpp): V = 128,256, heads of 128 (H D = 2 C), head and embedding apart, T = 4096,
-// 20,000 steps of 1,048,576 tokens at a constant 1e-4:
+// Presets (--preset; train/settings/presets.cpp): V = 128,256, heads of 128 (H D = 2 C), head and embedding apart, T =
+// 4096, 20,000 steps of 1,048,576 tokens at a constant 1e-4:
 //
 //   name     C    F     L   H   K   added  total          fixed maps: total as train_llama
 //   va50m    192  768   6   3   1   21     53,086,677     53,086,656

@@ -187,7 +187,7 @@ trained() {
   "$build/evaluate" --model "$run" --data "$2" "${answers[@]}" >"$record.part" && mv "$record.part" "$record"
 }
 
-# Minutes on any machine; tests/test_experiments.sh trains it again and wants the same bits.
+# Minutes on any machine; tests/system/test_experiments.sh trains it again and wants the same bits.
 small() {
   part small/small --preset arith-quick --data arith:3 --arch llama,lime --seeds 1,2 --steps 400 --warmup 40 --lr 3e-3 \
     --train-samples 5000 --test-samples 500 --eval-every 50 --answer-samples 64 --save-every 400 --keep 1

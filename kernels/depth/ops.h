@@ -110,7 +110,8 @@ struct HyperWritten {
   Value *streams, *squares, *x;
 };
 HyperWritten hyper_write_on(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y, bool reads);
-// mHC (kernels/depth/streams/mhc.h): coefficients, null for a merge, and, if it reads, x. squares: the streams', or null.
+// mHC (kernels/depth/streams/mhc.h): coefficients, null for a merge, and, if it reads, x. squares: the streams', or
+// null.
 HyperRead mhc_read(Tape& t, const std::string& name, Value* streams, Value* squares, const MhcWeights<Value*>& p,
                    const MhcForm& form, bool reads);
 

@@ -76,8 +76,8 @@ void run(const char* name, const void* kernel, dim3 grid, dim3 block, size_t sha
 // Does this with device memory open: everybody else who touches that is killed.
 void touch(const std::function<void()>& work);
 
-// Two queues, as two streams of a GPU (kernels/emulator/emulator_lanes.cpp). Work of the compute lane is done when it is
-// asked for. A transfer waits in its queue, of which as much is done when another comes as the policy says: nothing
+// Two queues, as two streams of a GPU (kernels/emulator/emulator_lanes.cpp). Work of the compute lane is done when it
+// is asked for. A transfer waits in its queue, of which as much is done when another comes as the policy says: nothing
 // (lazy), all (eager), or a number drawn by lot; and what the compute lane or the host waits for is done then. So a
 // missing wait shows in the results. The ranks of a job need one policy and seed, or they may wait for each other.
 // CROSSPLY_TRANSFERS: lazy (the default), eager, or the seed of the lots.

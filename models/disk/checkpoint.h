@@ -95,8 +95,8 @@ void set_aside_damaged_checkpoints(const std::string& run_dir);
 // this process.
 void remove_old_checkpoints(const std::string& run_dir, int64_t keep);
 
-// Temporaries of dead processes, which a kill leaves (engine/io/leftovers.h). The first: whether there is nothing else in
-// a directory, but for the files `besides`. The second: removes them there.
+// Temporaries of dead processes, which a kill leaves (engine/io/leftovers.h). The first: whether there is nothing else
+// in a directory, but for the files `besides`. The second: removes them there.
 bool holds_only_leftovers(const std::string& dir, const std::vector<std::string>& besides = {});
 void remove_leftovers_in(const std::string& run_dir);
 

@@ -1,5 +1,7 @@
 #include "data/sealed_json.h"
 
+#include <nlohmann/json.hpp>
+
 #include "engine/memory.h"
 #include "tests/support/temp_dir.h"
 

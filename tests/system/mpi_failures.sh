@@ -9,7 +9,7 @@ slow=${2-}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-. "$root/tests/mpi_jobs.sh"
+. "$root/tests/system/mpi_jobs.sh"
 steps=24
 flags=("${run_of_ranks[@]}" --steps $steps --save-every 3 --eval-every 12)
 "$tests" run train_lime "${flags[@]}" --out "$work/one" >"$work/output" 2>&1 || failed "one rank"

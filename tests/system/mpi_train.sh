@@ -9,7 +9,7 @@ steps=${2:-3} turns=${3:-by turns}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-. "$root/tests/mpi_jobs.sh"
+. "$root/tests/system/mpi_jobs.sh"
 wait_for_all=""
 mapfile -t trainers < <(cd "$root/train" && grep -l 'return train_program(' train_*.cpp | sed 's/\.cpp$//')
 

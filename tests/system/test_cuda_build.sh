@@ -24,7 +24,7 @@ done
 threads=$(($(nproc) > 6 ? 3 : 1))
 cmake -S . -B "$build" -G 'Unix Makefiles' -DCROSSPLY_CUDA=ON -DCROSSPLY_WERROR=ON \
   -DCMAKE_CUDA_FLAGS="--resource-usage --threads $threads" -DCMAKE_CUDA_ARCHITECTURES="$architectures" \
-  -DCMAKE_CUDA_COMPILER_LAUNCHER="$PWD/tests/keep_output.sh${CMAKE_CUDA_COMPILER_LAUNCHER:+;$CMAKE_CUDA_COMPILER_LAUNCHER}" >/dev/null
+  -DCMAKE_CUDA_COMPILER_LAUNCHER="$PWD/tests/support/keep_output.sh${CMAKE_CUDA_COMPILER_LAUNCHER:+;$CMAKE_CUDA_COMPILER_LAUNCHER}" >/dev/null
 cmake --build "$build" --target cuda_kernels cuda_tests -j "$(nproc)" -- -O >"$build/log" 2>&1 || {
   tail -50 "$build/log"
   exit 1

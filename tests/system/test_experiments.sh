@@ -6,7 +6,7 @@ set -uo pipefail
 export BUILD
 BUILD=$(cd "$1" && pwd)
 source=$(cd "$(dirname "$0")/../.." && pwd)
-. "$source/tests/expect.sh"
+. "$source/tests/support/expect.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1

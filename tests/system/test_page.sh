@@ -14,7 +14,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 [ -z "${2:-}" ] || { mkdir -p "$2" && pictures=$(cd "$2" && pwd); }
 # shellcheck source=tests/support/expect.sh
-. "$here/expect.sh"
+. "$here/../support/expect.sh"
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
 
