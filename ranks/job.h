@@ -39,7 +39,7 @@ class Job {
   const Place place;
   bool apart = false;  // one of several that has not met the others yet
 
-  // Set once the device is there. Not for a job of one rank.
+  // Set once the device is there. One rank has one from the beginning, which does nothing.
   void set_comm(std::unique_ptr<Comm> comm) { comm_ = std::move(comm); }
   std::unique_ptr<Comm> take_comm() { return std::move(comm_); }
   Comm& comm() const {

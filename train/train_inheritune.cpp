@@ -66,6 +66,7 @@
 #include "train/run/progress.h"
 #include "train/run/run.h"
 #include "train/settings/idle_flags.h"
+#include "train/step/saved_model.h"
 
 using namespace crossply;
 

@@ -201,7 +201,7 @@ TEST_CASE("arithmetic: a run on a GPU resumes bit for bit in another process, by
     // Each of these stands for a new process, which has chosen nothing yet.
     forget_choices();
     Trainer resumed(o, data, checkpoint.dir);
-    CHECK(resumed.device_change().empty());
+    CHECK(resumed.changes().empty());
     CHECK(same_bits(finish(resumed, o.steps), want));
     CHECK(choices_as_text() == table);
   }
@@ -223,7 +223,7 @@ TEST_CASE("arithmetic: a checkpoint that says nothing of its device is refused o
               [&] { Trainer(o, data, checkpoint.dir); });
   o.resume = o.other_gpu = true;
   Trainer forgetful(o, data, checkpoint.dir);
-  CHECK(forgetful.device_change().find("GPU was unknown") != std::string::npos);
+  CHECK(forgetful.changes().at(0).find("GPU was unknown") != std::string::npos);
   const std::vector<float> got = finish(forgetful, o.steps);
   if (emulated) CHECK(!same_bits(got, want));  // on a GPU timing may well end as before
 }
@@ -243,7 +243,7 @@ TEST_CASE("arithmetic: a checkpoint of another GPU, driver or library is refused
               [&] { Trainer(o, data, checkpoint.dir); });
   o.resume = o.other_gpu = true;
   Trainer trainer(o, data, checkpoint.dir);
-  CHECK(trainer.device_change().find("GPU was a faster one") != std::string::npos);
+  CHECK(trainer.changes().at(0).find("GPU was a faster one") != std::string::npos);
   CHECK(choices_as_text().empty());  // they mean nothing to another library
   trainer.step();
   trainer.save(checkpoint.dir, Tokenizer());

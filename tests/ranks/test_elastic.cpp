@@ -275,12 +275,12 @@ TEST_CASE("elastic: an older checkpoint is of one rank and --sum running; anothe
   CHECK(old.erase("world_size") == 1);
   CHECK(old["trajectory"].erase("sum") == 1);
   write_text(path, json_text(old));
-  CHECK(Trainer(o, data, dir).ranks_change() == "");
-  CHECK(Trainer(o, data).ranks_change() == "");
+  CHECK(Trainer(o, data, dir).changes().empty());
+  CHECK(Trainer(o, data).changes().empty());
   on_ranks(2, [&](const std::shared_ptr<Job>& job) {
     TrainOptions own = o;
     own.job = job;
-    const std::string said = Trainer(own, data, dir).ranks_change();
+    const std::string said = Trainer(own, data, dir).changes().at(0);
     CHECK(said.starts_with("resumed by 2 ranks, saved by 1"));
     CHECK(has(said, "last digits"));
   });

@@ -42,6 +42,7 @@
 #include "models/disk/model_dir.h"
 #include "models/transplant.h"
 #include "train/run/inputs.h"
+#include "train/step/saved_model.h"
 #include "train/step/trainer.h"
 
 using namespace crossply;

@@ -19,12 +19,14 @@
 #include "eval/own_tensors.h"
 #include "kernels/devices.h"
 #include "models/disk/checkpoint.h"
+#include "models/disk/model_dir.h"
 #include "models/registry.h"
 #include "ranks/launch.h"
 #include "train/run/dump_tensors.h"
 #include "train/run/environment.h"
 #include "train/run/ranks.h"
 #include "train/settings/idle_flags.h"
+#include "train/step/saved_model.h"
 
 namespace crossply {
 namespace {
@@ -175,9 +177,7 @@ void Run::begin() {
   if (first_ > 0)
     say(str("resumed after step ", first_,
             first_ == o_.steps ? ", the last one: the run is done; a larger --steps continues it" : ""));
-  say(trainer_.schedule_change());
-  say(trainer_.device_change());
-  say(trainer_.ranks_change());
+  for (const std::string& change : trainer_.changes()) say(change);
   say(str(format_count(trainer_.params().count()), " parameters, ", trainer_.device().describe(), ", ",
           format_bytes(static_cast<double>(trainer_.memory())), " for the model and its activations"));
   if (first_ == 0) say(find_architecture(o_.config.arch).make(o_.config)->remark(o_.config));

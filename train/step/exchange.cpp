@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <bit>
 
+#include "engine/io/json.h"
 #include "kernels/block/add.h"
 #include "kernels/optim/convert.h"
 #include "kernels/optim/sum_slices.h"
+#include "ranks/agree.h"
+#include "train/step/declare.h"
 
 namespace crossply {
 
@@ -50,8 +53,13 @@ size_t exchange_bytes(const Buckets& buckets, const std::string& sum, int64_t mi
 }
 
 Exchange::Exchange(Job& job, ParameterTable& params, const Buckets& buckets, BatchModel& model, const std::string& sum,
-                   int64_t micro_steps)
-    : job_(job), params_(params), buckets_(buckets), tree_(sum == "tree"), library_(sum == "library") {
+                   int64_t micro_steps, int64_t check_every)
+    : job_(job),
+      params_(params),
+      buckets_(buckets),
+      tree_(sum == "tree"),
+      library_(sum == "library"),
+      check_every_(check_every) {
   if (!hooked()) return;
   const size_t flat = params.gradients().bytes(), largest = static_cast<size_t>(buckets.largest()) * sizeof(float);
   for (int64_t i = 0; i < parked_copies(sum, micro_steps); ++i)
@@ -143,6 +151,23 @@ void Exchange::gather_values(Optimizer& optimizer) {
   for (const Bucket& bucket : buckets_.list())
     if (bucket.narrow) job_.comm().gather(part_of(params_.gradients(), bucket.flat)), ++transfers_;
   job_.comm().wait(job_.comm().mark());
+}
+
+void Exchange::share_choices(const std::function<void()>& run) {
+  Device& device = params_.device();
+  if (job_.place.alone() || device.arithmetic().versions.empty()) return;
+  if (job_.place.leads()) run();
+  const nlohmann::json choices = known_json(job_.share(json_text(nlohmann::json(device.arithmetic().choices))));
+  device.adopt(choices.get<std::map<std::string, std::string>>(), "rank 0");
+}
+
+void Exchange::check_replicas(int64_t steps_done) {
+  if (job_.place.alone() || check_every_ == 0 || steps_done % check_every_ != 0) return;
+  job_.enter(Stage::check, steps_done);
+  if (const std::string others = ranks_that_differ(job_, digest_of(params_)); !others.empty())
+    fail_at_all(job_, Exit::internal,
+                str("after step ", steps_done, " the weights of ", others, " are not those of rank 0: ",
+                    "memory or network may be broken; resume from a checkpoint, without these machines"));
 }
 
 size_t Exchange::bytes() const {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -44,9 +45,10 @@ size_t exchange_bytes(const Buckets& buckets, const std::string& sum, int64_t mi
 
 class Exchange {
  public:
-  // micro_steps: of this rank in a step. All must outlive it; the table has its memory.
+  // micro_steps: of this rank in a step; check_every: steps between comparisons of the ranks' weights, 0: never. All
+  // must outlive it; the table has its memory.
   Exchange(Job& job, ParameterTable& params, const Buckets& buckets, BatchModel& model, const std::string& sum,
-           int64_t micro_steps);
+           int64_t micro_steps, int64_t check_every = 0);
   // Whether there is something to do after the last micro-step of a step, which is then replayed with Step::last.
   bool hooked() const { return tree_ || !job_.place.alone(); }
   // After micro-step a = 0, 1, ..., except the last: true if its gradients were put aside, so that the next one's are
@@ -60,6 +62,10 @@ class Exchange {
   // The f32 values of all rows at every rank: for checkpoints, and whoever else reads Parameter::value. Until the next
   // step begins.
   void gather_values(Optimizer& optimizer);
+  // On GPUs the algorithms that rank 0 finds by timing, while it runs `run`, become everybody's.
+  void share_choices(const std::function<void()>& run);
+  // Throws Exit::internal, at all ranks, where their weights are not the same after so many steps.
+  void check_replicas(int64_t steps_done);
   int64_t transfers() const { return transfers_; }  // asked for so far: the same number at every rank
   size_t bytes() const;
 
@@ -74,6 +80,7 @@ class Exchange {
   ParameterTable& params_;
   const Buckets& buckets_;
   const bool tree_, library_;
+  const int64_t check_every_;
   std::vector<const Bucket*> order_;   // as the backward finishes them
   std::vector<Comm::Ticket> tickets_;  // of the buckets that were begun
   size_t completed_ = 0;

@@ -1,7 +1,7 @@
 // --teacher of a run: its table, its weights, and what tells whether they are the same.
 #include "kernels/devices.h"
 #include "models/disk/model_dir.h"
-#include "train/step/trainer.h"
+#include "train/step/declare.h"
 
 namespace crossply {
 
@@ -22,6 +22,10 @@ std::unique_ptr<Teacher> load_teacher(const TrainOptions& options, Device& devic
   if (storage_type(options) == Dtype::bf16) teacher->params.allocate_narrow();
   refresh_narrow(teacher->params);
   return teacher;
+}
+
+size_t memory_of(const Teacher* teacher) {
+  return teacher != nullptr ? teacher->params.values().bytes() + teacher->params.narrow_bytes() : 0;
 }
 
 std::string digest_of_teacher(const TrainOptions& options) {

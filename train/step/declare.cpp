@@ -1,0 +1,40 @@
+#include "train/step/declare.h"
+
+#include <algorithm>
+
+#include "data/digest.h"
+#include "models/registry.h"
+
+namespace crossply {
+
+void declare(ParameterTable& params, const TrainOptions& options) {
+  declare_model(params, options.config);
+  const Config& c = options.config;
+  if (!options.init.empty() && options.initial.config.arch != c.arch)
+    find_architecture(c.arch).make(c)->start_as_plain(params, c);
+  for (Parameter& row : params.rows()) {
+    const bool router = row.lr_mul != 1 && row.lr_mul != 0;  // 0: it stays as it starts
+    if (router && options.router_lr > 0) row.lr_mul = options.router_lr / options.lr;
+    if (options.decay_all) row.wd_mul = 1;
+  }
+}
+
+Batch batch_of(const TrainOptions& options, int64_t T, Teacher* teacher) {
+  return {options.batch, T, storage_type(options), true, plan_mode(options.plan), teacher, options.matmul == "fp8"};
+}
+
+std::string digest_of(const ParameterTable& params) {
+  Digest digest;
+  for (const Tensor& weights : {params.values(), params.narrow()}) {
+    const size_t bytes = weights.data != nullptr ? weights.bytes() : 0;
+    std::vector<std::byte> piece(std::min(bytes, size_t{64} << 20));
+    for (size_t at = 0; at < bytes; at += piece.size()) {
+      const size_t n = std::min(piece.size(), bytes - at);
+      params.device().copy_out(piece.data(), static_cast<const std::byte*>(weights.data) + at, n);
+      digest.add(piece.data(), n);
+    }
+  }
+  return str(std::hex, digest.value());
+}
+
+}  // namespace crossply

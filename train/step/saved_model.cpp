@@ -1,0 +1,23 @@
+#include "train/step/saved_model.h"
+
+#include <filesystem>
+
+#include "models/disk/library_files.h"
+#include "models/disk/model_dir.h"
+
+namespace crossply {
+
+std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainOptions& o,
+                                     const ParameterTable& params, const Tokenizer& tokenizer) {
+  const Place& place = o.job->place;
+  std::vector<std::string> weights = save_weights(writer, params, o.config, place.rank, place.size, o.shard_bytes);
+  if (!place.leads()) return weights;
+  save_config(writer.path("config.json"), o.config);
+  tokenizer.save(std::filesystem::path(writer.path("config.json")).parent_path());
+  auto files = o.initial.files;  // which are of the same model, and may say more than what is known here
+  files.merge(library_files(o.config, tokenizer));
+  for (const auto& [name, contents] : files) write_file_atomically(writer.path(name), contents);
+  return weights;
+}
+
+}  // namespace crossply

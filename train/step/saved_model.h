@@ -1,0 +1,17 @@
+// The files of a run's model.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "models/disk/checkpoint.h"
+#include "train/settings/options.h"
+
+namespace crossply {
+
+// config.json, the weights and the tokenizer into a directory that is being written, and what --init's directory had
+// beside them; called by all ranks. Returns the names of the files with weights that this one wrote.
+std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainOptions& options,
+                                     const ParameterTable& params, const Tokenizer& tokenizer);
+
+}  // namespace crossply

@@ -1,0 +1,134 @@
+#include "train/step/step_sums.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "kernels/optim/clip.h"
+#include "kernels/optim/gradient_norm.h"
+#include "kernels/optim/sum_slices.h"
+
+namespace crossply {
+
+StepSums::StepSums(ParameterTable& params, const Buckets& buckets, const BatchModel& model, Job& job,
+                   int64_t micro_steps, bool with_ce, int64_t values)
+    : params_(params),
+      buckets_(buckets),
+      job_(job),
+      device_(params.device()),
+      lanes_(model.layout().lanes),
+      micro_steps_(micro_steps),
+      each_((with_ce ? 2 : 1) * lanes_),
+      losses_(micro_steps * each_),
+      values_(values),
+      sums_(device_, "sums of a step", static_cast<size_t>(job.place.size * size()) * sizeof(double)),
+      verdict_(device_, "verdict on a step",
+               totals * sizeof(double) + static_cast<size_t>(job.place.size * values) * sizeof(float)),
+      squares_(on_device(order_of_squares())),
+      loss_(on_device(order_of_losses(0))),
+      ce_(on_device(order_of_losses(with_ce ? lanes_ : 0))),
+      host_(verdict_.bytes()) {}
+
+void StepSums::clear() { device_.fill(sums_.data(), 0, sums_.bytes()); }
+
+Tensor StepSums::own(const Range& range) const {
+  const int64_t first = job_.place.rank * size();
+  return part_of(all(), {first + range.begin, first + range.end});
+}
+
+Tensor StepSums::total(int64_t i) const { return part_of({verdict_.data(), Dtype::f64, Shape{totals}}, {i, i + 1}); }
+
+Tensor StepSums::all_values() const {
+  if (values_ == 0) return {};
+  return {verdict_.data() + totals * sizeof(double), Dtype::f32, Shape{job_.place.size * values_}};
+}
+
+Tensor StepSums::own_values() const {
+  return part_of(all_values(), {job_.place.rank * values_, (job_.place.rank + 1) * values_});
+}
+
+// Every rank has its losses first, micro-step by micro-step.
+std::vector<int32_t> StepSums::order_of_losses(int64_t first) const {
+  std::vector<int32_t> order;
+  for (int64_t r = 0; r < job_.place.size; ++r)
+    for (int64_t m = 0; m < micro_steps_; ++m)
+      for (int64_t i = 0; i < lanes_; ++i) order.push_back(static_cast<int32_t>(r * size() + m * each_ + first + i));
+  return order;
+}
+
+// Leaves between the rows are left out: how many there are depends on the number of ranks.
+std::vector<int32_t> StepSums::order_of_squares() const {
+  std::vector<bool> used(static_cast<size_t>(leaves_of(params_.flat_size())));
+  for (const Parameter& row : params_.rows())
+    for (int64_t l = row.offset / leaf; l < leaves_of(row.offset + row.shape.numel()); ++l)
+      used[static_cast<size_t>(l)] = true;
+  std::vector<int32_t> order;
+  for (auto bucket = buckets_.list().rbegin(); bucket != buckets_.list().rend(); ++bucket)
+    for (int r = 0; r < buckets_.size(); ++r)
+      for (int64_t l = 0; l < leaves_of(bucket->slice); ++l)
+        if (used[static_cast<size_t>(bucket->slice_of(r).begin / leaf + l)])
+          order.push_back(static_cast<int32_t>(r * size() + losses_ + bucket->own / leaf + l));
+  return order;
+}
+
+Arena StepSums::on_device(const std::vector<int32_t>& order) const {
+  Arena arena(device_, "order of a step's sums", order.size() * sizeof(int32_t));
+  device_.copy_in(arena.data(), order.data(), arena.bytes());
+  return arena;
+}
+
+void StepSums::add_squares() {
+  for (const Bucket& bucket : buckets_.list())
+    leaf_squares(own({losses_ + bucket.own / leaf, losses_ + leaves_of(bucket.own + bucket.slice)}),
+                 part_of(params_.gradients(), bucket.slice_of(buckets_.rank())), device_.stream());
+}
+
+void StepSums::decide(Optimizer& optimizer, double clip) {
+  Comm& comm = job_.comm();
+  comm.gather(all());
+  if (values_ > 0) comm.gather(all_values());
+  comm.wait(comm.mark());
+  int64_t i = 0;
+  for (const Arena* order : {&squares_, &loss_, &ce_}) {
+    const auto n = static_cast<int64_t>(order->bytes() / sizeof(int32_t));
+    ordered_sum(total(i++), all(), {order->data(), Dtype::i32, Shape{n}}, device_.stream());
+  }
+  clip_factor(optimizer.factor(), optimizer.scale(), {verdict_.data(), Dtype::f64, Shape{totals}}, all_values(), clip,
+              device_.stream());
+}
+
+void StepSums::begin_read() { device_.begin_read(verdict_.data(), verdict_.bytes()); }
+
+StepSums::Totals StepSums::end_read() {
+  device_.end_read(host_.data());
+  Totals read;
+  static_assert(sizeof read == totals * sizeof(double));
+  std::memcpy(&read, host_.data(), sizeof read);
+  return read;
+}
+
+std::vector<float> StepSums::values() const {
+  std::vector<float> read(static_cast<size_t>(job_.place.size * values_));
+  std::memcpy(read.data(), host_.data() + totals * sizeof(double), read.size() * sizeof(float));
+  return read;
+}
+
+std::vector<float> StepSums::gather_values() {
+  job_.comm().gather(all_values());
+  job_.comm().wait(job_.comm().mark());
+  std::vector<float> read(static_cast<size_t>(all_values().numel()));
+  device_.copy_out(read.data(), all_values().data, all_values().bytes());
+  return read;
+}
+
+std::string StepSums::first_not_finite() const {
+  if (job_.place.alone()) return "";
+  std::vector<double> numbers(static_cast<size_t>(all().numel()));
+  device_.copy_out(numbers.data(), sums_.data(), sums_.bytes());
+  for (int64_t r = 0; r < job_.place.size; ++r)
+    for (int64_t i = 0; i < losses_; ++i)
+      if (!std::isfinite(numbers[static_cast<size_t>(r * size() + i)]))
+        return str("; the first loss that is not finite is of rank ", r, "'s micro-step ", i / each_ + 1);
+  return "; all losses are finite, a gradient is not";
+}
+
+}  // namespace crossply

@@ -1,0 +1,68 @@
+// What a step adds up: losses by replica and micro-step, the squares of the gradients by leaf. All ranks' sums are
+// gathered and added in one order, so that neither the number of ranks nor of threads changes a bit. From the totals
+// the device decides whether and by what factor the weights change; the host reads them once.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/buckets.h"
+#include "kernels/optim/gradient_norm.h"
+#include "kernels/optim/optimizer.h"
+#include "models/batch/batch_model.h"
+#include "ranks/job.h"
+
+namespace crossply {
+
+class StepSums {
+ public:
+  // What the sums of all ranks come to, of gradients as the backward leaves them.
+  struct Totals {
+    double squares, loss, ce;  // ce: the cross entropy in the loss, which is all of it without a teacher
+  };
+  // with_ce: the model has a teacher. values: so many numbers of every rank, f32, are gathered and read with the sums,
+  // and must be finite, too.
+  StepSums(ParameterTable& params, const Buckets& buckets, const BatchModel& model, Job& job, int64_t micro_steps,
+           bool with_ce, int64_t values);
+
+  void clear();
+  // Where micro-step m of this rank leaves its losses: one sum for each replica, and with a teacher as many for the
+  // cross entropies.
+  Tensor losses(int64_t m) const { return own({m * each_, (m + 1) * each_}); }
+  // This rank's `values`, and all ranks', by rank.
+  Tensor own_values() const;
+  Tensor all_values() const;
+  // From the gradients of this rank's slices to the factor by which the optimizer multiplies all of them. A device may
+  // record it.
+  void add_squares();
+  void decide(Optimizer& optimizer, double clip);
+  void begin_read();
+  Totals end_read();
+  std::vector<float> values() const;   // that were read
+  std::vector<float> gather_values();  // the same, now
+  // "; the first loss that is not finite is of rank 1's micro-step 2", of several ranks.
+  std::string first_not_finite() const;
+  size_t bytes_of_values() const { return verdict_.bytes() - totals * sizeof(double); }
+
+ private:
+  static constexpr int64_t totals = 3;
+  int64_t size() const { return losses_ + leaves_of(buckets_.own_size()); }  // of one rank
+  Tensor all() const { return {sums_.data(), Dtype::f64, Shape{job_.place.size * size()}}; }
+  Tensor own(const Range& range) const;
+  Tensor total(int64_t i) const;
+  std::vector<int32_t> order_of_losses(int64_t first) const;
+  std::vector<int32_t> order_of_squares() const;
+  Arena on_device(const std::vector<int32_t>& order) const;
+
+  ParameterTable& params_;
+  const Buckets& buckets_;
+  Job& job_;
+  Device& device_;
+  const int64_t lanes_, micro_steps_, each_, losses_, values_;  // each_: sums of a micro-step; losses_: of a step
+  Arena sums_;                                                  // f64, of every rank
+  Arena verdict_;                                               // the totals, f64, and behind them the values, f32
+  Arena squares_, loss_, ce_;                                   // i32: in which order sums are added
+  std::vector<std::byte> host_;                                 // the verdict
+};
+
+}  // namespace crossply
