@@ -37,7 +37,7 @@ std::string first_of(int64_t count, int64_t all) {
   return count == all ? "" : ": the first " + format_count(count) + " of " + format_count(all);
 }
 
-void print_loss(const Source& source, const BatchModel::Mean& mean, const ModelData& data, int64_t longest) {
+void print_loss(const Source& source, const MeanLoss& mean, const ModelData& data, int64_t longest) {
   const DataChoice& choice = data.choice;
   const bool complete = mean.sequences == source.size() && choice.data.test_samples == 0;
   std::printf("%s\n", describe_split(choice, complete).c_str());

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "engine/io/json.h"
+#include "models/disk/checkpoint.h"
 #include "models/registry.h"
 #include "tests/support/backends.h"
 #include "tests/support/check.h"
