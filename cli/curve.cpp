@@ -463,10 +463,10 @@ std::string draw_panel(const Panel& panel, size_t number, Axis x, double top, do
 
 std::string curve_svg(const std::string& title, const std::string& x_label, const std::vector<Panel>& panels,
                       bool log_x) {
-  size_t longest = 0, most_names = 0;
+  size_t longest = 0, max_names = 0;
   std::vector<Line> all;
   for (const Panel& panel : panels) {
-    most_names = std::max(most_names, panel.curves.size());
+    max_names = std::max(max_names, panel.curves.size());
     for (const Curve& curve : panel.curves) {
       longest = std::max(longest, std::min(curve.name.size(), longest_name));
       all.push_back(drawable(curve, curve.x, curve.y, {log_x, panel.log_y}));
@@ -481,7 +481,7 @@ std::string curve_svg(const std::string& title, const std::string& x_label, cons
   if (const Extent range = range_of(all, &Point::x); x.whole && !log_x && range.low == range.high)
     x.low = range.low - 0.5, x.high = range.high + 0.5;  // one place, one tick, in the middle
   const double plot =
-      std::max(panels.size() == 1 ? only_panel : panel_of_many, line_of_text * static_cast<double>(most_names));
+      std::max(panels.size() == 1 ? only_panel : panel_of_many, line_of_text * static_cast<double>(max_names));
   double top = title_height;
   std::string plots;
   for (size_t i = 0; i < panels.size(); ++i, top += plot + between_panels)

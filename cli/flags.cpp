@@ -34,7 +34,7 @@ double read_number(const std::string& name, const std::string& text, double leas
   const auto value = parse_number(text);
   if (!value || *value < least || *value > most)
     refuse_value(name, str("'", text, "' is not a number from ", least,
-                           most < most_number ? str(" to ", most) : std::string(" on")));
+                           most < max_number ? str(" to ", most) : std::string(" on")));
   return *value;
 }
 

@@ -106,8 +106,8 @@ size_t number_length(std::span<const int32_t> tokens, Numbers numbers) {
 
 // The number of these digits; a leading zero makes none, nor do more digits than 64 bits always hold.
 std::optional<int64_t> number_of(std::span<const int32_t> digits) {
-  constexpr size_t most_digits = 18;
-  if (digits.size() > most_digits || (digits.size() > 1 && digits[0] == zero)) return std::nullopt;
+  constexpr size_t max_digits = 18;
+  if (digits.size() > max_digits || (digits.size() > 1 && digits[0] == zero)) return std::nullopt;
   int64_t number = 0;
   for (const int32_t digit : digits) number = 10 * number + digit - zero;
   return number;

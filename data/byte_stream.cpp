@@ -18,7 +18,7 @@
 namespace crossply {
 namespace {
 
-constexpr size_t most_room = 1 << 18;
+constexpr size_t max_room = 1 << 18;
 constexpr size_t magic_bytes = 4;
 
 bool is_gzip(std::string_view bytes) { return bytes.starts_with("\x1f\x8b"); }
@@ -105,7 +105,7 @@ void ByteStream::fill() {
   sha_.update(buffer_.data() + before, static_cast<size_t>(n));
   taken_ += static_cast<uint64_t>(n);
   at_end_ = n == 0;
-  room_ = std::min(2 * room_, most_room);
+  room_ = std::min(2 * room_, max_room);
 }
 
 // Whether nothing else follows: tapes and some copies end in zeros.

@@ -19,7 +19,7 @@
 namespace crossply {
 namespace {
 
-constexpr size_t most_piece = 1 << 20;
+constexpr size_t max_piece = 1 << 20;
 // A document from here on is encoded by all threads together, shorter ones are encoded at the same time.
 constexpr size_t long_document = 1 << 20;
 constexpr const char* byte_order_mark = "\xef\xbb\xbf";
@@ -150,15 +150,15 @@ bool is_one_document(const std::string& path) { return form_of(path) != Form::li
 bool DocumentReader::fill() {
   if (begin_ > 0) buffer_.erase(0, begin_), begin_ = 0;
   const size_t before = buffer_.size();
-  if (before > most_document_bytes)
+  if (before > max_document_bytes)
     fail(Exit::bad_data, stream_.name(), is_lines_ ? str(", line ", line_ + 1) : "", ": the document has more than ",
-         most_document_bytes, " bytes; cut it into several files or JSON lines");
+         max_document_bytes, " bytes; cut it into several files or JSON lines");
   if (before >= long_document && buffer_.capacity() < before + piece_)  // it becomes twice as long
     require_memory(3 * before, str("reading ", stream_.name(), " takes"), "cut the document into several");
   buffer_.resize(before + piece_);
   char* to = buffer_.data() + before;
   buffer_.resize(before + (table_ ? table_->read(to, piece_) : stream_.read(to, piece_)));
-  piece_ = std::min(2 * piece_, most_piece);
+  piece_ = std::min(2 * piece_, max_piece);
   return buffer_.size() > before;
 }
 
@@ -177,7 +177,7 @@ bool DocumentReader::next(Document& document) {
   while (fill()) {
   }
   document.text = std::move(buffer_);
-  if (document.text.size() < most_piece) document.text.shrink_to_fit();  // thousands of them may be kept
+  if (document.text.size() < max_piece) document.text.shrink_to_fit();  // thousands of them may be kept
   return done_ = true;
 }
 

@@ -20,7 +20,7 @@
 namespace crossply {
 
 // Of one document: a longer one, which is in memory as a whole, is refused.
-constexpr size_t most_document_bytes = size_t{1} << 30;
+constexpr size_t max_document_bytes = size_t{1} << 30;
 
 // What becomes of a special token's text within a document: "<|endoftext|>".
 enum class SpecialText { token, text, refuse };

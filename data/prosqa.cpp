@@ -274,8 +274,8 @@ bool is_sound(const TaskSample& sample) {
 
 // The items of a file of the published form: a list of objects with "question", "steps" and "answer".
 std::vector<TaskSample> read_items(const std::string& path) {
-  constexpr int64_t most_bytes = int64_t{1} << 30;
-  const nlohmann::json all = parse_json(read_file(path, most_bytes), path);
+  constexpr int64_t max_bytes = int64_t{1} << 30;
+  const nlohmann::json all = parse_json(read_file(path, max_bytes), path);
   if (!all.is_array() || all.empty()) fail(Exit::bad_data, path, ": is no list of questions");
   std::vector<TaskSample> items;
   for (const nlohmann::json& item : all) {

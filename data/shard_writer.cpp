@@ -14,7 +14,7 @@
 namespace crossply {
 namespace {
 
-constexpr int64_t most_waiting = 1 << 20;  // tokens
+constexpr int64_t max_waiting = 1 << 20;  // tokens
 
 void write_at(int fd, const std::string& path, const void* data, size_t bytes, int64_t offset) {
   const char* from = static_cast<const char*>(data);
@@ -75,7 +75,7 @@ void ShardWriter::open(int64_t index) {
 void ShardWriter::append(const std::vector<int32_t>& ids) {
   waiting_.insert(waiting_.end(), ids.begin(), ids.end());
   tokens_ += std::ssize(ids);
-  if (std::ssize(waiting_) >= most_waiting) write_waiting();
+  if (std::ssize(waiting_) >= max_waiting) write_waiting();
 }
 
 void ShardWriter::write_waiting() {

@@ -18,7 +18,7 @@
 namespace crossply {
 namespace {
 
-constexpr double least_seconds = 0.05;
+constexpr double min_seconds = 0.05;
 
 bool tiny(const BenchFlags& f) { return f.device != "cuda"; }
 
@@ -82,13 +82,13 @@ std::vector<std::string> attention_row(int64_t D, int64_t T, Device& device, Pro
   const double flops = 2.0 * static_cast<double>(B * H * T) * static_cast<double>(T * D);
   const Stream s = device.stream();
   const double forward =
-      gpu_seconds_per_call(least_seconds, device, [&] { attention_forward(out, lse, q, k, v, scale, s); });
-  const double backward = gpu_seconds_per_call(least_seconds, device, [&] {
+      gpu_seconds_per_call(min_seconds, device, [&] { attention_forward(out, lse, q, k, v, scale, s); });
+  const double backward = gpu_seconds_per_call(min_seconds, device, [&] {
     attention_backward({dq, false}, {dk, false}, {dv, false}, dout, out, q, k, v, lse, scale, s);
   });
   std::vector<std::string> row = {str(D, " x ", T), teraflops(flops, forward), teraflops(2.5 * flops, backward)};
   if (torch == nullptr) return row;
-  torch->ask(str(B, ' ', T, ' ', H, ' ', H, ' ', D, ' ', least_seconds));
+  torch->ask(str(B, ' ', T, ' ', H, ' ', H, ' ', D, ' ', min_seconds));
   std::istringstream answer(torch->answer().value_or("0 0 failed"));
   double their_forward = 0, their_backward = 0;
   std::string kernel;
@@ -144,7 +144,7 @@ void bench_eight_bits(const BenchFlags& f, Device& device) {
                       xt = rounded({z.in, z.rows}, Dtype::e4m3), dyt = rounded({z.out, z.rows}, Dtype::e5m2);
       const Tensor inp = m.make({z.rows, z.in}), out = m.make({z.rows, z.out}), dw = m.make({z.out, z.in}, Dtype::f32);
       const auto seconds = [&](const std::function<void()>& work) {
-        return gpu_seconds_per_call(least_seconds, device, work);
+        return gpu_seconds_per_call(min_seconds, device, work);
       };
       const auto rate = [&](const Grad& to, const Quantized& a, const Quantized& b, bool fast) {
         return teraflops(z.flops(), seconds([&] { matmul_quantized(to, a, b, fast, s); }));
@@ -173,9 +173,9 @@ Ratios bench_gpu_products(const BenchFlags& f) {
                    dweight = m.make(weight.shape, Dtype::f32);
       const Stream s = device->stream();
       const auto rate = [&](const char* form, const std::function<void()>& work) {
-        const double seconds = gpu_seconds_per_call(least_seconds, *device, work);
+        const double seconds = gpu_seconds_per_call(min_seconds, *device, work);
         if (!torch) return teraflops(z.flops(), seconds);
-        torch->ask(str("bf16 ", form, ' ', z.rows, ' ', z.in, ' ', z.out, ' ', least_seconds));
+        torch->ask(str("bf16 ", form, ' ', z.rows, ' ', z.in, ' ', z.out, ' ', min_seconds));
         return teraflops(z.flops(), seconds) + " " + times(std::atof(torch->answer().value_or("0").c_str()), seconds);
       };
       table.add({z.name(), rate("forward", [&] { matmul_forward({out}, inp, {weight}, s); }),
@@ -248,7 +248,7 @@ std::vector<Part> parts_of(const std::string& only) {
   return out;
 }
 
-double most_seconds(const Part& part) { return 60 + 3 * part.seconds; }
+double max_seconds(const Part& part) { return 60 + 3 * part.seconds; }
 
 }  // namespace
 
@@ -288,7 +288,7 @@ double gpu_seconds_per_call(double least, Device& gpu, const std::function<void(
 double copy_seconds(size_t bytes, Device& gpu) {
   if (gpu.stream().backend != Backend::cuda) return copy_seconds(bytes);
   const Arena from(gpu, "a copy's source", bytes / 2), to(gpu, "a copy's target", bytes / 2);
-  return gpu_seconds_per_call(least_seconds, gpu, [&] { copy_on_device(to.data(), from.data(), bytes / 2); });
+  return gpu_seconds_per_call(min_seconds, gpu, [&] { copy_on_device(to.data(), from.data(), bytes / 2); });
 }
 
 void bench_gpu(const BenchFlags& f) {
@@ -311,7 +311,7 @@ void bench_gpu(const BenchFlags& f) {
     const int code = process.end();
     const double taken = now() - begin;
     if (code < 0)
-      note_failure(part.name, str("ended by signal ", -code, taken >= most_seconds(part) ? ", after its time" : ""),
+      note_failure(part.name, str("ended by signal ", -code, taken >= max_seconds(part) ? ", after its time" : ""),
                    Exit::device, "parts");
     else if (code > 0) note_failure(part.name, str("ended with exit code ", code), static_cast<Exit>(code), "parts");
     print_text("--- ", part.name, ": ", std::lrint(taken), " s, about ", std::lrint(part.seconds), " expected; ",
@@ -321,7 +321,7 @@ void bench_gpu(const BenchFlags& f) {
 
 void bench_gpu_part(const std::string& name, const BenchFlags& f) {
   const Part part = parts_of(name).front();
-  end_with_input(most_seconds(part));
+  end_with_input(max_seconds(part));
   attempt(name, [&] { return print("ratios of " + name, part.run(f)), ""; });
 }
 

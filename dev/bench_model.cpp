@@ -118,7 +118,7 @@ void serve_steps(const ServeFlags& flags) {
     const double start = now();
     for (int64_t i = 0; i < steps; ++i) trainer.step();
     trainer.device().wait();
-    const double mib = backend_of(flags.device) == Backend::cuda ? static_cast<double>(most_device_memory()) / (1 << 20)
+    const double mib = backend_of(flags.device) == Backend::cuda ? static_cast<double>(max_device_memory()) / (1 << 20)
                                                                  : peak_resident_mib();
     std::cout << now() - start << ' ' << mib << std::endl;
   }

@@ -29,7 +29,7 @@ struct Sizes {
 };
 constexpr Sizes gpu_sizes{8, 2048, 2048, 8192, 32, 8, 64, 16, 50304}, tiny_sizes{1, 32, 64, 128, 2, 1, 32, 3, 99};
 constexpr size_t l2 = 60'000'000;  // bytes, of an H200; an A100 has 40
-constexpr double least_seconds = 0.02;
+constexpr double min_seconds = 0.02;
 
 struct Op {
   std::string name;
@@ -237,7 +237,7 @@ Rates measure(const Op& op, int64_t rounds, Device& device) {
   Rates rates;
   for (int64_t round = 0; round < rounds; ++round) {
     const double seconds =
-        gpu ? gpu_seconds_per_call(least_seconds, device, op.run) : seconds_per_call(least_seconds, op.run);
+        gpu ? gpu_seconds_per_call(min_seconds, device, op.run) : seconds_per_call(min_seconds, op.run);
     rates.gigabytes.push_back(1e-9 * static_cast<double>(op.bytes()) / seconds);
     rates.of_copy.push_back((gpu ? copy_seconds(op.bytes(), device) : copy_seconds(op.bytes())) / seconds);
   }

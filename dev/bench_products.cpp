@@ -13,7 +13,7 @@
 namespace crossply {
 namespace {
 
-constexpr double least_seconds = 0.05;
+constexpr double min_seconds = 0.05;
 constexpr std::array form_names = {"forward", "dinput", "dweight"};
 
 struct Kind {
@@ -67,7 +67,7 @@ class Operands {
 // Seconds of PyTorch's product; 0 if there is none.
 double torch_seconds(Process* torch, const char* dtype, size_t form, const ProductShape& s) {
   if (torch == nullptr) return 0;
-  torch->ask(str(dtype, ' ', form_names[form], ' ', s.rows, ' ', s.in, ' ', s.out, ' ', least_seconds));
+  torch->ask(str(dtype, ' ', form_names[form], ' ', s.rows, ' ', s.in, ' ', s.out, ' ', min_seconds));
   return std::atof(torch->answer().value_or("0").c_str());
 }
 
@@ -79,7 +79,7 @@ void measure_round(Measured& measured, const ProductShape& s, const std::vector<
     const double peak = tiles > 0 && kinds[kind].products_of_peak > 0 ? tiles / kinds[kind].products_of_peak : vectors;
     for (size_t form = 0; form < form_names.size(); ++form) {
       Rates& rates = measured[kind][form];
-      seconds[kind][form] = seconds_per_call(least_seconds, [&] { operands[kind].run(form, stream); });
+      seconds[kind][form] = seconds_per_call(min_seconds, [&] { operands[kind].run(form, stream); });
       rates.rate.push_back(s.flops() / seconds[kind][form]);
       rates.of_peak.push_back(rates.rate.back() / peak);
     }

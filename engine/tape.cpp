@@ -386,15 +386,15 @@ void Tape::run(const Step& step) {
     if (step.training) backward(step);
   };
   if (!seconds_.empty() || after_ || step.measures) return work();  // somebody looks on, or it comes once
-  Recorded& known = recorded_[step.training ? 1 + step.first + 2 * step.last : 0];
+  Recorded& known = recorded_[step.training ? 1 + step.overwrite + 2 * step.last + 4 * step.new_weights : 0];
   if (!(known.step == step)) known = {step, {}};
   device_->replay(known.recording, work);
 }
 
 void Tape::forward(const Step& step) {
   if (mode_ == PlanMode::poison && step.training) bury(-1);
-  CHECK_THAT(can_set_ || !step.first, "a first replay on a tape that does not know the array of all gradients");
-  if (step.training && step.first)
+  CHECK_THAT(can_set_ || !step.overwrite, "a tape that does not know the array of all gradients cannot overwrite it");
+  if (step.training && step.overwrite)
     timed(seconds_, *device_, 2 * nodes_.size(), [&] {
       for (const Tensor& rows : unset_) device_->fill(rows.data, 0, rows.bytes());
     });

@@ -32,10 +32,11 @@ struct Step {
   bool training = false;  // false: forward only (evaluation, generation); the loss head then leaves gradients alone
   double grad_scale = 1;  // gradients are those of this times the sum of the losses
   int64_t position = 0;   // generation: tokens already in the key/value cache
-  bool last = false;      // training: no other replay adds to these gradients, so what waits for final ones is called
-  bool first = false;     // training: the parameters' gradients may hold anything; they are set. The parameters may
-                          // be others than before
-  bool measures = false;  // training: what would be rounded to eight bits is not, only its largest number is looked for
+  // Training:
+  bool overwrite = false;    // the parameters' gradients may hold anything: they are overwritten, not accumulated
+  bool last = false;         // the last micro-step: gradients are final, so the reduction may start
+  bool new_weights = false;  // the parameters may have changed since the step before: they are quantized again
+  bool measures = false;     // nothing is quantized; only the largest number of each tensor is looked for
   bool operator==(const Step&) const = default;
 };
 
@@ -105,7 +106,7 @@ struct Node {
 
   // Decided by differentiate():
   std::vector<char> acc;          // per input: does the backward add to its gradient, or set it?
-  std::vector<char> comes_first;  // per input: does it set a parameter's gradient in a Step::first?
+  std::vector<char> comes_first;  // per input: does it overwrite a parameter's gradient with Step::overwrite?
   std::vector<Value*> zeroed;     // gradients that the tape zeroes before the backward, because nobody sets them
 
   // What the backward touches besides `saved` and the gradients of `in` and `out`:
@@ -150,7 +151,7 @@ struct Node {
   const Tensor& dinput(size_t i) const { return in[i]->grad->tensor; }
   Grad gradient(size_t i) const { return {in[i]->grad->tensor, acc[i] != 0}; }
   Grad gradient(size_t i, const Step& step) const {
-    return {in[i]->grad->tensor, acc[i] && !(step.first && comes_first[i])};
+    return {in[i]->grad->tensor, acc[i] && !(step.overwrite && comes_first[i])};
   }
 };
 
@@ -238,7 +239,7 @@ class Tape {
   void differentiate();
   void plan(PlanMode mode);
   // The planned arena; parameters must have been allocated before. gradients: the parameters' go there, into their
-  // table's flat array or one like it. Without it they go into the table's too, but then there is no Step::first.
+  // table's flat array or one like it. Without it they go into the table's too, but then there is no Step::overwrite.
   void allocate(Device& device, const Tensor* gradients = nullptr);
   size_t arena_bytes() const { return arena_bytes_; }
   double forward_flops() const;   // of an evaluation
@@ -319,7 +320,7 @@ class Tape {
   std::function<void(size_t, bool)> after_;
   std::multimap<size_t, std::function<void()>> final_;  // of one node in the order in which they came
   bool can_set_ = false;                                // the flat array of gradients is known
-  std::vector<Tensor> unset_;                           // what nobody sets of it: zeroed in a Step::first
+  std::vector<Tensor> unset_;                           // what nobody sets of it: zeroed with Step::overwrite
   std::vector<Seconds> seconds_;  // by tick (forward n, backward 2N-1-n), then of that; empty without a profile
   size_t arena_bytes_ = 0;
   Arena arena_;
@@ -327,7 +328,7 @@ class Tape {
   struct Recorded {
     Step step;
     Recording recording;
-  } recorded_[5];  // of evaluation, and of training by Step::first and Step::last
+  } recorded_[9];  // of evaluation, and of training by overwrite, last and new_weights
 };
 
 }  // namespace crossply

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t chunk_tokens = 64;
 // Prompts that are shorter are read as fast one token at a time, of all rows together: a chunk takes about as long as
 // several tokens of a row, or one token of very many rows.
-constexpr int64_t least_chunk = 8, rows_of_a_token = 4;
+constexpr int64_t min_chunk = 8, rows_of_a_token = 4;
 
 // The key/value caches of a tape, in the order in which they were recorded.
 std::vector<Value*> caches_of(const Tape& tape) {
@@ -69,7 +69,7 @@ std::vector<int64_t> Decoder::read(const std::vector<std::vector<int32_t>>& prom
   std::vector<int64_t> counts;
   for (const auto& prompt : prompts) {
     const int64_t count = std::min<int64_t>(std::ssize(prompt), max_length_) - 1;
-    const bool pays = count >= std::max(least_chunk, rows_ / rows_of_a_token);
+    const bool pays = count >= std::max(min_chunk, rows_ / rows_of_a_token);
     if (pays) read_row(std::ssize(counts), prompt.data(), count);
     counts.push_back(pays ? count : 0);
   }

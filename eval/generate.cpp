@@ -298,7 +298,7 @@ Exit run(const Options& o) {
 }
 
 void add_sampling_flags(CLI::App& app, SamplingOptions& s) {
-  add_number(app, "--temperature", s.temperature, 0, most_number, "divides the logits; 0: the most likely token");
+  add_number(app, "--temperature", s.temperature, 0, max_number, "divides the logits; 0: the most likely token");
   for (const Flag flag :
        {add_integer(app, "--top-k", s.top_k, 0, max_size, "sample among the k most likely (0: all)"),
         add_number(app, "--top-p", s.top_p, 0, 1, "among the most likely that together reach this probability"),

@@ -29,7 +29,7 @@ std::vector<int32_t> read_text(const std::string& path, int64_t count, const Tok
   if (!tokenizer.knows_texts())
     fail(Exit::usage, "--tokens text:", path, " needs the model's tokenizer: --tokenizer FILE, or token ids in a file");
   std::vector<Document> documents(1);
-  documents[0].file = path, documents[0].text = read_file(path, most_document_bytes);
+  documents[0].file = path, documents[0].text = read_file(path, max_document_bytes);
   encode_documents(documents, tokenizer, -1);
   std::vector<int32_t>& ids = documents[0].ids;
   ids.resize(std::min(ids.size(), static_cast<size_t>(count)));

@@ -15,7 +15,7 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int64_t most_integer = int64_t{1} << 30;
+constexpr int64_t max_integer = int64_t{1} << 30;
 
 bool allowed(const Option& option, const std::string& value) {
   if (!option.choices.empty())
@@ -23,7 +23,7 @@ bool allowed(const Option& option, const std::string& value) {
   if (parse_truth(option.default_value)) return parse_truth(value).has_value();
   if (parse_integer(option.default_value)) {
     const auto number = parse_integer(value);
-    return number && *number >= 0 && *number <= most_integer;
+    return number && *number >= 0 && *number <= max_integer;
   }
   if (parse_number(option.default_value)) return parse_number(value).has_value();
   return try_parse_json(value).is_array();
@@ -46,7 +46,7 @@ void check_options(Config& config, Exit code, const std::string& where) {
     if (!allowed(option, value)) {
       fail(code, where, ": \"", option.key, "\" is ", excerpt(value), ", must be: ", option.help,
            parse_integer(option.default_value) && option.help.find("..") == std::string::npos
-               ? str(" (0 to ", most_integer, ")")
+               ? str(" (0 to ", max_integer, ")")
                : "");
     }
     complete[option.key] = as_json(option, value);

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int oldest = NCCL_VERSION(2, 19, 0);
 static_assert(NCCL_VERSION_CODE >= oldest, "crossply needs NCCL 2.19 or newer");
-constexpr size_t most_bytes = size_t{1} << 30;
+constexpr size_t max_bytes = size_t{1} << 30;
 
 #if CROSSPLY_CUDA
 void* find_nccl(const char* name) {
@@ -106,7 +106,7 @@ class NcclComm : public Comm {
           "ncclAllGather");
   }
   void broadcast(const Tensor& whole, int root) override {
-    CHECK_THAT(whole.bytes() <= most_bytes && root >= 0 && root < place_.size, whole.str(), " from rank ", root);
+    CHECK_THAT(whole.bytes() <= max_bytes && root >= 0 && root < place_.size, whole.str(), " from rank ", root);
     start();
     issue(NCCL(ncclBroadcast)(whole.data, whole.data, whole.bytes(), ncclInt8, root, comm_, stream()), "ncclBroadcast");
   }
@@ -128,7 +128,7 @@ class NcclComm : public Comm {
  private:
   size_t slice_bytes(const Tensor& whole) const {
     const auto size = static_cast<size_t>(place_.size);
-    CHECK_THAT(whole.numel() % place_.size == 0 && whole.bytes() / size <= most_bytes, whole.str(), " in ", size,
+    CHECK_THAT(whole.numel() % place_.size == 0 && whole.bytes() / size <= max_bytes, whole.str(), " in ", size,
                " slices of at most 1 GiB");
     return whole.bytes() / size;
   }

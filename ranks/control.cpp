@@ -107,7 +107,7 @@ void Control::joined() {
 }
 
 int64_t Control::ask(Record::Kind kind, const Numbers& number, std::string text) {
-  CHECK_THAT(text.size() <= Link::most_text, "a text of ", text.size(), " bytes for the control plane");
+  CHECK_THAT(text.size() <= Link::max_text, "a text of ", text.size(), " bytes for the control plane");
   const std::lock_guard lock(mutex_);
   const Record record{kind, place_.rank, number};
   Peer& leader = ranks_.front();
@@ -147,7 +147,7 @@ void Control::farewell(Exit code, const std::string& why) {
   std::unique_lock lock(mutex_);
   // Where a transfer failed, another rank's end is likelier than this device: it will be known in a moment.
   if (code == Exit::device) changed_.wait_for(lock, std::chrono::seconds(1), [&] { return ends(); });
-  const std::string text = why.substr(0, Link::most_text / 2);
+  const std::string text = why.substr(0, Link::max_text / 2);
   if (!verdict_ || (verdict_->cause != Exit::peer_lost && code != Exit::device)) {
     state_ = State::leaving;
     if (place_.leads())

@@ -28,7 +28,7 @@ struct Vote {
 struct Tally {
   int64_t scored = 0;
   bool stop = false;
-  double least_busy = 0, median_busy = 0, most_busy = 0;
+  double min_busy = 0, median_busy = 0, max_busy = 0;
   int slowest = 0;  // rank
 };
 

@@ -54,7 +54,7 @@ std::optional<Message> Link::receive() {
     if (n <= 0) return close(), std::nullopt;
     here_ = (here_ + static_cast<size_t>(n)) % sizeof in_;
     if (here_ > 0) continue;
-    const bool fits = in_.rank > 0 && in_.rank <= static_cast<int>(sizeof(Numbers)) && text_.size() < most_text;
+    const bool fits = in_.rank > 0 && in_.rank <= static_cast<int>(sizeof(Numbers)) && text_.size() < max_text;
     if (in_.kind != Record::text || !fits) return Message{in_, {std::exchange(text_, "")}};
     text_.append(reinterpret_cast<const char*>(&in_.number), static_cast<size_t>(in_.rank));
   }

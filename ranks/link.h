@@ -31,7 +31,7 @@ struct Message {
 
 class Link {
  public:
-  static constexpr size_t most_text = 1 << 20;
+  static constexpr size_t max_text = 1 << 20;
 
   explicit Link(Descriptor socket = Descriptor());
   int fd() const { return socket_.get(); }

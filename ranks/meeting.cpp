@@ -21,7 +21,7 @@
 namespace crossply {
 namespace {
 
-constexpr uint64_t most_meeting_bytes = 4096;
+constexpr uint64_t max_meeting_bytes = 4096;
 
 std::string setting_of(const char* name) {
   const char* value = std::getenv(name);
@@ -159,14 +159,14 @@ void Meeting::listen(const Place& place, const std::string& master, const std::s
 
 // Rank 0's point_ to all.
 void Meeting::broadcast(Comm& mpi) {
-  std::vector<int32_t> buffer(most_meeting_bytes / sizeof(int32_t));
+  std::vector<int32_t> buffer(max_meeting_bytes / sizeof(int32_t));
   char* bytes = reinterpret_cast<char*>(buffer.data());
   const std::string text = text_of(point_);
-  CHECK_THAT(text.size() < most_meeting_bytes, text.size(), " bytes of addresses");
+  CHECK_THAT(text.size() < max_meeting_bytes, text.size(), " bytes of addresses");
   std::memcpy(bytes, text.data(), text.size());
   mpi.broadcast(view(buffer.data(), {static_cast<int64_t>(buffer.size())}), 0);
   mpi.wait(mpi.mark());
-  bytes[most_meeting_bytes - 1] = '\0';
+  bytes[max_meeting_bytes - 1] = '\0';
   point_ = point_of(bytes, "what rank 0 broadcast");
 }
 
@@ -175,7 +175,7 @@ Meeting::~Meeting() {
 }
 
 MeetingPoint Meeting::look() const {
-  return leads_ || file_.empty() ? point_ : point_of(read_file(file_, most_meeting_bytes), file_);
+  return leads_ || file_.empty() ? point_ : point_of(read_file(file_, max_meeting_bytes), file_);
 }
 
 }  // namespace crossply

@@ -23,7 +23,7 @@ class Cache {
     char piece[22] = {};
     int32_t ids[6] = {};
   };
-  static constexpr size_t longest = sizeof Slot::piece, most_ids = sizeof Slot::ids / sizeof(int32_t);
+  static constexpr size_t longest = sizeof Slot::piece, max_ids = sizeof Slot::ids / sizeof(int32_t);
 
   // The slot of a piece, whether it has it or not; the piece as the slot would hold it is in `key`.
   Slot& slot_of(std::string_view piece, uint64_t serial, Slot& key) {
@@ -93,7 +93,7 @@ void Bpe::encode_piece(std::string_view piece, std::vector<int32_t>& ids) const 
     const size_t before = ids.size();
     merge_piece(piece, ids);
     const size_t count = ids.size() - before;
-    if (count > Cache::most_ids) return;
+    if (count > Cache::max_ids) return;
     key.count = static_cast<uint8_t>(count);
     std::copy(ids.end() - static_cast<std::ptrdiff_t>(count), ids.end(), key.ids);
     slot = key;
@@ -109,7 +109,7 @@ struct Bpe::Chunk {
   struct Mark {
     size_t character, ids;  // a place where a match ends, and the ids by then
   };
-  static constexpr size_t most_marks = 4096;
+  static constexpr size_t max_marks = 4096;
 
   Chunk(const Bpe& bpe, const Regex& regex, std::string_view whole, std::string_view classes, size_t character,
         size_t byte)
@@ -130,7 +130,7 @@ struct Bpe::Chunk {
   }
   void run(size_t end_character, bool first, bool more) {
     while (scan.end_character < end_character && advance(first, more, ids))
-      if (marks.size() < most_marks && !scan.is_empty()) marks.push_back({scan.end_character, ids.size()});
+      if (marks.size() < max_marks && !scan.is_empty()) marks.push_back({scan.end_character, ids.size()});
   }
   const Mark* mark_at(size_t character) const {
     const auto found = std::lower_bound(marks.begin(), marks.end(), character,

@@ -15,8 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t most_ids = 1 << 22;
-constexpr size_t most_growth = 256;  // of a text, by all normalizers
+constexpr int64_t max_ids = 1 << 22;
+constexpr size_t max_growth = 256;  // of a text, by all normalizers
 
 // Of a token in the names of its bytes; false where one of them names none.
 bool bytes_of(const std::string& token, std::string& bytes) {
@@ -73,7 +73,7 @@ std::string foreign_normalizer(const json& normalizer) {
     }
     if (auto key = unknown_key(step, name, {"type", "prepend", "pattern", "content"}); !key.empty()) return key;
     growth *= growth_of(step);
-    if (growth > most_growth) return "a normalizer that may make a text " + std::to_string(growth) + " times as long";
+    if (growth > max_growth) return "a normalizer that may make a text " + std::to_string(growth) + " times as long";
   }
   return "";
 }
@@ -208,7 +208,7 @@ void Bpe::read_vocab(const json& vocab, const std::string& path) {
   if (!vocab.is_object()) fail(Exit::bad_data, path, ": the vocab of the model is not an object");
   std::string bytes;
   for (const auto& [token, value] : vocab.items()) {
-    if (!holds<int64_t>(value, 0, most_ids - 1))
+    if (!holds<int64_t>(value, 0, max_ids - 1))
       fail(Exit::bad_data, path, ": the id of \"", excerpt(token), "\" is ", excerpt(json_text(value)));
     if (token.empty()) fail(Exit::bad_data, path, ": the vocab has a token without text");
     const auto id = value.get<size_t>();
@@ -287,7 +287,7 @@ void Bpe::read_added(const json& added, const std::string& path) {
     if (part_of(token, "id") != id)
       fail(Exit::bad_data, path, ": ", name, " has the id ", excerpt(json_text(part_of(token, "id"))),
            ", but its place gives ", id);
-    if (id >= most_ids || !seen.insert(one.text).second) fail(Exit::bad_data, path, ": ", name, " is there twice");
+    if (id >= max_ids || !seen.insert(one.text).second) fail(Exit::bad_data, path, ": ", name, " is there twice");
     if (static_cast<size_t>(id) >= texts_.size()) texts_.resize(static_cast<size_t>(id) + 1);
     if (known < 0 && !texts_[static_cast<size_t>(id)].empty())
       fail(Exit::bad_data, path, ": two tokens have the same id, ", id);

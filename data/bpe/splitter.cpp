@@ -96,7 +96,7 @@ std::string Splitter::foreign_part(const json& pre_tokenizer) {
         return "a pre-tokenizer whose " + std::string(key) + " is not true or false";
     if (type_of(steps[i]) == "ByteLevel" && i + 1 < steps.size()) return "a pre-tokenizer after ByteLevel";
   }
-  return steps.size() > most_steps / 2 ? "a pre-tokenizer with " + std::to_string(steps.size()) + " steps" : "";
+  return steps.size() > max_steps / 2 ? "a pre-tokenizer with " + std::to_string(steps.size()) + " steps" : "";
 }
 
 bool Splitter::is_byte_level(const json& pre_tokenizer) {

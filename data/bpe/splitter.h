@@ -78,7 +78,7 @@ class Splitter {
     std::string text;
     Prepend prepend = Prepend::never;
   };
-  static constexpr size_t most_steps = 16;
+  static constexpr size_t max_steps = 16;
   static std::string foreign_step(const nlohmann::json& step);
   void add(const nlohmann::json& step, const std::string& path);
   static std::string changed(const Step& step, std::string_view text, bool first);
@@ -93,7 +93,7 @@ class Splitter {
 
   template <class Emit>
   void cut(size_t index, std::string_view text, bool first, Emit& emit) const {
-    thread_local std::array<std::string, most_steps> buffers;
+    thread_local std::array<std::string, max_steps> buffers;
     const Step& step = steps_[index];
     std::string& classes = buffers[index];
     step.regex.classify(text, classes);

@@ -65,8 +65,8 @@ def check_fve(what, v, weights, z, unsure, other, there):
 def check_features(model, z, tokens, embedding):
     """Counts, dropping, top tokens, MonoScore and order of the features, all over again."""
     counts = (z > 0).sum(0)
-    rare = counts < model["least_activations"]
-    dense = ~rare & (counts > model["most_density"] * len(tokens))
+    rare = counts < model["min_activations"]
+    dense = ~rare & (counts > model["max_density"] * len(tokens))
     scored = []
     for j in np.flatnonzero(~rare & ~dense):
         most = {}

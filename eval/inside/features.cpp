@@ -184,7 +184,7 @@ FeatureSelection select_features(const FeatureCounts& counts, const std::vector<
   FeatureSelection selection;
   for (size_t j = 0; j < counts.activations().size(); ++j) {
     const int64_t activations = counts.activations()[j];
-    if (activations < rules.least_activations) {
+    if (activations < rules.min_activations) {
       ++selection.rare;
     } else if (static_cast<double>(activations) > rules.max_density * static_cast<double>(counts.tokens())) {
       ++selection.dense;

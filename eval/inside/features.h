@@ -62,7 +62,7 @@ struct Feature {
 };
 
 struct FeatureRules {
-  int64_t least_activations = 10;
+  int64_t min_activations = 10;
   double max_density = 0.005;  // share of the tokens
   double kept_share = 0.2;     // of those not dropped, rounded up
   int64_t top_tokens = 20;

@@ -18,12 +18,12 @@
 namespace crossply {
 namespace {
 
-constexpr int64_t usual_length = 512, least_of_class = 20;
-constexpr size_t most_classes = 12;
+constexpr int64_t usual_length = 512, min_of_class = 20;
+constexpr size_t max_classes = 12;
 const std::vector<std::string> usual_words = {"is", "are", "was", "were"};
 // Of a model's forward over what is read, so that 10 million parameters take less than a minute on two cores.
 constexpr double usual_flops = 4e12;
-constexpr int64_t fewest_tokens = 1 << 16, most_tokens_read = 1 << 22;
+constexpr int64_t fewest_tokens = 1 << 16, max_tokens_read = 1 << 22;
 
 bool is_word_byte(int32_t byte) {
   return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') || byte >= 0x80;  // or a part of one
@@ -67,7 +67,7 @@ TokenClasses usual_words_of(const Tokenizer& tokenizer, int64_t vocab, const Sou
     classes.names.push_back(tokenizer.decode({id}));
     classes.ids.push_back(id);
   };
-  for (int32_t id = 0; id < V && classes.ids.size() < most_classes; ++id)
+  for (int32_t id = 0; id < V && classes.ids.size() < max_classes; ++id)
     if (parse_integer(tokenizer.decode({id}))) add(id);
   if (classes.ids.size() > 1) return classes;
   classes = {{}, "the four most frequent tokens of the data", {}};
@@ -157,8 +157,8 @@ TokenClasses token_classes(const Tokenizer& tokenizer, int64_t vocab, const Sour
                          : of_words && o.words.empty()
                              ? usual_words_of(tokenizer, vocab, source)
                              : classes_of_words(tokenizer, o.words.empty() ? usual_words : o.words, o.word_space);
-  if (classes.names.size() < 2 || classes.names.size() > most_classes)
-    fail(Exit::usage, "there must be 2 to ", most_classes, " words or ids to compare, not ", classes.names.size());
+  if (classes.names.size() < 2 || classes.names.size() > max_classes)
+    fail(Exit::usage, "there must be 2 to ", max_classes, " words or ids to compare, not ", classes.names.size());
   for (size_t a = 0; a < classes.names.size(); ++a)
     for (size_t b = 0; b < a; ++b)
       if (classes.names[a] == classes.names[b] || (!classes.ids.empty() && classes.ids[a] == classes.ids[b]))
@@ -216,13 +216,13 @@ std::string counts_text(const OccurrencePlan& plan) {
 }  // namespace
 
 OccurrencePlan plan_occurrences(const Source& source, const TokenClasses& classes, int64_t T, int64_t most,
-                                int64_t most_tokens) {
+                                int64_t max_tokens) {
   OccurrencePlan plan;
   plan.classes = classes;
   plan.found.resize(classes.names.size());
   OccurrenceReader reader(source, T);
   const auto full = [&] { return std::ranges::all_of(plan.found, [&](int64_t n) { return n >= most; }); };
-  while (reader.more() && plan.tokens < most_tokens && !full()) {
+  while (reader.more() && plan.tokens < max_tokens && !full()) {
     TokenWindow window;
     std::vector<OccurrencePlan::Place> places = reader.next(classes, &window);
     plan.tokens += window.length;
@@ -234,9 +234,9 @@ OccurrencePlan plan_occurrences(const Source& source, const TokenClasses& classe
   for (int64_t& n : plan.found) n = std::min(n, most);
   plan.stopped = !full() && reader.more();
   plan.per_class = std::ranges::min(plan.found);
-  if (plan.per_class < least_of_class)
+  if (plan.per_class < min_of_class)
     fail(Exit::usage, "too few places to compare in ", format_count(plan.tokens), " tokens (", counts_text(plan),
-         "); at least ", least_of_class, " of each are needed: ",
+         "); at least ", min_of_class, " of each are needed: ",
          plan.stopped ? "let it read more by --sequences, or choose other words by --words"
                       : "choose other words by --words, or more data, as by --split all");
   std::vector<int64_t> taken(plan.found.size());
@@ -264,7 +264,7 @@ OccurrencePlan plan_occurrences(const Subject& subject, const AnalysisOptions& o
   const double flops = 2 * static_cast<double>(subject.model.params.count());  // of a token
   if (*limit == 0)
     *limit = o.sequences > 0 ? o.sequences * T
-                             : std::clamp(static_cast<int64_t>(usual_flops / flops), fewest_tokens, most_tokens_read);
+                             : std::clamp(static_cast<int64_t>(usual_flops / flops), fewest_tokens, max_tokens_read);
   return plan_occurrences(source, classes, T, most, *limit);
 }
 

@@ -65,10 +65,10 @@ struct OccurrencePlan {
   int64_t vectors() const { return per_class * static_cast<int64_t>(classes.names.size()); }
 };
 // The first places of each class in reading order, `most` or as many as the rarest class has; the source's sequences
-// are cut into windows of T tokens, of a task's only the beginning, until every class is full or most_tokens were read.
+// are cut into windows of T tokens, of a task's only the beginning, until every class is full or max_tokens were read.
 // Throws Exit::usage, with the counts, where a class has fewer than 20.
 OccurrencePlan plan_occurrences(const Source& source, const TokenClasses& classes, int64_t T, int64_t most,
-                                int64_t most_tokens);
+                                int64_t max_tokens);
 // The same of the subject's data with what the flags say. limit: of tokens, 0: as many as a run of about a minute
 // takes; it then has them, for the next model to read as many. Says nothing.
 OccurrencePlan plan_occurrences(const Subject& subject, const AnalysisOptions& o, const OccurrenceOptions& own,

@@ -38,7 +38,7 @@ namespace {
 constexpr UsualWindows usual_sae = {256, 256};
 constexpr double usual_sae_flops = 4e12;  // of the training: half a minute on two cores
 constexpr double sae_lr = 5e-4;
-constexpr int64_t least_sae_batch = 128, paper_sae_batch = 4096;
+constexpr int64_t min_sae_batch = 128, paper_sae_batch = 4096;
 constexpr double paper_density_factor = 0.005 * 24576 / 32;  // the limit over the mean density of a paper's feature
 constexpr double usual_buffer_bytes = 1 << 30;
 
@@ -109,7 +109,7 @@ SaePlan sae_plan(const SaeFlags& flags, const Probe& probe, std::span<const Toke
   // The paper's batch if that leaves 8192 steps; fewer tokens make smaller batches rather than few steps.
   const auto small = std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(1, plan.tokens / 8192)));
   plan.sizes.rows =
-      std::min(std::clamp(static_cast<int64_t>(small), least_sae_batch, paper_sae_batch), sae_token_count(train));
+      std::min(std::clamp(static_cast<int64_t>(small), min_sae_batch, paper_sae_batch), sae_token_count(train));
   const double vector_bytes = 4 * static_cast<double>(D);
   plan.capacity = flags.buffer > 0 ? flags.buffer : static_cast<int64_t>(usual_buffer_bytes / vector_bytes);
   return plan;

@@ -13,7 +13,7 @@ using namespace svg;
 
 namespace {
 
-constexpr double page = 920, edge = 24, row_labels = 88, column_labels = 84, gap_of_maps = 20, least_pitch = 156,
+constexpr double page = 920, edge = 24, row_labels = 88, column_labels = 84, gap_of_maps = 20, min_pitch = 156,
                  legend_height = 40;
 constexpr double min_cell = 10, min_small_cell = 4, max_cell = 20, max_side = 640, small_label = 20;
 constexpr size_t max_titles = 40000;  // of a figure's cells: a page stays of a size that browsers like
@@ -37,10 +37,10 @@ MapLayout layout_of(size_t tokens, size_t maps, bool small) {
   };
   int64_t beside = 1;
   while (beside < static_cast<int64_t>(maps) && cell_of(beside + 1) > least &&
-         width / static_cast<double>(beside + 1) >= least_pitch)
+         width / static_cast<double>(beside + 1) >= min_pitch)
     ++beside;
   const double cell = std::clamp(std::min(cell_of(beside), std::floor(max_side / n)), least, max_cell);
-  return {beside, cell, std::max(n * cell + gap_of_maps, least_pitch)};
+  return {beside, cell, std::max(n * cell + gap_of_maps, min_pitch)};
 }
 
 // The cells of each shade are one path.
@@ -79,7 +79,7 @@ std::string draw_token_map(const TokenMap& map, const TokenMapBand& band, double
   const std::string font = "font-size=\"" + fixed(std::clamp(cell - 1, 9.0, 11.0), 0) + "\"";
   const auto every = static_cast<size_t>(band.small ? std::ceil(small_label / cell) : 1);
   std::string out = text(x, y - 6, "fill=\"#1f2933\"", map.caption,
-                         static_cast<size_t>(std::max(side, least_pitch - gap_of_maps) / 6) + 2);
+                         static_cast<size_t>(std::max(side, min_pitch - gap_of_maps) / 6) + 2);
   out += "<g fill=\"" + std::string(ink) + "\" shape-rendering=\"crispEdges\">\n" + draw_cells(map, x, y, cell) +
          "</g>\n" + (titled ? cell_titles(map, tokens, x, y, cell) : "");
   out += "<rect x=\"" + px(x - 0.5) + "\" y=\"" + px(y - 0.5) + "\" width=\"" + px(side + 1) + "\" height=\"" +

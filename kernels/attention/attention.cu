@@ -8,7 +8,7 @@ namespace {
 // Scores are bound by the multiplications: a warp takes four rows of its own (queries, or keys), which it keeps in
 // shared memory, against 32 rows of the other side, one to a lane, so that every element which is read serves four of
 // them. For sums over those 32 the lanes go along the columns.
-constexpr int own = 4, most_warps = 4, stage_columns = 64, stage_stride = stage_columns + 1;
+constexpr int own = 4, max_warps = 4, stage_columns = 64, stage_stride = stage_columns + 1;
 
 using Row4 = Floats<own>;  // one column of a warp's own rows
 
@@ -253,7 +253,7 @@ struct PlainBlock {
   uint32_t warps;
   size_t shared_bytes;
   PlainBlock(int64_t D, int arrays, int weights)
-      : warps(static_cast<uint32_t>(std::clamp<int64_t>(80 * 1024 / warp_bytes(D, arrays, weights), 1, most_warps))),
+      : warps(static_cast<uint32_t>(std::clamp<int64_t>(80 * 1024 / warp_bytes(D, arrays, weights), 1, max_warps))),
         shared_bytes(static_cast<size_t>(warps * warp_bytes(D, arrays, weights)) +
                      warp_size * stage_stride * sizeof(float)) {}
   Launch over(const char* name, int64_t heads, int64_t rows) const {
@@ -338,7 +338,7 @@ void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tenso
                z.pos * row);
       });
     if constexpr (std::is_same_v<S, bf16>)
-      if (z.T > own * most_warps && tiles_serve<S>(z, scale, {out.data, q.data, k_cache.data, v_cache.data}))
+      if (z.T > own * max_warps && tiles_serve<S>(z, scale, {out.data, q.data, k_cache.data, v_cache.data}))
         return forward_on_tensor_cores(z)(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
     attention_forward_plain<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
   });

@@ -244,7 +244,7 @@ void attention_backward_mma(const AttentionBackward<bf16>& g, const AttentionSiz
   with_tile_width(z.D, [&](auto width) {
     // Each sum is the same in blocks of either size.
     if constexpr (width == 128)
-      if (z.T <= KeyBlock<width, true>::keys || most_shared_bytes() < int64_t{KeyBlock<width, false>::shared_bytes})
+      if (z.T <= KeyBlock<width, true>::keys || max_shared_bytes() < int64_t{KeyBlock<width, false>::shared_bytes})
         launch_dkdv<width, true>(g, z);
       else launch_dkdv<width, false>(g, z);
     else launch_dkdv<width, false>(g, z);

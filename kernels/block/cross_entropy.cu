@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(row_threads, 2) loss_kernel(float* losses, S* 
 template <class S>
 int64_t logits_kept(int64_t V) {
   constexpr int64_t others = 4096;  // bytes of both blocks, and of what the hardware takes
-  const int64_t room = (most_shared_bytes() - others) / 2 / static_cast<int64_t>(sizeof(S));
+  const int64_t room = (max_shared_bytes() - others) / 2 / static_cast<int64_t>(sizeof(S));
   return std::min(V + widest<S> - 1, room) / widest<S> * widest<S>;
 }
 

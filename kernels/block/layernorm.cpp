@@ -50,11 +50,11 @@ void write_rows(S* out, const S* inp, Affine affine, const float* mean, const fl
   });
 }
 
-// At most most_rows.
+// At most max_rows.
 template <bool gain, class S>
 void forward_rows(S* out, float* mean, float* rstd, const S* inp, Affine affine, int64_t rows, int64_t C, float eps) {
-  Vec16 lanes[most_rows] = {}, sums;
-  float m[most_rows], r[most_rows];
+  Vec16 lanes[max_rows] = {}, sums;
+  float m[max_rows], r[max_rows];
   by_fours(rows,
            [&](int64_t n, auto count) { add_rows<false, count>(lanes + n, out + n * C, inp + n * C, nullptr, C); });
   sums_of_lanes(sums, lanes);
@@ -63,7 +63,7 @@ void forward_rows(S* out, float* mean, float* rstd, const S* inp, Affine affine,
   sums_of_lanes(sums, lanes);
   store(r, sums);
 #pragma omp simd
-  for (int64_t n = 0; n < most_rows; ++n) r[n] = 1.f / std::sqrt(r[n] / static_cast<float>(C) + eps);
+  for (int64_t n = 0; n < max_rows; ++n) r[n] = 1.f / std::sqrt(r[n] / static_cast<float>(C) + eps);
   std::copy(m, m + rows, mean);
   std::copy(r, r + rows, rstd);
   by_fours(rows,
@@ -126,16 +126,16 @@ void write_gradients(S* dinp, const S* dout, const S* inp, const float* weight, 
   });
 }
 
-// At most most_rows.
+// At most max_rows.
 template <bool gain, bool add, class S>
 void backward_rows(S* dinp, AffineSums affine, const S* dout, const S* inp, const float* weight, const float* mean,
                    const float* rstd, int64_t rows, int64_t C) {
-  Vec16 ones[most_rows] = {}, outs[most_rows] = {}, sums;
+  Vec16 ones[max_rows] = {}, outs[max_rows] = {}, sums;
   by_fours(rows, [&](int64_t n, auto count) {
     add_gradients<gain, count>(ones + n, outs + n, affine, dinp + n * C, dout + n * C, inp + n * C, weight, mean + n,
                                rstd + n, C);
   });
-  float along_one[most_rows], along_out[most_rows];
+  float along_one[max_rows], along_out[max_rows];
   sums_of_lanes(sums, ones);
   store(along_one, sums / static_cast<float>(C));
   sums_of_lanes(sums, outs);

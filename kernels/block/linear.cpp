@@ -80,7 +80,7 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
 // In eight bits in training, in bf16 otherwise: the input and the weights as e4m3, which has more digits, the outputs'
 // gradients as e5m2, which reaches farther (Micikevicius et al., arXiv 2209.05433), each tensor times a scale from what
 // was largest in it in earlier steps. Products of eight bits want both factors with the summed index last, so what is
-// summed over rows lies there transposed as well. Weights are rounded in a first replay, as they change only before it.
+// summed over rows lies there transposed as well. Weights are rounded with Step::new_weights, once in a step.
 struct LinearOfEightBits : Linear {
   struct Rounded {
     Rounding numbers;
@@ -104,7 +104,7 @@ struct LinearOfEightBits : Linear {
   void forward(const Step& step, Stream stream) override {
     const bool rounds = step.training && !step.measures;
     if (step.training) look_at(input(0), x, rounds, false, stream);
-    for (size_t i = 0; step.training && step.first && i < w.size(); ++i)
+    for (size_t i = 0; step.training && step.new_weights && i < w.size(); ++i)
       look_at(weights[i], w[i], rounds, rounds, stream);
     if (!rounds) return Linear::forward(step, stream);
     for (size_t i = 0; i < out.size(); ++i)

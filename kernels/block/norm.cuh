@@ -123,10 +123,10 @@ struct NormLaunch {
     constexpr int64_t room = 64 * 1024;
     const int64_t row_bytes = sums * rows.C * static_cast<int64_t>(sizeof(float));
     const int64_t warp_bytes = std::max<int64_t>(warp_size / rows.lanes * row_bytes, 1);
-    if (sums > 0 && warp_bytes > most_shared_bytes())
+    if (sums > 0 && warp_bytes > max_shared_bytes())
       fail(Exit::usage, "the backward of a norm over C = ", rows.C, " columns needs ", warp_bytes,
-           " bytes of shared memory, and a block of this GPU has ", most_shared_bytes(), "; C can be at most ",
-           most_shared_bytes() / (sums * static_cast<int64_t>(sizeof(float))), ", or train on the CPU");
+           " bytes of shared memory, and a block of this GPU has ", max_shared_bytes(), "; C can be at most ",
+           max_shared_bytes() / (sums * static_cast<int64_t>(sizeof(float))), ", or train on the CPU");
     warps = static_cast<uint32_t>(std::clamp<int64_t>(room / warp_bytes, 1, norm_backward_warps));
     shared_bytes = sums == 0 ? 0 : warps * static_cast<size_t>(warp_bytes);
     const int64_t groups = warps * warp_size / rows.lanes;

@@ -38,16 +38,16 @@ void scale_rows(S* out, const float* rstd, const S* inp, const float* weight, in
   });
 }
 
-// At most most_rows.
+// At most max_rows.
 template <bool gain, class S>
 void forward_rows(S* out, float* rstd, const S* inp, const float* weight, int64_t rows, int64_t C, float eps) {
-  Vec16 lanes[most_rows] = {}, sums;
+  Vec16 lanes[max_rows] = {}, sums;
   by_fours(rows, [&](int64_t n, auto count) { add_squares<count>(lanes + n, out + n * C, inp + n * C, C); });
   sums_of_lanes(sums, lanes);
-  float r[most_rows];
+  float r[max_rows];
   store(r, sums);
 #pragma omp simd
-  for (int64_t n = 0; n < most_rows; ++n) r[n] = 1.f / std::sqrt(r[n] / static_cast<float>(C) + eps);
+  for (int64_t n = 0; n < max_rows; ++n) r[n] = 1.f / std::sqrt(r[n] / static_cast<float>(C) + eps);
   std::copy(r, r + rows, rstd);
   by_fours(rows, [&](int64_t n, auto count) { scale_rows<gain, count>(out + n * C, r + n, inp + n * C, weight, C); });
 }
@@ -97,16 +97,16 @@ void write_gradients(S* dinp, const S* dout, const S* inp, const float* weight, 
   });
 }
 
-// At most most_rows.
+// At most max_rows.
 template <bool gain, bool add, class S>
 void backward_rows(S* dinp, float* dweight, const S* dout, const S* inp, const float* weight, const float* rstd,
                    int64_t rows, int64_t C) {
-  Vec16 lanes[most_rows] = {}, sums;
+  Vec16 lanes[max_rows] = {}, sums;
   by_fours(rows, [&](int64_t n, auto count) {
     add_products<gain, count>(lanes + n, dweight, dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, C);
   });
   sums_of_lanes(sums, lanes);
-  float mean[most_rows];
+  float mean[max_rows];
   store(mean, sums);
   for (int64_t n = 0; n < rows; ++n) mean[n] *= rstd[n] * rstd[n] / static_cast<float>(C);
   by_fours(rows, [&](int64_t n, auto count) {

@@ -47,7 +47,7 @@ __device__ __forceinline__ KeyCounts count_keys(const S* row, int64_t width, uin
 // The largest number that at least k keys reach, two bits at a time from the highest on, or 1 where fewer than k are
 // positive. No two keys are equal, so exactly k reach it; as soon as k reach a candidate, its other bits do not matter.
 template <class S>
-__device__ __forceinline__ uint64_t least_key(const S* row, int64_t width, int64_t k) {
+__device__ __forceinline__ uint64_t min_key(const S* row, int64_t width, int64_t k) {
   if (count_keys(row, width, 1, 0).x[0] <= k) return 1;
   uint64_t least = 0;
   for (int shift = 62; shift >= 0; shift -= 2) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ uint64_t least_key(const S* row, int64_t width, int64
 template <class S>
 __global__ void top_k_forward_kernel(S* out, const S* inp, int64_t width, int64_t k) {
   inp += blockIdx.x * width, out += blockIdx.x * width;
-  const uint64_t least = least_key(inp, width, k);
+  const uint64_t least = min_key(inp, width, k);
   for (int64_t m = threadIdx.x; m < width; m += top_k_threads) {
     const float x = to_float(inp[m]);
     from_float(out[m], top_k_key(x, m) >= least ? x : 0.f);

@@ -297,8 +297,8 @@ inline void copy_row(To* to, const From* from, int64_t n) {
 // Kernels with a pass over each row that sums, and a second one that writes, take up to sixteen rows at a time, because
 // sixteen sums over lanes cost hardly more than one; fewer of the long rows, so that they are still in the cache for
 // the second pass.
-constexpr int64_t most_rows = 16;
-inline int64_t rows_at_once(int64_t C) { return C <= 256 ? most_rows : 4; }
+constexpr int64_t max_rows = 16;
+inline int64_t rows_at_once(int64_t C) { return C <= 256 ? max_rows : 4; }
 
 // Calls body(n, count) for one such group of the rows [begin, end) after the other.
 template <class F>

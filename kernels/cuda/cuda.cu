@@ -23,11 +23,11 @@ __global__ void add_rows_kernel(float* to, const float* from, int64_t rows, int6
 }
 
 std::map<void*, size_t> allocations;
-size_t allocated = 0, most_allocated = 0;
+size_t allocated = 0, max_allocated = 0;
 void count_allocation(void* data, size_t bytes) {
   allocations[data] = bytes;
   allocated += bytes;
-  most_allocated = std::max(most_allocated, allocated);
+  max_allocated = std::max(max_allocated, allocated);
 }
 void count_release(void* data) {
   allocated -= allocations.at(data);
@@ -56,11 +56,11 @@ void* scratch_bytes(size_t bytes, int slot) {
   return s.data;
 }
 int64_t scratch_moves() { return moves; }
-size_t most_device_memory() { return most_allocated; }
+size_t max_device_memory() { return max_allocated; }
 void restart_memory_count() {
   for (Scratch& s : scratch_slots) release_device_memory(std::exchange(s, {}).data);
   ++moves;
-  most_allocated = allocated;
+  max_allocated = allocated;
 }
 int64_t device_waits() { return waits; }
 
@@ -150,7 +150,7 @@ std::string gpu_bus_id() {
   return id;
 }
 
-int64_t most_shared_bytes() {
+int64_t max_shared_bytes() {
   static const int bytes = [] {
     int device = 0, most = 0;
     CHECK_CUDA(cudaGetDevice(&device));
@@ -303,7 +303,7 @@ void launch_graph(const std::shared_ptr<void>& graph) {
 
 #else
 
-int64_t most_shared_bytes() { return 227 * 1024; }  // as sm_90 and sm_100
+int64_t max_shared_bytes() { return 227 * 1024; }  // as sm_90 and sm_100
 std::string describe_gpu() { return "emulator of a GPU"; }
 int compute_capability() { return emulator::hopper() ? 90 : 80; }
 void* allocate_device_memory(size_t bytes) {

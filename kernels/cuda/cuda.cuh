@@ -56,7 +56,7 @@ struct Launch {
 inline uint32_t blocks_of(int64_t n, int64_t size) { return static_cast<uint32_t>((n + size - 1) / size); }
 
 // What a block may have on this GPU.
-int64_t most_shared_bytes();
+int64_t max_shared_bytes();
 // Lets the kernel be launched with so many bytes of dynamic shared memory. The limit never falls, because a recorded
 // graph may launch the kernel with more than its last call had.
 void raise_shared_limit(const void* kernel, size_t bytes);
@@ -285,14 +285,14 @@ void with_access(Dtype dtype, int64_t C, const List& tensors, F&& body) {
 }
 
 // Pointers to tensors, for a kernel to take by value: they lie in constant memory.
-constexpr size_t most_inputs = 256;
+constexpr size_t max_inputs = 256;
 template <class T>
 struct Pointers {
-  T* x[most_inputs];
+  T* x[max_inputs];
   int count = 0;
 };
 inline void check_inputs(const char* name, size_t count) {
-  CHECK_THAT(count <= most_inputs, name, ": ", count, " inputs are too many for a GPU");
+  CHECK_THAT(count <= max_inputs, name, ": ", count, " inputs are too many for a GPU");
 }
 template <class T, class List>
 Pointers<T> pointers_to(const char* name, const List& tensors) {

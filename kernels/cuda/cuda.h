@@ -32,7 +32,7 @@ CUDA_TWIN std::unique_ptr<Device> make_cuda_device();
 void* allocate_device_memory(size_t bytes);
 void release_device_memory(void* data);
 CUDA_TWIN Device::Memory device_memory();  // of the whole GPU, now
-CUDA_TWIN size_t most_device_memory();     // the most that was allocated at one time, or since this:
+CUDA_TWIN size_t max_device_memory();      // the most that was allocated at one time, or since this:
 // Releases the kernels' scratch memory, of which they then take anew what they need, and counts from here.
 CUDA_TWIN void restart_memory_count();
 

@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(threads, 4)
 
 template <class S>
 struct DepthReaders {
-  const S* dout[most_inputs];
-  const float* weight[most_inputs];  // one number each
+  const S* dout[max_inputs];
+  const float* weight[max_inputs];  // one number each
   int count;
 };
 
@@ -181,10 +181,10 @@ __global__ void vertical_forward_kernel(S* out, float* weights, const NormedSour
 
 template <class S>
 struct VerticalReaders {
-  const S* dout[most_inputs];
-  const float* weights[most_inputs];  // weights[r][n * stride[r]]
-  const float* pbar[most_inputs];
-  int32_t stride[most_inputs];
+  const S* dout[max_inputs];
+  const float* weights[max_inputs];  // weights[r][n * stride[r]]
+  const float* pbar[max_inputs];
+  int32_t stride[max_inputs];
   int count;
 };
 
@@ -299,7 +299,7 @@ void vertical_backward_cuda(const Grad& dinp, const Tensor& inp, const Tensor& s
     const int64_t padded = blocks_of(C, widest<S>) * widest<S>;
     const uint32_t row_threads = threads_of_row(C, widest<S>, threads);
     const size_t shared = static_cast<size_t>(padded + row_threads / warp_size * from.count) * sizeof(float);
-    CHECK_THAT(static_cast<int64_t>(shared) < most_shared_bytes() - 1024, "vertical_backward: rows of ", C,
+    CHECK_THAT(static_cast<int64_t>(shared) < max_shared_bytes() - 1024, "vertical_backward: rows of ", C,
                " are too wide for a GPU");
     float* partial = scratch<float>(N * from.count);
     with_whole<S>(columns_of(readers, C), {dinp.data, inp.data}, [&](auto whole) {

@@ -14,7 +14,7 @@ constexpr int heads_at_once = 8;
 enum Slot { mixture_slot, dm_slot, weight_slot, product_slot, stack_slot, partial_slot };  // as in head_mix_scratch
 
 struct Flags {
-  bool x[most_inputs];
+  bool x[max_inputs];
 };
 
 // Tokens n0 to n0 + rows, whose part of everything with rows for tokens this is.
@@ -263,7 +263,7 @@ void unmix(const HeadMix<Grad, Tensor>& d, const S* dm, const HeadMix<Tensor>& o
     const int64_t blocks = std::min<int64_t>(chunk.rows, 264 * threads / block);  // as run at once on an H200
     float* partial = z.shared ? scratch<float>(blocks * z.K * z.S, partial_slot) : nullptr;
     const size_t floats = (1 + block / warp_size) * blocks_of(z.K, heads_at_once) * heads_at_once * z.S;
-    CHECK_THAT(floats * sizeof(float) <= static_cast<size_t>(most_shared_bytes()), "head_mix_backward: ", z.K,
+    CHECK_THAT(floats * sizeof(float) <= static_cast<size_t>(max_shared_bytes()), "head_mix_backward: ", z.K,
                " mixtures of ", z.S, " sources are too many for a GPU");
     launch({"head_mix_unmix", static_cast<uint32_t>(blocks), block, floats * sizeof(float)}, unmix_kernel<width, S>,
            pointers_to<S>("head_mix_unmix", d.sources), add, d.weight.as<float>(), partial, dm,

@@ -12,7 +12,7 @@
 namespace crossply {
 namespace {
 
-constexpr int most_ways = 4;
+constexpr int max_ways = 4;
 
 template <class Storage>
 using Data = MultiwayMix<Storage*, float*>;
@@ -275,7 +275,7 @@ void multiway_mix_backward_cpu(const Data<Storage>& d, const std::vector<Storage
 // Calls body(W, prepost) as constants.
 template <int First = 1, class F>
 void with_ways(size_t W, bool prepost, F&& body) {
-  if constexpr (First < most_ways)
+  if constexpr (First < max_ways)
     if (W > First) return with_ways<First + 1>(W, prepost, body);
   const std::integral_constant<int, First> ways;
   prepost ? body(ways, std::true_type{}) : body(ways, std::false_type{});
@@ -319,7 +319,7 @@ void check_members(const Mix& m, size_t W, size_t S, int64_t N, int64_t C, bool 
 // Returns the rows of the streams, (N,C).
 Rows check_mix(const std::vector<Tensor>& outs, const Tensor& rstd, const MultiwayMix<Tensor>& m) {
   const size_t W = outs.size(), S = m.sources.size();
-  CHECK_THAT(W > 0 && W <= most_ways && S > 0, W, " ways of ", S, " sources");
+  CHECK_THAT(W > 0 && W <= max_ways && S > 0, W, " ways of ", S, " sources");
   const auto [N, C] = rows_of(outs[0]);
   const bool prepost = !m.post.empty();
   check_list("outs", outs, W, N * C);

@@ -8,16 +8,16 @@ namespace {
 // A block takes a token, a thread `width` columns of it, so that the sums over sources stay in registers. Bound by
 // memory: the forward reads each source and writes each out once; the backward writes each source's gradient once and
 // reads each source once if plain, else twice, the second time from the caches.
-constexpr int64_t most_sources = 256, most_ways = 4;
-constexpr uint32_t most_threads = 512;  // with up to 128 registers each
+constexpr int64_t max_sources = 256, max_ways = 4;
+constexpr uint32_t max_threads = 512;  // with up to 128 registers each
 
 template <class P>
 struct Ways {
-  P* way[most_ways];
+  P* way[max_ways];
 };
 template <class P>
 struct Sources {
-  P* source[most_sources];
+  P* source[max_sources];
 };
 
 // A MultiwayMix in device memory. Kernels take these tables by value: they lie in constant memory.
@@ -98,7 +98,7 @@ __device__ __host__ inline int64_t whole(int64_t floats) { return (floats + 7) /
 // Forward. Where a row has more columns than the block takes at once, the norm needs its a_w once more.
 
 template <int ways, int width, bool prepost, class Storage>
-__global__ void __launch_bounds__(most_threads, 1)
+__global__ void __launch_bounds__(max_threads, 1)
     multiway_mix_forward_kernel(Ways<Storage> outs, float* rstd, Mix<Storage> m, float eps) {
   float* coef = dynamic_shared<float>();   // (S,ways)
   float* room = coef + whole(m.S * ways);  // (warps,ways)
@@ -153,7 +153,7 @@ struct Gradients {
   Sources<Storage> sources;
   Ways<const Storage> douts;
   Storage *weight, *skip;
-  uint32_t acc[most_sources / 32];  // a bit for each source
+  uint32_t acc[max_sources / 32];  // a bit for each source
   bool acc_skip;
 };
 
@@ -385,9 +385,9 @@ bool wide_accesses(const Members& m, const std::vector<Tensor>& outs, int64_t C,
 // Calls body(ways, wide) with constants.
 template <class F>
 void with_ways(int64_t W, bool wide, F&& body) {
-  if (!wide) body(std::integral_constant<int, ways_of_thread(most_ways, false)>{}, std::false_type{});
+  if (!wide) body(std::integral_constant<int, ways_of_thread(max_ways, false)>{}, std::false_type{});
   else if (W == 1) body(std::integral_constant<int, ways_of_thread(1, true)>{}, std::true_type{});
-  else body(std::integral_constant<int, ways_of_thread(most_ways, true)>{}, std::true_type{});
+  else body(std::integral_constant<int, ways_of_thread(max_ways, true)>{}, std::true_type{});
 }
 
 template <int ways, int width, bool prepost, class Storage>
@@ -396,7 +396,7 @@ void launch_forward(const std::vector<Tensor>& outs, const Tensor& rstd, const M
   const Mix<Storage> table = table_of<Storage>(m, static_cast<int64_t>(outs.size()), N, C);
   Ways<Storage> to = {};
   fill_table(to.way, outs);
-  const auto warps = static_cast<uint32_t>(way_warps_for(C, width, ways, most_threads / warp_size));
+  const auto warps = static_cast<uint32_t>(way_warps_for(C, width, ways, max_threads / warp_size));
   const auto floats = static_cast<size_t>(whole(table.S * ways) + warps * ways);
   launch({"multiway_mix_forward", static_cast<uint32_t>(N), warps * warp_size, floats * sizeof(float)},
          multiway_mix_forward_kernel<ways, width, prepost, Storage>, to, data_or_null<float>(rstd), table,
@@ -429,7 +429,7 @@ void launch_backward(const MultiwayMix<Grad, Tensor>& d, const std::vector<Tenso
   const int64_t S = table.S, size = S * ways;
   const auto [warps, at_once, blocks, row] = way_sums<prepost>(N, C, table.W, S, ways, width);
   const int64_t own_floats = whole(size) + whole(warps * size) + whole(ways) + whole(warps * ways);
-  const int64_t room = std::min<int64_t>(200 * 1024, most_shared_bytes() - 1024) / at_once;
+  const int64_t room = std::min<int64_t>(200 * 1024, max_shared_bytes() - 1024) / at_once;
   const bool in_shared = (own_floats + row) * static_cast<int64_t>(sizeof(float)) <= room;
   const auto floats = static_cast<size_t>(in_shared ? own_floats + row : own_floats);
   float* partial = scratch<float>(blocks * row);

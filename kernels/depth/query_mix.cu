@@ -69,12 +69,12 @@ __global__ void query_mix_forward_kernel(S* out, float* logits, float* weights, 
 
 template <class S>
 struct Readers {
-  const S* dout[most_inputs];
-  const float* weights[most_inputs];  // weights[r][n * stride[r]], and so logits
-  const float* logits[most_inputs];
-  const float* pbar[most_inputs];
-  const float* query[most_inputs];
-  int32_t stride[most_inputs];
+  const S* dout[max_inputs];
+  const float* weights[max_inputs];  // weights[r][n * stride[r]], and so logits
+  const float* logits[max_inputs];
+  const float* pbar[max_inputs];
+  const float* query[max_inputs];
+  int32_t stride[max_inputs];
   int count;
 };
 
@@ -138,10 +138,10 @@ __global__ void query_gradient_kernel(float* partial, const S* inp, const float*
 }
 
 struct Trained {
-  const float* proj[most_inputs];
-  const float* gain[most_inputs];
-  float* dproj[most_inputs];
-  float* dgain[most_inputs];
+  const float* proj[max_inputs];
+  const float* gain[max_inputs];
+  float* dproj[max_inputs];
+  float* dgain[max_inputs];
 };
 
 // The grid's y is the reader.
@@ -207,7 +207,7 @@ void query_mix_backward_cuda(const Grad& dinp, const Tensor& inp, const Tensor& 
     const int64_t padded = blocks_of(C, widest<S>) * widest<S>;
     const uint32_t row_threads = threads_of_row(C, widest<S>, threads);
     const size_t shared = static_cast<size_t>(padded + (row_threads / warp_size + 1) * R) * sizeof(float);
-    CHECK_THAT(static_cast<int64_t>(shared) < most_shared_bytes() - 1024, "query_mix_backward: rows of ", C,
+    CHECK_THAT(static_cast<int64_t>(shared) < max_shared_bytes() - 1024, "query_mix_backward: rows of ", C,
                " are too wide for a GPU");
     with_whole<S>(columns_of(readers, C), {dinp.data, inp.data}, [&](auto whole) {
       launch({"query_mix_backward", static_cast<uint32_t>(N), row_threads, shared}, query_mix_backward_kernel<whole, S>,

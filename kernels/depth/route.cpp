@@ -283,7 +283,7 @@ struct Route : Node {
   ScratchBytes scratch() const override {
     const Shape& s = in[0]->shape;
     const int64_t D = s[s.rank - 1], K = s[s.rank - 2], readers = static_cast<int64_t>(routers->size()) - layer;
-    return {static_cast<size_t>(most_sums(s.numel() / (K * D), D) * readers * K * K) * sizeof(float)};
+    return {static_cast<size_t>(max_sums(s.numel() / (K * D), D) * readers * K * K) * sizeof(float)};
   }
 };
 

@@ -13,14 +13,14 @@ namespace {
 // Up to eight heads of bf16 go through tensor cores, in one kernel for each direction, which bytes bound: every block
 // is read once. All else goes through float multiply-adds: with K heads an element of a block costs K of them, and as
 // many again in the correlation, which is a kernel of its own. From about ten heads on they bound it.
-constexpr int most_layers = 256, threads = 128;
+constexpr int max_layers = 256, threads = 128;
 constexpr int64_t shared_limit = 48 * 1024;
 
 struct Terms {
-  const float* weight[most_layers];  // W_t[0,0], or null: scale times the identity
-  float scale[most_layers];
-  int16_t layer[most_layers];  // of the slab
-  int count, trained;          // the first `trained` ones have weights
+  const float* weight[max_layers];  // W_t[0,0], or null: scale times the identity
+  float scale[max_layers];
+  int16_t layer[max_layers];  // of the slab
+  int count, trained;         // the first `trained` ones have weights
   // Where W_t[o,i] is, seen from W_t[0,0]: at o * columns + i; or, if columns is 0, W_t is the transpose of a matrix
   // with (layer + 1) * K columns.
   __device__ int64_t at(int t, int64_t columns, int64_t K, int64_t o, int64_t i) const {
@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(threads, 4) mix_kernel(S* out, const S* slab, 
 
 // The readers with weights.
 struct Readers {
-  float* dweight[most_layers];  // W's element [0, layer * K], or null if not wanted
-  int16_t layer[most_layers];
+  float* dweight[max_layers];  // W's element [0, layer * K], or null if not wanted
+  int16_t layer[max_layers];
   int count;
 };
 
@@ -374,7 +374,7 @@ void mix(S* out, const S* slab, const Terms& terms, int64_t columns, int64_t N, 
   with_heads<S>(K, D, {out, slab}, [&](auto heads, auto width) {
     const int64_t groups = blocks_of(K, heads), items = N * groups * (D / width);
     const int64_t term_bytes = K * groups * heads * static_cast<int64_t>(sizeof(float));
-    CHECK_THAT(items < int64_t{1} << 31 && term_bytes < most_shared_bytes() - 1024, "route: ", N, " tokens of ", K,
+    CHECK_THAT(items < int64_t{1} << 31 && term_bytes < max_shared_bytes() - 1024, "route: ", N, " tokens of ", K,
                " heads are too many for a GPU");
     const int64_t at_once = std::clamp<int64_t>(shared_limit / term_bytes, 1, terms.count);
     launch({"route_mix", blocks_of(items, threads), threads, static_cast<size_t>(at_once * term_bytes)},
@@ -393,7 +393,7 @@ void correlate(const Readers& readers, const S* slab, const S* dout, int layer, 
     const int64_t items = N * (D / width), chunks = std::clamp<int64_t>(items / (8 * threads), 1, 512);
     const int64_t groups = blocks_of(K, heads);
     CHECK_THAT(items < int64_t{1} << 31, "route_backward: ", N, " tokens are too many for a GPU");
-    float* partial = scratch<float>(most_sums(N, D) * readers.count * K * K);
+    float* partial = scratch<float>(max_sums(N, D) * readers.count * K * K);
     const dim3 grid(static_cast<uint32_t>(readers.count * groups * groups), static_cast<uint32_t>(chunks));
     launch({"route_correlate", grid, threads}, correlate_kernel<heads, width, S>, partial, slab, dout, readers, layer,
            N, K, D);
@@ -411,7 +411,7 @@ bool mix_on_tensor_cores(const Tensor& out, const Tensor& slab, const Tensor& do
       bytes > 96 * 1024 || units >= int64_t{1} << 31)
     return false;
   const int64_t blocks = std::clamp<int64_t>(units / (4 * mma_warps * stretches), 1, 528);
-  float* partial = backward ? scratch<float>(most_sums(N, D) * terms.trained * K * K) : nullptr;
+  float* partial = backward ? scratch<float>(max_sums(N, D) * terms.trained * K * K) : nullptr;
   launch({"route_mma", static_cast<uint32_t>(blocks), mma_threads, static_cast<size_t>(bytes)}, mma_kernel<backward>,
          out.as<bf16>(), partial, slab.as<bf16>(), backward ? dout.as<bf16>() : nullptr, terms, layer, columns, N, K,
          D);
@@ -422,7 +422,7 @@ bool mix_on_tensor_cores(const Tensor& out, const Tensor& slab, const Tensor& do
 }  // namespace
 
 void route_forward_cuda(const Tensor& out, const Tensor& slab, const Router& router, int64_t N, int64_t K, int64_t D) {
-  CHECK_THAT(router.sources.size() <= most_layers, "route_forward: more than ", most_layers, " sources on a GPU");
+  CHECK_THAT(router.sources.size() <= max_layers, "route_forward: more than ", max_layers, " sources on a GPU");
   Terms terms;
   Readers none;
   terms.count = terms.trained = none.count = 0;
@@ -435,7 +435,7 @@ void route_forward_cuda(const Tensor& out, const Tensor& slab, const Router& rou
 // In float the block's own layer becomes dout between its last use and the mix, so that dslice may be dout.
 void route_backward_cuda(const Tensor& dslice, const Tensor& slab, const Tensor& dout,
                          const std::vector<Router>& routers, int layer, int64_t N, int64_t K, int64_t D) {
-  CHECK_THAT(routers.size() <= most_layers, "route_backward: more than ", most_layers, " layers on a GPU");
+  CHECK_THAT(routers.size() <= max_layers, "route_backward: more than ", max_layers, " layers on a GPU");
   Terms terms;
   Readers readers;
   terms.count = terms.trained = readers.count = 0;

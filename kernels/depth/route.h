@@ -41,8 +41,8 @@ void route_forward(const Tensor& out, const Tensor& slab, const Router& router, 
 void route_backward(const Tensor& dslice, const Tensor& slab, const Tensor& dout, const std::vector<Router>& routers,
                     int layer, Stream stream);
 
-// On a GPU the backward takes the sums of dW over some tokens each, (most_sums, readers, K, K).
-inline int64_t most_sums(int64_t N, int64_t D) { return std::clamp<int64_t>(N * D / 1024, 1, 528); }
+// On a GPU the backward takes the sums of dW over some tokens each, (max_sums, readers, K, K).
+inline int64_t max_sums(int64_t N, int64_t D) { return std::clamp<int64_t>(N * D / 1024, 1, 528); }
 
 // kernels/depth/route.cu
 CUDA_TWIN void route_forward_cuda(const Tensor& out, const Tensor& slab, const Router& router, int64_t N, int64_t K,

@@ -7,11 +7,11 @@ namespace {
 
 // Every element is read and written once: bytes bound both. A thread has `vectors` accesses under way. The tables come
 // as arguments and go to shared memory, where threads can read different places of them at once.
-constexpr int most_heads = 256, threads = 256, vectors = 4;
+constexpr int max_heads = 256, threads = 256, vectors = 4;
 
 template <class S>
 struct Choices {
-  const S* head[most_heads];  // the first token's
+  const S* head[max_heads];  // the first token's
   int count;
 };
 
@@ -25,7 +25,7 @@ struct alignas(access_bytes<width, S>) Raw {
 template <int width, class S>
 __global__ void __launch_bounds__(threads)
     select_kernel(S* out, const Choices<S> choices, int64_t n, int64_t from_row, int64_t D) {
-  SHARED(heads, Array<const S*, most_heads>);
+  SHARED(heads, Array<const S*, max_heads>);
   if (static_cast<int>(threadIdx.x) < choices.count) heads[threadIdx.x] = choices.head[threadIdx.x];
   __syncthreads();
   const auto head_vectors = static_cast<uint32_t>(D / width), count = static_cast<uint32_t>(choices.count);
@@ -46,15 +46,15 @@ __global__ void __launch_bounds__(threads)
 
 // As find_readers leaves them.
 struct Readers {
-  int16_t first[most_heads + 1], j[most_heads];
+  int16_t first[max_heads + 1], j[max_heads];
 };
 
 template <int width, class S>
 __global__ void __launch_bounds__(threads) gather_kernel(S* dsource, const S* dout, const Readers readers, int64_t n,
                                                          int64_t K, int64_t J, int64_t D, bool acc) {
   SHARED(table, Readers);
-  for (int i = static_cast<int>(threadIdx.x); i < most_heads + 1; i += threads) table.first[i] = readers.first[i];
-  if (threadIdx.x < most_heads) table.j[threadIdx.x] = readers.j[threadIdx.x];
+  for (int i = static_cast<int>(threadIdx.x); i < max_heads + 1; i += threads) table.first[i] = readers.first[i];
+  if (threadIdx.x < max_heads) table.j[threadIdx.x] = readers.j[threadIdx.x];
   __syncthreads();
   const auto head_vectors = static_cast<uint32_t>(D / width);
 #pragma unroll
@@ -86,7 +86,7 @@ uint32_t blocks_for(int64_t n, int width) {
 
 void select_heads_forward_cuda(const Tensor& out, const std::vector<Tensor>& sources,
                                const std::vector<HeadChoice>& choice, int64_t K, int64_t D) {
-  CHECK_THAT(choice.size() <= most_heads, "select_heads_forward: ", choice.size(), " heads are too many for a GPU");
+  CHECK_THAT(choice.size() <= max_heads, "select_heads_forward: ", choice.size(), " heads are too many for a GPU");
   with_storage(out.dtype, [&]<class S>(S) {
     Choices<S> choices;
     choices.count = 0;
@@ -102,7 +102,7 @@ void select_heads_forward_cuda(const Tensor& out, const std::vector<Tensor>& sou
 void select_heads_backward_cuda(const Grad& dsource, const Tensor& dout, const std::vector<HeadChoice>& choice,
                                 int source, int64_t K, int64_t D) {
   const int64_t J = static_cast<int64_t>(choice.size());
-  CHECK_THAT(K <= most_heads && J <= most_heads, "select_heads_backward: ", K, " or ", J,
+  CHECK_THAT(K <= max_heads && J <= max_heads, "select_heads_backward: ", K, " or ", J,
              " heads are too many for a GPU");
   Readers readers{};
   find_readers(readers.first, readers.j, choice, source, K);

@@ -83,8 +83,8 @@ __device__ __forceinline__ void gather_row(float* totals, float* sums, const S* 
 // Rows whose squared lengths are known.
 template <class S>
 struct NormedSources {
-  const S* x[most_inputs];
-  const float* squares[most_inputs];  // (N) each
+  const S* x[max_inputs];
+  const float* squares[max_inputs];  // (N) each
   int count;
 
   NormedSources(const char* name, const std::vector<Tensor>& sources, const std::vector<Tensor>& squares_of)

@@ -62,12 +62,12 @@ void value_mix_forward_cpu(S* out, const S* v, const S* v1, float own, float fir
 template <bool acc_v, bool acc_v1, class S>
 void value_mix_backward_cpu(S* dv, S* dv1, float* d_own, float* d_first, const S* dout, const S* v, const S* v1,
                             float own, float first, int64_t n) {
-  constexpr int64_t piece = 2048, most_blocks = 64;
+  constexpr int64_t piece = 2048, max_blocks = 64;
   // One pair of partial sums per block of pieces; the number of blocks is fixed by the shape alone.
-  const int64_t pieces = ceil_div(n, piece), blocks = std::clamp<int64_t>(pieces / 4, 1, most_blocks);
+  const int64_t pieces = ceil_div(n, piece), blocks = std::clamp<int64_t>(pieces / 4, 1, max_blocks);
   struct Sums {
     double own = 0, first = 0;
-  } partial[most_blocks];
+  } partial[max_blocks];
   parallel_for(blocks, n <= grain ? blocks : 1, [=, &partial](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       Sums sums;

@@ -45,8 +45,8 @@ using namespace inside;
 
 namespace {
 
-constexpr int most_threads = 1024, warp_lanes = 32;
-constexpr size_t most_shared = 227 * 1024;  // of one block on sm_90 and sm_100
+constexpr int max_threads = 1024, warp_lanes = 32;
+constexpr size_t max_shared = 227 * 1024;  // of one block on sm_90 and sm_100
 constexpr size_t shared_unasked = 48 * 1024;
 constexpr uint8_t poison = 0xFF;  // of which floats, bf16 and doubles are NaN
 
@@ -122,7 +122,7 @@ struct Meeting {
 struct Block {
   std::vector<int> runnable;
   int alive = 0, at_barrier = 0;
-  std::vector<Meeting> meetings[most_threads / warp_lanes];  // of each warp
+  std::vector<Meeting> meetings[max_threads / warp_lanes];  // of each warp
   std::exception_ptr error;
 };
 
@@ -337,12 +337,12 @@ void run(const char* name, const void* kernel, dim3 grid, dim3 block, size_t sha
   kernel_name = name;
   kernel_body = &body;
   threads = static_cast<int>(block.x * block.y * block.z);
-  if (threads < 1 || threads > most_threads || block.z > 64)
-    fail_kernel("a block of ", block.x, " x ", block.y, " x ", block.z, " threads; at most ", most_threads);
+  if (threads < 1 || threads > max_threads || block.z > 64)
+    fail_kernel("a block of ", block.x, " x ", block.y, " x ", block.z, " threads; at most ", max_threads);
   if (grid.x < 1 || grid.y < 1 || grid.z < 1 || grid.x > 0x7FFFFFFF || grid.y > 65535 || grid.z > 65535)
     fail_kernel("a grid of ", grid.x, " x ", grid.y, " x ", grid.z,
                 " blocks; at least 1, at most 2^31-1 x 65535 x 65535");
-  const size_t allowed = std::min(most_shared, std::max(shared_unasked, shared_limits[kernel]));
+  const size_t allowed = std::min(max_shared, std::max(shared_unasked, shared_limits[kernel]));
   if (shared_bytes > allowed) fail_kernel(shared_bytes, " bytes of shared memory; it may have ", allowed);
   gridDim = grid, blockDim = block;
   const std::unique_ptr<void, void (*)(void*)> memory(allocate(shared_bytes), release);
@@ -412,7 +412,7 @@ void* static_shared(const void* key, size_t bytes) {
   if (memory == nullptr) {
     const size_t all = std::accumulate(statics.begin(), statics.end(), dynamic_bytes + bytes,
                                        [](size_t sum, const auto& entry) { return sum + entry.second.second; });
-    if (all > most_shared) fail_kernel(all, " bytes of shared memory with the kernel's own; at most ", most_shared);
+    if (all > max_shared) fail_kernel(all, " bytes of shared memory with the kernel's own; at most ", max_shared);
     memory = allocate(bytes), size = bytes;
     std::memset(memory, poison, bytes);
   }

@@ -14,7 +14,7 @@ using namespace inside;
 
 namespace {
 
-constexpr int group_threads = 128, most_groups = 8;
+constexpr int group_threads = 128, max_groups = 8;
 constexpr uint8_t poison = 0xFF;
 constexpr uint32_t row_bytes = 128;
 
@@ -81,7 +81,7 @@ struct Snapshot {
 std::map<const void*, Barrier> barriers;
 std::vector<Copy> copies;
 std::array<Named, 16> named;
-std::array<Warpgroup, most_groups> warpgroups;
+std::array<Warpgroup, max_groups> warpgroups;
 std::vector<std::vector<Snapshot>> fenced;   // of each thread, at its last fence
 std::vector<uint16_t> stored_by, loaded_by;  // of each byte of the window: a thread + 1 that has not fenced since
 std::vector<int> register_waits;             // threads

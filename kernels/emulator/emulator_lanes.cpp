@@ -42,7 +42,7 @@ struct Capture {
 };
 Capture captured;
 // A ticket says of which capture it is, 0 for none, and counts its transfers.
-constexpr int64_t most_transfers = int64_t{1} << 32;
+constexpr int64_t max_transfers = int64_t{1} << 32;
 
 void run_transfers(size_t most) {
   for (; most > 0 && !waiting.empty(); --most) {
@@ -97,9 +97,9 @@ void fork_transfers() {
   captured.forked = true;
   do_or_record({Work::fork, {}, {}});
 }
-int64_t mark_transfers() { return captures() ? captured.number * most_transfers + captured.asked : asked; }
+int64_t mark_transfers() { return captures() ? captured.number * max_transfers + captured.asked : asked; }
 void join_transfers(int64_t ticket) {
-  const int64_t of = ticket / most_transfers, here = captures() ? captured.number : 0, count = ticket % most_transfers;
+  const int64_t of = ticket / max_transfers, here = captures() ? captured.number : 0, count = ticket % max_transfers;
   CHECK_THAT(of == here, "a ticket of recording ", of, " is waited for in recording ", here, " (0: in none)");
   captured.joined = std::max(captured.joined, count);
   do_or_record({Work::join, {}, {}, count});

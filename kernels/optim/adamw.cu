@@ -16,9 +16,9 @@ struct Run {
   double lr_mul, weight_decay;
 };
 // An argument by value, so that nothing is copied and waited for; at most 4 KiB together with the others.
-constexpr int most_runs = 96;
+constexpr int max_runs = 96;
 struct Runs {
-  Run run[most_runs];
+  Run run[max_runs];
   int count;
 };
 
@@ -99,7 +99,7 @@ void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, c
     };
     for (++i; i < rows.size() && goes_on(rows[i]); ++i) end = rows[i].end;
     if (row.begin == end) continue;
-    if (runs.count == most_runs) launch_runs();
+    if (runs.count == max_runs) launch_runs();
     runs.run[runs.count++] = {row.begin, end, blocks, row.lr_mul, row.weight_decay};
     blocks += blocks_of(end - row.begin / width * width, piece);
   }

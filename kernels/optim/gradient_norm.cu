@@ -6,7 +6,7 @@ namespace crossply {
 namespace {
 
 // Bound by memory: x once. Who adds what depends on n and on the alignment of x, which is the same from run to run.
-constexpr int threads = 256, warps = threads / warp_size, most_blocks = 1056, at_once = 4;
+constexpr int threads = 256, warps = threads / warp_size, max_blocks = 1056, at_once = 4;
 
 // A block takes a leaf; a thread begins `at_once` loads before it needs the first.
 template <int width>
@@ -85,7 +85,7 @@ void leaf_squares_cuda(double* to, const Tensor& x) {
 
 void add_sum_cuda(double* to, const Tensor& x) {
   const int64_t n = x.numel();
-  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(n / (threads * 16), 1, most_blocks));
+  const auto blocks = static_cast<uint32_t>(std::clamp<int64_t>(n / (threads * 16), 1, max_blocks));
   double* partial = scratch<double>(blocks);
   with_width<float>(n, {x.data}, [&](auto width) {
     launch({"sums", blocks, threads}, sums_kernel<width>, partial, x.as<float>(), n);

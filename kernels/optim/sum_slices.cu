@@ -44,7 +44,7 @@ void sum_slices_cuda(const Tensor& to, const Tensor& from) {
     });
   };
   if (S < 16) run(std::integral_constant<int, 4>());
-  else run(std::integral_constant<int, most_levels>());
+  else run(std::integral_constant<int, max_levels>());
 }
 
 }  // namespace crossply

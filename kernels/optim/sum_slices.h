@@ -24,7 +24,7 @@ inline void copy(const Tensor& to, const Tensor& from, Stream stream) {
 
 CUDA_TWIN void sum_slices_cuda(const Tensor& to, const Tensor& from);  // kernels/optim/sum_slices.cu
 
-constexpr int most_levels = 12;  // of the tree: fewer than 4,096 slices
+constexpr int max_levels = 12;  // of the tree: fewer than 4,096 slices
 
 template <class T>
 T tree_sum_ref(const T* from, int64_t stride, int64_t begin, int64_t n) {

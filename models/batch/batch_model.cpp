@@ -13,10 +13,10 @@ namespace crossply {
 namespace {
 
 // A core's own cache is 1 to 2 MiB; beyond about twice that, whole sequences on a thread are no faster than whole ops.
-constexpr size_t most_gradients = size_t{1} << 20, most_activations = size_t{4} << 20;
+constexpr size_t max_gradients = size_t{1} << 20, max_activations = size_t{4} << 20;
 // Sequences go through together while they take no more than this: longer loops, fewer calls.
 constexpr size_t roomy = size_t{1} << 20;
-constexpr int64_t most_lanes = 16;  // so many threads can work; each costs a set of activations and gradients
+constexpr int64_t max_lanes = 16;  // so many threads can work; each costs a set of activations and gradients
 
 Tensor flat_gradients(const Arena& arena, const ParameterTable& params) {
   return Tensor{arena.data(), params.dtype(), Shape{params.flat_size()}};
@@ -43,7 +43,7 @@ double sum_losses(Device& device, const Graph& graph) {
 Layout choose_layout(ParameterTable& params, const Config& config, const Batch& batch, Backend backend) {
   const Layout whole{batch.B, 1};
   const size_t gradients = static_cast<size_t>(params.rows_size()) * size_of(Dtype::f32);
-  if (backend == Backend::cuda || gradients > most_gradients || batch.B < 2) return whole;
+  if (backend == Backend::cuda || gradients > max_gradients || batch.B < 2) return whole;
   const auto arena_of = [&](int64_t sequences) {
     Tape tape(batch.dtype);
     Batch same = batch;
@@ -53,11 +53,11 @@ Layout choose_layout(ParameterTable& params, const Config& config, const Batch& 
     return tape.arena_bytes();
   };
   const size_t one = arena_of(1);
-  if (one > most_activations) return whole;
+  if (one > max_activations) return whole;
   int64_t sequences = 1;
   for (int64_t n = 2; n * 2 <= batch.B && static_cast<size_t>(n) * one <= roomy; ++n)
-    if (batch.B % n == 0 && batch.B / n >= std::min(most_lanes, batch.B / 2)) sequences = n;
-  return {sequences, std::min(most_lanes, batch.B / sequences)};
+    if (batch.B % n == 0 && batch.B / n >= std::min(max_lanes, batch.B / 2)) sequences = n;
+  return {sequences, std::min(max_lanes, batch.B / sequences)};
 }
 
 Graph record_replay(Tape& tape, ParameterTable& params, const Config& config, const Batch& batch,
@@ -100,7 +100,7 @@ void BatchModel::run_lane(int64_t lane, const int32_t* tokens, const int32_t* ta
   const int64_t replays = batch_.B / layout_.sequences, width = layout_.sequences * batch_.T;
   const int64_t begin = replays * lane / layout_.lanes;
   for (int64_t r = begin; r < replays * (lane + 1) / layout_.lanes; ++r) {
-    if (l.gradients.data() != nullptr) replay.first = step.training && r == begin;  // its own
+    if (l.gradients.data() != nullptr) replay.overwrite = step.training && r == begin;  // its own
     load_batch(device_, l.graph, tokens + r * width, targets + r * width);
     l.tape.run(replay);
     add_sum(part_of(losses, {lane, lane + 1}), l.graph.losses->tensor, device_.stream());
@@ -125,7 +125,7 @@ void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& 
   for (const auto& lane : lanes_)
     if (lane->error) std::rethrow_exception(std::exchange(lane->error, nullptr));
   for (size_t i = 0; step.training && i < lanes_.size(); ++i)
-    accumulate({params_.gradients(), !step.first || i > 0}, flat_gradients(lanes_[i]->gradients, params_),
+    accumulate({params_.gradients(), !step.overwrite || i > 0}, flat_gradients(lanes_[i]->gradients, params_),
                device_.stream());
   for (size_t i = 0; step.last && i < waiting_; ++i) ready_(i);
 }

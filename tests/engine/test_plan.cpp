@@ -39,13 +39,13 @@ Config sized(const Config& like, int64_t V, int64_t C) {
 double taken(const TrainOptions& o, const Source& data) {
   if (!emulated) Trainer(o, data).step();  // tries out products, each on a copy of the result
   restart_memory_count();
-  const size_t before = most_device_memory();
+  const size_t before = max_device_memory();
   Trainer trainer(o, data);
   trainer.step();
   trainer.evaluate(data, 1);
   if (data.task() != nullptr)
     answer_task(trainer.device(), trainer.params(), o.config, data, o.answer_samples, answer_rows(o), *one_rank_job());
-  return static_cast<double>(most_device_memory() - before);
+  return static_cast<double>(max_device_memory() - before);
 }
 
 void check_plan(TrainOptions o, const Source& data) {
@@ -68,11 +68,11 @@ double uncounted(const Node& node, double planned) {
 // The most scratch memory that an op takes, beside what products take.
 size_t scratch_taken(Node& node, Device& device) {
   restart_memory_count();
-  const size_t before = most_device_memory();
+  const size_t before = max_device_memory();
   node.forward(Step{true, 1, 0}, device.stream());
   node.backward(Step{true, 1, 0}, device.stream());
   device.wait();
-  const size_t most = most_device_memory() - before, products = emulated ? 0 : matmul_workspace;
+  const size_t most = max_device_memory() - before, products = emulated ? 0 : matmul_workspace;
   return most - (most < products ? 0 : products);
 }
 

@@ -26,8 +26,8 @@
 
 namespace {
 
-constexpr int most_descriptors = 1024;
-std::string opened[most_descriptors];  // the path below FAULT_DIR of a descriptor; empty if it is none of ours
+constexpr int max_descriptors = 1024;
+std::string opened[max_descriptors];  // the path below FAULT_DIR of a descriptor; empty if it is none of ours
 
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
@@ -55,7 +55,7 @@ std::string below(const char* path) {
   const bool inside = std::strncmp(path, dir.c_str(), dir.size()) == 0;
   return inside && path[dir.size()] == '/' ? path + dir.size() + 1 : "";
 }
-std::string below(int fd) { return fd >= 0 && fd < most_descriptors ? opened[fd] : ""; }
+std::string below(int fd) { return fd >= 0 && fd < max_descriptors ? opened[fd] : ""; }
 std::string below_at(int fd, const char* path) {
   if (fd == AT_FDCWD || path[0] == '/') return below(path);
   const std::string dir = below(fd);
@@ -85,7 +85,7 @@ F* next(F*, const char* name) {
 }
 
 int remember(int fd, const std::string& path) {
-  if (fd >= 0 && fd < most_descriptors) opened[fd] = path;
+  if (fd >= 0 && fd < max_descriptors) opened[fd] = path;
   return fd;
 }
 

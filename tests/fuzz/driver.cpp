@@ -37,9 +37,9 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr size_t longest = 1 << 20;
-constexpr rlim_t most_memory = rlim_t{4} << 30;
-constexpr int most_cpu_seconds = 30, most_seconds = 300;  // for one input; the second is for one that waits
-constexpr int most_failures = 10;
+constexpr rlim_t max_memory = rlim_t{4} << 30;
+constexpr int max_cpu_seconds = 30, max_seconds = 300;  // for one input; the second is for one that waits
+constexpr int max_failures = 10;
 
 struct Options {
   std::vector<std::string> corpus;
@@ -202,16 +202,16 @@ void limit_resources() {
   const rlimit none{0, 0};
   ::setrlimit(RLIMIT_CORE, &none);
 #ifndef FUZZ_ASAN
-  const rlimit memory{most_memory, most_memory};
+  const rlimit memory{max_memory, max_memory};
   ::setrlimit(RLIMIT_AS, &memory);
 #endif
 }
 
 // Time for one input; the signals end the process.
 void start_clock() {
-  const itimerval cpu{{0, 0}, {most_cpu_seconds, 0}};
+  const itimerval cpu{{0, 0}, {max_cpu_seconds, 0}};
   ::setitimer(ITIMER_PROF, &cpu, nullptr);
-  ::alarm(most_seconds);
+  ::alarm(max_seconds);
 }
 
 // The child: tries inputs until one kills it. What it prints for an input goes to `output`.
@@ -234,8 +234,8 @@ void start_clock() {
 std::string cause_of(int status) {
   if (!WIFSIGNALED(status)) return str("it ended the process with exit code ", WEXITSTATUS(status));
   const int signal = WTERMSIG(status);
-  if (signal == SIGPROF) return str("more than ", most_cpu_seconds, " s of CPU time");
-  if (signal == SIGALRM) return str("more than ", most_seconds, " s");
+  if (signal == SIGPROF) return str("more than ", max_cpu_seconds, " s of CPU time");
+  if (signal == SIGALRM) return str("more than ", max_seconds, " s");
   return str("signal ", signal, ", ", ::strsignal(signal));
 }
 
@@ -258,7 +258,7 @@ Exit run(const Options& o, const std::string& name) {
   const std::string output = scratch() + "/output";
   const uint64_t end = corpus.size() + static_cast<uint64_t>(o.count);
   int failures = 0;
-  for (uint64_t next = o.first; next < end && failures < most_failures; next = current.index + 1) {
+  for (uint64_t next = o.first; next < end && failures < max_failures; next = current.index + 1) {
     current.index = next;
     std::fflush(stdout);
     const pid_t child = ::fork();

@@ -132,15 +132,15 @@ TEST_CASE("emulator: lanes exchange values, in whole warps and the last part of 
   for (const int threads : {1, 7, 32, 50, 96}) {
     CAPTURE(threads);
     const auto inp = random_vector<float>(threads, 2);
-    const OnDevice from(inp), to(poisoned<float>(threads)), most_of(poisoned<float>(threads));
+    const OnDevice from(inp), to(poisoned<float>(threads)), max_of(poisoned<float>(threads));
     const Launch shuffle{"shuffle", 1, static_cast<uint32_t>(threads)};
     if (threads % 32 != 0) {
       // A mask of all lanes is right on a GPU only where they are there.
-      CHECK_THROWS_AS(launch(shuffle, shuffle_kernel, to.data, most_of.data, from.data), Error);
+      CHECK_THROWS_AS(launch(shuffle, shuffle_kernel, to.data, max_of.data, from.data), Error);
       continue;
     }
-    launch(shuffle, shuffle_kernel, to.data, most_of.data, from.data);
-    const std::vector<float> out = to.host(), largest = most_of.host();
+    launch(shuffle, shuffle_kernel, to.data, max_of.data, from.data);
+    const std::vector<float> out = to.host(), largest = max_of.host();
     for (int first = 0; first < threads; first += 32) {
       double sum = 0;
       float most = -2;

@@ -119,7 +119,7 @@ TEST_CASE("linear: in eight bits it is the product of the rounded numbers, and f
   }
   const auto bias = layers.get<bf16>(layers.params.at("bias").narrow);
   Step step{true, 1, 0};
-  step.first = true;
+  step.overwrite = step.new_weights = true;
   layers.tape.run(step);
 
   const auto x8 = kept<e4m3>(x, scales[0]);
@@ -166,7 +166,7 @@ TEST_CASE("linear: in eight bits weights are rounded in a first replay only; eva
     return convert<float>(all);
   };
   Step first{true, 1, 0}, later = first, measuring = first;
-  first.first = measuring.first = measuring.measures = true;
+  first.overwrite = first.new_weights = measuring.overwrite = measuring.new_weights = measuring.measures = true;
   layers.set_scales({64, 64, 64, 64, 64});
   const std::vector<float> in_bf16 = out(plain, Step{});
   CHECK(out(layers, Step{}) == in_bf16);
@@ -195,7 +195,7 @@ TEST_CASE("linear: in eight bits it adds its output to the sum that comes next")
   layers.set_scales({64, 256, 1024});
   layers.put(layers.x->tensor, x), layers.put(layers.addend->tensor, addend);
   Step step{true, 1, 0};
-  step.first = true;
+  step.overwrite = step.new_weights = true;
   layers.put(layers.outs[0]->grad->tensor, random_vector<bf16>(rows * widths[0], 3));
   layers.tape.run(step);
   const auto x8 = kept<e4m3>(x, 64), w8 = kept<e4m3>(layers.get<bf16>(layers.params.at("w0").narrow), 256);

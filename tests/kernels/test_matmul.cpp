@@ -331,7 +331,7 @@ TEST_CASE_TEMPLATE("matmul: on a GPU layers whose outputs are neighbours are one
         bs.push_back(name == "no bias for one" && i == 2 ? Tensor{} : view(b.data + of_bias, {O}));
       }
       if (name == "no biases") bs.clear();
-      const auto most_at_once = [](auto&& work) {
+      const auto max_at_once = [](auto&& work) {
         forget_choices();
         work();
         int64_t most = 0;
@@ -345,10 +345,10 @@ TEST_CASE_TEMPLATE("matmul: on a GPU layers whose outputs are neighbours are one
         return most;
       };
       const Stream stream{Backend::cuda};
-      CHECK(most_at_once([&] {
+      CHECK(max_at_once([&] {
               matmul_forward(outs, view(x.data, {rows, C}), ws, stream, {}, bs, {}, neighbours);
             }) == (neighbours ? form.forward : 1));
-      CHECK(most_at_once([&] {
+      CHECK(max_at_once([&] {
               matmul_backward_weights(dws, add, d, view(x.data, {rows, C}), stream, neighbours);
             }) == (neighbours ? form.backward : 1));
       const auto host_w = w.host(), host_d = dy.host(), got = y.host();

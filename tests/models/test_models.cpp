@@ -145,7 +145,7 @@ TEST_CASE("models: the first replay of a step sets the gradients, whatever they 
         model.tape.run(Step{true, 0.25});
         const std::vector<float> want = gradients();
         model.device->fill(model.params.gradients().data, 0xFF, model.params.gradients().bytes());  // NaN
-        model.tape.run(Step{.training = true, .grad_scale = 0.25, .first = true});
+        model.tape.run(Step{.training = true, .grad_scale = 0.25, .overwrite = true});
         // A GPU may choose another algorithm for a product that adds nothing.
         check_close("once", gradients(), convert<double>(want), device == gpu ? 1e-4 : 0);
         model.tape.run(Step{true, 0.25});

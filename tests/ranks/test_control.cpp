@@ -99,7 +99,7 @@ int speak(const Place& place, const JoinOptions& options, Comm* mpi) {
     const Tally tally = job->finish_vote();
     NEED(tally.scored == 10 * size + size * (size - 1) / 2);
     NEED(tally.stop == (step == 7));
-    NEED(tally.slowest == 2 && tally.least_busy == 0.5 && tally.median_busy == 0.75 && tally.most_busy == 1.25);
+    NEED(tally.slowest == 2 && tally.min_busy == 0.5 && tally.median_busy == 0.75 && tally.max_busy == 1.25);
   }
   std::string text(300'000, ' ');
   for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 7 + i / 251);
@@ -317,7 +317,7 @@ TEST_CASE("control: a rank that sends what it must not is lost") {
     rank.post({Record::hello, 1, {0x63726F7373706C01, point.token[0], point.token[1], 2}});
     REQUIRE(rank.wait(5)->record.kind == Record::welcome);
     // The last one is right, but not so often: a text is at most 1 MiB.
-    for (size_t i = 0; i < Link::most_text / 56 + 3 && rank.is_open(); ++i) rank.post(wrong), rank.receive();
+    for (size_t i = 0; i < Link::max_text / 56 + 3 && rank.is_open(); ++i) rank.post(wrong), rank.receive();
     for (int i = 0; i < 1000 && rank.has_unsent() && rank.is_open(); ++i)
       ::usleep(1000), rank.send_some(), rank.receive();
     t.crowd.check(0, Exit::peer_lost, str("rank 1 is lost in step 0: it sent a record of kind ", wrong.kind));

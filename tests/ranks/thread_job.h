@@ -117,7 +117,7 @@ class ThreadJob : public Job {
         busy.push_back(vote.busy_seconds);
       }
       std::sort(busy.begin(), busy.end());
-      tally.least_busy = busy.front(), tally.median_busy = busy[(busy.size() - 1) / 2], tally.most_busy = busy.back();
+      tally.min_busy = busy.front(), tally.median_busy = busy[(busy.size() - 1) / 2], tally.max_busy = busy.back();
     });
     return tally;
   }

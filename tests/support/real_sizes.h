@@ -79,7 +79,7 @@ constexpr double exact = 0;
 // The first element of got that is further from want than tolerance * max(|want|, size), and what is stored as bf16 one
 // unit in its last place, 2^-7; -1 if there is none. size: the root mean square of want, or, if that is more, what is
 // given. A NaN in either is such an element. want may be shorter: it then repeats. Exact: not even one unit.
-inline int64_t first_wrong(const Tensor& got, const Tensor& want, double tolerance, double least_size = 0) {
+inline int64_t first_wrong(const Tensor& got, const Tensor& want, double tolerance, double min_size = 0) {
   int64_t wrong = got.numel();
   with_storage(got.dtype, [&]<class S>(S) {
     const S *g = got.as<S>(), *w = want.as<S>();
@@ -90,7 +90,7 @@ inline int64_t first_wrong(const Tensor& got, const Tensor& want, double toleran
       const float x = w[i];
       square += static_cast<double>(x) * static_cast<double>(x);
     }
-    const float scale = static_cast<float>(std::max(std::sqrt(square / static_cast<double>(n)), least_size));
+    const float scale = static_cast<float>(std::max(std::sqrt(square / static_cast<double>(n)), min_size));
     const float unit = std::is_same_v<S, bf16> && tolerance != exact ? 0x1p-7f : 0.f,
                 relative = static_cast<float>(tolerance);
     for (int64_t begin = 0; begin < got.numel(); begin += n) {

@@ -40,7 +40,7 @@ TEST_CASE("presets: the Inheritune paper's sizes, tokens a step and rates") {
     const char* preset;
     int64_t layers, parameters, fewer_layers, fewer, tokens, steps;
     double lr, least, beta2;
-    int64_t most_ranks;
+    int64_t max_ranks;
   };
   const Row rows[] = {
       {"gpt2-small", 12, 124373760, 4, 67738368, 393216, 100000, 6e-4, 3e-5, 0.95, 8},
@@ -61,7 +61,7 @@ TEST_CASE("presets: the Inheritune paper's sizes, tokens a step and rates") {
     CHECK(o.config.scale_attn_by_inverse_layer_idx == (o.preset != "gpt2-small"));
     CHECK(!o.config.bias);
     CHECK(o.batch * o.accumulate * o.data.seq_len == row.tokens);
-    for (int64_t ranks = 1; ranks <= row.most_ranks; ranks *= 2) CHECK(o.accumulate % ranks == 0);
+    for (int64_t ranks = 1; ranks <= row.max_ranks; ranks *= 2) CHECK(o.accumulate % ranks == 0);
     CHECK(o.steps == row.steps);
     CHECK(o.warmup == 2000);
     CHECK(rate(o, 0) == 0);

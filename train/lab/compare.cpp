@@ -280,7 +280,7 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
   };
   const auto set_rates = [&](const std::string& text) {
     o.rates = read_list<double>("--lr", text,
-                                [](const std::string& item) { return read_number("--lr", item, 0, most_number); });
+                                [](const std::string& item) { return read_number("--lr", item, 0, max_number); });
   };
   add_parsed(
       app, "--seeds", set_seeds, "LIST",

@@ -318,8 +318,8 @@ void take_experiment(const json& old, const std::string& path, Experiment& exper
   take_settings((llama == runs.end() ? runs[0] : *llama)["flags"], path + ": flags", options);
   options.config.arch = "llama";  // what the first one has of its own is in its name
   options.config.options.clear();
-  experiment.rates = list_of<double>(old, "rates", "lr", most_number, path);
-  experiment.seeds = list_of<uint64_t>(old, "seeds", "seed", most_of<uint64_t>, path);
+  experiment.rates = list_of<double>(old, "rates", "lr", max_number, path);
+  experiment.seeds = list_of<uint64_t>(old, "seeds", "seed", max_of<uint64_t>, path);
 }
 
 void take_results(Comparison& comparison, const json& old, const std::string& path) {

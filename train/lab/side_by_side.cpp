@@ -36,7 +36,7 @@ using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int reply_descriptor = 3;
-constexpr double most_to_try = 2e11;  // FLOPs of a step that is timed: of larger ones threads have enough to do
+constexpr double max_to_try = 2e11;  // FLOPs of a step that is timed: of larger ones threads have enough to do
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -328,7 +328,7 @@ Jobs choose_jobs(const Comparison& comparison, int64_t asked) {
       static_cast<double>(first.options.batch * first.options.accumulate * first.options.data.seq_len);
   const int64_t most = std::min<int64_t>({cores, runs, fitting});
   if (!several || backend_of(first.options.device) == Backend::cuda || most < 2) return {};
-  if (first.result.flops_per_token * tokens > most_to_try)
+  if (first.result.flops_per_token * tokens > max_to_try)
     return {1, "one run at a time: a step is large enough for all threads (--jobs changes that)"};
   TrainOptions trial = first.options;
   trial.lr = trial.router_lr = 0;  // where a rate is too high

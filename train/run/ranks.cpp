@@ -53,8 +53,8 @@ struct Deadline {
 
 void check_ranks(const TrainOptions& o, int64_t ranks) {
   const int64_t V = o.accumulate, sequences = o.batch * V;
-  if (ranks >= 1 << most_levels)
-    fail(Exit::usage, ranks, " ranks are too many: at most ", (1 << most_levels) - 1, " add up their gradients");
+  if (ranks >= 1 << max_levels)
+    fail(Exit::usage, ranks, " ranks are too many: at most ", (1 << max_levels) - 1, " add up their gradients");
   if (V % ranks == 0) return;
   int64_t fewer = std::min(ranks, V), more = ranks;
   while (V % fewer != 0) --fewer;

@@ -209,10 +209,10 @@ void Run::show_progress() {
 void Run::note_straggler() {
   constexpr int64_t many = 20;
   const Tally& tally = trainer_.tally;
-  lagging_ = tally.most_busy > 1.5 * tally.median_busy ? (tally.slowest == laggard_ ? lagging_ + 1 : 1) : 0;
+  lagging_ = tally.max_busy > 1.5 * tally.median_busy ? (tally.slowest == laggard_ ? lagging_ + 1 : 1) : 0;
   laggard_ = tally.slowest;
   if (!times_waiting() || lagging_ != many) return;
-  progress_.say(str("rank ", tally.slowest, " holds the others up: ", format_number("%.3g", tally.most_busy),
+  progress_.say(str("rank ", tally.slowest, " holds the others up: ", format_number("%.3g", tally.max_busy),
                     " s of its own for a step, others take ", format_number("%.3g s", tally.median_busy)));
 }
 
@@ -281,7 +281,7 @@ void Run::write_metrics() {
   if (const auto routing = std::exchange(routing_, nullptr)) line["routing"] = *routing;
   if (const Tally& t = trainer_.tally; times_waiting()) {
     line["waiting_s"] = trainer_.waited;
-    line["busy_least_s"] = t.least_busy, line["busy_median_s"] = t.median_busy, line["busy_most_s"] = t.most_busy;
+    line["busy_least_s"] = t.min_busy, line["busy_median_s"] = t.median_busy, line["busy_most_s"] = t.max_busy;
   }
   if (metrics_) metrics_->write(line);
   if (table_) table_->write(line);

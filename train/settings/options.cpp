@@ -79,8 +79,8 @@ void add_size_flags(CLI::App& app, TrainOptions& o) {
   add_integer(app, "--head-width", c.head_dim, 0, max_size, "D, head width (0: C / H)");
   add_integer(app, "--ffn", c.intermediate_size, c.gpt2() ? 0 : 1, max_size,
               c.gpt2() ? "F, feed-forward width (0: 4 C)" : "F, feed-forward width");
-  if (!c.gpt2()) add_number(app, "--rope-theta", c.rope_theta, 0, most_number, "base of the rotary frequencies");
-  add_number(app, "--norm-eps", c.norm_eps, 0, most_number, "epsilon of the norms");
+  if (!c.gpt2()) add_number(app, "--rope-theta", c.rope_theta, 0, max_number, "base of the rotary frequencies");
+  add_number(app, "--norm-eps", c.norm_eps, 0, max_number, "epsilon of the norms");
   add_truth(app, "--tie", c.tie_word_embeddings, "head and embedding share one matrix");
   add_truth(app, "--qk-norm", c.qk_norm, "RMSNorm on queries and keys");
   using Words = std::vector<std::string>;
@@ -115,8 +115,8 @@ void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
       "those of --lr and --warmup.");
   add_integer(app, "--batch", o.batch, 1, max_size, "sequences per micro-step");
   add_integer(app, "--accumulate", o.accumulate, 1, max_size, "micro-steps per optimizer step");
-  add_number(app, "--lr", o.lr, 0, most_number, "base learning rate");
-  add_number(app, "--router-lr", o.router_lr, 0, most_number,
+  add_number(app, "--lr", o.lr, 0, max_number, "base learning rate");
+  add_number(app, "--router-lr", o.router_lr, 0, max_number,
              "of routers, depth scores and whatever else learns faster than --lr; some connections have nothing such, "
              "attnres and mhc among them (0: mostly ten times --lr)");
   add_choice(app, "--schedule", o.schedule, schedules,
@@ -124,14 +124,14 @@ void add_optimiser_flags(CLI::App& app, TrainOptions& o) {
   add_integer(app, "--warmup", o.warmup, 0, max_count, "warm-up steps");
   needs(app, add_number(app, "--lr-floor", o.lr_floor, 0, 1, "smallest multiple of --lr after the warm-up"),
         {{"--schedule", {"!constant"}}});
-  add_number(app, "--weight-decay", o.adamw.weight_decay, 0, most_number, "decoupled weight decay");
+  add_number(app, "--weight-decay", o.adamw.weight_decay, 0, max_number, "decoupled weight decay");
   needs(app,
         add_switch(app, "--decay-all", o.decay_all,
                    "decay norms, embeddings, routers and scalars, too, as SATFormer's code does"),
         {{"--weight-decay"}});
-  add_number(app, "--beta1", o.adamw.beta1, 0, most_beta, "AdamW's first decay");
-  add_number(app, "--beta2", o.adamw.beta2, 0, most_beta, "AdamW's second decay");
-  add_number(app, "--clip", o.adamw.clip, 0, most_number, "largest global gradient norm (0: no clipping)");
+  add_number(app, "--beta1", o.adamw.beta1, 0, max_beta, "AdamW's first decay");
+  add_number(app, "--beta2", o.adamw.beta2, 0, max_beta, "AdamW's second decay");
+  add_number(app, "--clip", o.adamw.clip, 0, max_number, "largest global gradient norm (0: no clipping)");
 }
 
 void add_output_flags(CLI::App& app, TrainOptions& o) {
@@ -193,7 +193,7 @@ void add_ranks_flags(CLI::App& app, TrainOptions& o) {
   add_choice(app, "--sum", o.sum, sums,
              "of gradients over micro-steps and ranks: running, tree (the same bits for any number of ranks; copies of "
              "the gradients) or library (by MPI or NCCL)");
-  add_number(app, "--peer-timeout", o.peer_timeout, 1, most_number, "seconds of silence after which a rank is lost");
+  add_number(app, "--peer-timeout", o.peer_timeout, 1, max_number, "seconds of silence after which a rank is lost");
   add_integer(app, "--check-replicas", o.check_replicas, 0, max_count,
               "steps between comparisons of the ranks' weights (0: never)");
   add_switch(app, "--log-ranks", o.log_ranks, "also print what other ranks than the first say");

@@ -24,7 +24,7 @@ struct PutSetting {
 
 // The largest value of a flag of this type, where it names no other; the seed may be any.
 template <class T>
-constexpr double most_of = std::is_same_v<T, int64_t> ? static_cast<double>(max_count) : most_number;
+constexpr double max_of = std::is_same_v<T, int64_t> ? static_cast<double>(max_count) : max_number;
 
 // Throws Exit::bad_data with the path for a value that no flag could have.
 struct TakeSetting {
@@ -32,7 +32,7 @@ struct TakeSetting {
   const std::string& path;
   bool complete = false;  // refuse a missing one; else it was written before there was such a flag
   template <class T>
-  void operator()(const char* key, T& variable, double least = 0, double most = most_of<T>) const {
+  void operator()(const char* key, T& variable, double least = 0, double most = max_of<T>) const {
     if (!complete && !settings.contains(key)) return;
     const nlohmann::json value = settings.value(key, nlohmann::json());
     if (!holds<T>(value, least, most)) refuse(key);

@@ -42,8 +42,8 @@ void each_kept(Options& o, Visit&& visit) {
   visit("lr_floor", o.lr_floor, 0, 1);
   visit("weight_decay", o.adamw.weight_decay);
   visit("decay_all", o.decay_all);
-  visit("beta1", o.adamw.beta1, 0, most_beta);
-  visit("beta2", o.adamw.beta2, 0, most_beta);
+  visit("beta1", o.adamw.beta1, 0, max_beta);
+  visit("beta2", o.adamw.beta2, 0, max_beta);
   visit("clip", o.adamw.clip);
   visit("seed", o.seed);
   visit("device", o.device);

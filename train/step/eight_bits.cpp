@@ -8,7 +8,7 @@ namespace crossply {
 
 void EightBits::before_run(const std::function<void(const Step&)>& run) {
   Step measuring{true};
-  measuring.measures = measuring.first = true;
+  measuring.measures = measuring.overwrite = measuring.new_weights = true;
   run(measuring);
   after_backward();
   scales_.add(sums_.gather_values());

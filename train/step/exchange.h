@@ -51,8 +51,8 @@ class Exchange {
            int64_t micro_steps, int64_t check_every = 0);
   // Whether there is something to do after the last micro-step of a step, which is then replayed with Step::last.
   bool hooked() const { return tree_ || !job_.place.alone(); }
-  // After micro-step a = 0, 1, ..., except the last: true if its gradients were put aside, so that the next one's are
-  // the first again. And after the last, when the own slices are complete for all later work of the device.
+  // After micro-step a = 0, 1, ..., except the last: true if its gradients were put aside, so that the next micro-step
+  // overwrites them. finish() comes after the last; the own slices are then complete for all later work of the device.
   bool after_micro_step(int64_t a);
   void finish();
   // The own slices of the weights, just updated, to all ranks: in f32, or in bf16 what the ranks read only so.

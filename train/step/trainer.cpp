@@ -76,7 +76,7 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
     std::fill(targets_.begin(), targets_.end(), 0);
     exchange_.share_choices([&] {  // nobody reads the results
       Step first = replay_;
-      first.first = true;
+      first.overwrite = first.new_weights = true;
       run(first), run(Step{});
     });
   }
@@ -101,13 +101,14 @@ void Trainer::forward_backward() {
   sums_.clear();
   for (const auto& attachment : attachments_) attachment->before_step();
   Step replay = replay_;
-  replay.first = true;
+  replay.overwrite = replay.new_weights = true;
   for (int64_t m = 0; m < micro_steps(); ++m) {
     const bool more = m + 1 < micro_steps();
     replay.last = !more && exchange_.hooked();
     model_.run(&tokens_[m * micro], &targets_[m * micro], replay, sums_.losses(m));
     if (!more) continue;
-    replay.first = exchange_.after_micro_step(m);
+    replay.overwrite = exchange_.after_micro_step(m);
+    replay.new_weights = false;
     options_.job->enter(Stage::step, steps_done() + 1);  // a long step, but not a rank that hangs
   }
   exchange_.finish();

@@ -388,10 +388,9 @@ Tensor tokens_of(const Tensor& t, int64_t first, int64_t count) {
 
 // So many tokens at a time that what is E times as wide as the model stays in the caches; on a GPU so many that its
 // memory is bounded.
-constexpr int64_t most_tokens = 8192;
+constexpr int64_t max_tokens = 8192;
 int64_t tokens_at_once(Stream stream, int64_t width) {
-  return stream.backend == Backend::cuda ? most_tokens
-                                         : std::clamp<int64_t>((int64_t{1} << 19) / width, 16, most_tokens);
+  return stream.backend == Backend::cuda ? max_tokens : std::clamp<int64_t>((int64_t{1} << 19) / width, 16, max_tokens);
 }
 
 // The whole read as one node, which keeps the streams and the small product: what is E times as wide as the model is
@@ -492,7 +491,7 @@ GatedReadOutputs gated_read(Tape& t, const std::string& name, Value* streams, co
                                    {t.activation(name, Shape{B, T, C})});
   if (p.inject != nullptr) node->out.push_back(t.activation(name + ".inject", Shape{B, T, E}));
   node->eps = eps;
-  const int64_t tokens = std::min(B * T, most_tokens);
+  const int64_t tokens = std::min(B * T, max_tokens);
   const Shape all{1, tokens, E * C}, few{1, tokens, R};
   node->saved = {node->a = t.activation(name + ".a", Shape{B, T, R}),
                  node->rstd = t.statistic(name + ".rstd", Shape{B, T, E})};

@@ -183,7 +183,7 @@ template <int exact, int width, class S>
 __global__ void __launch_bounds__(warps* warp_size)
     gated_inject_backward_kernel(S* dstreams, S* dlogits, S* dy, const S* dnext, const S* logits, const S* y,
                                  int64_t rows, int given_E, int64_t C, bool acc, bool acc_y) {
-  constexpr int most = most_of<exact>;
+  constexpr int most = max_of<exact>;
   const int E = number_of_streams<exact>(given_E);
   const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
   if (n >= rows) return;

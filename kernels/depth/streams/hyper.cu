@@ -65,7 +65,7 @@ template <int exact, int width, bool more, class S>
 __global__ void hyper_write_forward_kernel(S* __restrict__ next, S* __restrict__ read, float* __restrict__ squares,
                                            const S* __restrict__ streams, const float* __restrict__ coef,
                                            const S* __restrict__ y, int64_t rows, int given_E, int64_t C) {
-  constexpr int most = most_of<exact>, row = most + 2;
+  constexpr int most = max_of<exact>, row = most + 2;
   const int E = number_of_streams<exact>(given_E);
   SHARED(coefficients, Array<Array<float, most * row>, warps>);
   const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
@@ -130,11 +130,11 @@ __device__ __forceinline__ void read_dots(float* dots, const S* next, const S* d
 // All that a step reads, but what it adds to, is asked for before any of it is used. Not restricted: so the loads stay
 // before the stores. reads: there is a dx, and there may be no dnext.
 template <int exact, int width, bool reads, class S>
-__global__ void __launch_bounds__(warps* warp_size, most_of<exact> == 8 ? 1 : 2)
+__global__ void __launch_bounds__(warps* warp_size, max_of<exact> == 8 ? 1 : 2)
     hyper_write_backward_kernel(S* dstreams, float* dcoef, S* dy, WrittenNumbers<S> written, const S* streams,
                                 const float* coef, const S* y, int64_t rows, int given_E, int64_t C, bool acc_streams,
                                 bool acc_y) {
-  constexpr int most = most_of<exact>, row = most + 2;
+  constexpr int most = max_of<exact>, row = most + 2;
   const int E = number_of_streams<exact>(given_E);
   SHARED(coefficients, Array<Array<float, most * row>, warps>);
   SHARED(sums, Array<Array<float, most * row>, warps>);

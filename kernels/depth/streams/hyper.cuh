@@ -11,7 +11,7 @@ namespace crossply::hyper {
 constexpr int warps = 8;  // tokens a block
 
 template <int exact>
-constexpr int most_of = exact > 0 ? exact : static_cast<int>(max_streams);
+constexpr int max_of = exact > 0 ? exact : static_cast<int>(max_streams);
 template <int exact>
 __device__ __forceinline__ int number_of_streams(int E) {
   return exact > 0 ? exact : E;
@@ -34,7 +34,7 @@ void with_instance(Dtype dtype, int64_t E, int64_t C, std::initializer_list<cons
 
 // Columns of a stream to a lane, where sums for all pairs of streams are in registers too.
 template <int exact, bool wide, class S>
-constexpr int width_with_sums = wide ? (most_of<exact> == 8 ? 4 : widest<S>) : 1;
+constexpr int width_with_sums = wide ? (max_of<exact> == 8 ? 4 : widest<S>) : 1;
 
 template <int width>
 using Columns = Floats<width>;

@@ -60,8 +60,8 @@ constexpr int streams_at_once = most < 4 ? most : 4;
 // where they are, for each pass.
 
 constexpr int read_warps = 4;
-constexpr int64_t columns_of_lane = 16;    // at least, in a block of fewer warps
-constexpr int64_t most_ahead = 64 * 1024;  // bytes of both tokens: three or four blocks, and some for the L1 cache
+constexpr int64_t columns_of_lane = 16;   // at least, in a block of fewer warps
+constexpr int64_t max_ahead = 64 * 1024;  // bytes of both tokens: three or four blocks, and some for the L1 cache
 
 // A token.
 template <int most, int width, class S>
@@ -103,8 +103,8 @@ __device__ __forceinline__ void add_warps(float* to, const float* from, int n) {
 
 template <int exact, int width, class S>
 __device__ __forceinline__ void read_token(const Read<S>& r, const Plan& plan,
-                                           const Token<most_of<exact>, width, S>& token, int64_t n) {
-  constexpr int most = most_of<exact>, count = streams_at_once<most>, row = most + 3;
+                                           const Token<max_of<exact>, width, S>& token, int64_t n) {
+  constexpr int most = max_of<exact>, count = streams_at_once<most>, row = most + 3;
   const int E = number_of_streams<exact>(r.E), J = E + 2, thread = static_cast<int>(threadIdx.x);
   const int64_t C = r.C;
   const bool centred = r.centred;
@@ -191,7 +191,7 @@ __device__ __forceinline__ void read_token(const Read<S>& r, const Plan& plan,
 template <int exact, int width, class S>
 __global__ void __launch_bounds__(read_warps* warp_size, 4)
     hyper_read_forward_kernel(const Read<S> r, const Plan plan, int ahead) {
-  using Of = Token<most_of<exact>, width, S>;
+  using Of = Token<max_of<exact>, width, S>;
   const int E = number_of_streams<exact>(r.E);
   const int64_t size = E * r.C;
   S *now = dynamic_shared<S>(), *next = now + ahead;
@@ -235,7 +235,7 @@ struct Products {
 template <int exact, int width, bool dynamic, class S>
 __device__ __forceinline__ void token_products(float* products, const ReadBackward<S>& b, const Plan& plan, int64_t n,
                                                int part) {
-  constexpr int most = most_of<exact>, count = streams_at_once<most>, row = Products<most>::row;
+  constexpr int most = max_of<exact>, count = streams_at_once<most>, row = Products<most>::row;
   const int E = number_of_streams<exact>(b.E);
   const S *x = b.streams + n * E * b.C, *dout = b.dout + n * b.C;
 #pragma unroll
@@ -276,8 +276,8 @@ __device__ __forceinline__ void token_products(float* products, const ReadBackwa
 template <int exact, bool dynamic, class S>
 __device__ __forceinline__ void token_values(float* k, float* values, float* products, const ReadBackward<S>& b,
                                              const Plan& plan, int64_t n) {
-  using Row = StreamRow<most_of<exact>>;
-  using P = Products<most_of<exact>>;
+  using Row = StreamRow<max_of<exact>>;
+  using P = Products<max_of<exact>>;
   const int E = number_of_streams<exact>(b.E), J = E + 2, lane = static_cast<int>(threadIdx.x);
   const float* stats = dynamic ? b.stats + n * E * (E + 4) : nullptr;
   for (int e = lane; e < P::size; e += warp_size)
@@ -288,7 +288,7 @@ __device__ __forceinline__ void token_values(float* k, float* values, float* pro
     const float* s = dynamic ? stats + i * (E + 4) : nullptr;
     const float mean = dynamic ? s[0] : 0.f, t = dynamic ? s[2 + j] : 0.f;
     float da = b.dcoef[(n * E + i) * J + j];
-    if (j == 0) da += products[i * P::row + most_of<exact> + 2] + mean * products[P::total];
+    if (j == 0) da += products[i * P::row + max_of<exact> + 2] + mean * products[P::total];
     values[e] = da;
     if (j == 0) k[i * Row::size + Row::a] = b.coef[(n * E + i) * J], k[i * Row::size + Row::mean] = mean;
     if (!dynamic) continue;
@@ -311,7 +311,7 @@ __device__ __forceinline__ void token_values(float* k, float* values, float* pro
 template <int exact, int width, bool dynamic, class S>
 __device__ __forceinline__ void column_gradients(float* sums /*(E+2,C)*/, const float* k, const ReadBackward<S>& b,
                                                  const Plan& plan, int64_t n, int tokens, int64_t c, bool first) {
-  constexpr int most = most_of<exact>;
+  constexpr int most = max_of<exact>;
   using Row = StreamRow<most>;
   const int E = number_of_streams<exact>(b.E);
   Array<Columns<width>, most + 2> projection = {}, dprojection = {};
@@ -361,12 +361,12 @@ __device__ __forceinline__ void column_gradients(float* sums /*(E+2,C)*/, const 
 }
 
 template <int exact, bool wide, bool dynamic, class S>
-__global__ void __launch_bounds__(threads, most_of<exact> == 8 ? 1 : 2)
+__global__ void __launch_bounds__(threads, max_of<exact> == 8 ? 1 : 2)
     hyper_read_backward_kernel(ReadBackward<S> b, Plan plan) {
-  constexpr int most = most_of<exact>, most_values = most * (most + 2);
+  constexpr int most = max_of<exact>, max_values = most * (most + 2);
   constexpr int width = wide ? 4 : 1, first_width = width_with_sums<exact, wide, S>;
   SHARED(rows_of_k, Array<float, group * most * StreamRow<most>::size>);
-  SHARED(values_of, Array<Array<float, 3 * most_values>, group>);
+  SHARED(values_of, Array<Array<float, 3 * max_values>, group>);
   SHARED(products_of, Array<Array<float, warps_of_token * Products<most>::size>, group>);
   const int E = number_of_streams<exact>(b.E), values = (dynamic ? 3 : 1) * E * (E + 2);
   float *k = &rows_of_k[0], *partial = b.partial + blockIdx.x * b.row;
@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(threads, most_of<exact> == 8 ? 1 : 2)
   const int warp = static_cast<int>(threadIdx.y), thread = static_cast<int>(warp * warp_size + threadIdx.x);
   const int of_warp = warp / warps_of_token, part = warp % warps_of_token;  // its token
   float* products = &products_of[of_warp][0];
-  float total[(3 * most_values + threads - 1) / threads] = {};  // of values thread, thread + threads, ...
+  float total[(3 * max_values + threads - 1) / threads] = {};  // of values thread, thread + threads, ...
   for (int64_t n = static_cast<int64_t>(blockIdx.x) * group; n < b.rows; n += static_cast<int64_t>(gridDim.x) * group) {
     const int tokens = static_cast<int>(b.rows - n < group ? b.rows - n : group);
     if (of_warp < tokens)
@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(threads, most_of<exact> == 8 ? 1 : 2)
                                    plan, n + of_warp);
     __syncthreads();
 #pragma unroll
-    for (int first = 0; first < 3 * most_values; first += threads)
+    for (int first = 0; first < 3 * max_values; first += threads)
       for (int t = 0; t < tokens && first + thread < values; ++t)
         total[first / threads] += values_of[t][first + thread];
     for (int64_t c = thread * width; c < b.C; c += threads * width)
@@ -393,7 +393,7 @@ __global__ void __launch_bounds__(threads, most_of<exact> == 8 ? 1 : 2)
                                               n == static_cast<int64_t>(blockIdx.x) * group);
   }
 #pragma unroll
-  for (int first = 0; first < 3 * most_values; first += threads)
+  for (int first = 0; first < 3 * max_values; first += threads)
     if (first + thread < values) partial[first + thread] = total[first / threads];
   if (!b.sums_in_shared) return;
   __syncthreads();
@@ -462,7 +462,7 @@ void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor
     if constexpr (for_tensor_cores<exact, wide, S>)
       if (read_on_tensor_cores(r, plan)) return;
     const int64_t size = E * C, bytes = 2 * size * static_cast<int64_t>(sizeof(S));
-    const bool fetches = Token<most_of<exact>, width, S>::can_fetch && bytes <= most_ahead;
+    const bool fetches = Token<max_of<exact>, width, S>::can_fetch && bytes <= max_ahead;
     const uint32_t block_warps = std::min<uint32_t>(blocks_of(C, columns_of_lane * warp_size), read_warps);
     const int64_t at_once = 132 * 4 * read_warps / block_warps;  // blocks that an H200 has room for
     launch({"hyper_read_forward", static_cast<uint32_t>(fetches ? std::min(rows, at_once) : rows),

@@ -52,10 +52,10 @@ template <int exact, bool wide, class S>
 constexpr bool for_tensor_cores = wide && (exact == 2 || exact == 4) && std::is_same_v<S, bf16>;
 // The forward of such an instance on tensor cores. False, and nothing done, without projections, with more columns than
 // this, or where shared memory is too small.
-constexpr int most_mma_columns = 2048;
+constexpr int max_mma_columns = 2048;
 bool read_on_tensor_cores(const Read<bf16>& r, const Plan& plan);
 // The backward: the blocks it took, at most so many; or 0, also where dcoef, coef or stats do not lie at multiples of
 // 16 bytes.
-int64_t read_backward_on_tensor_cores(const ReadBackward<bf16>& b, const Plan& plan, int64_t most_blocks);
+int64_t read_backward_on_tensor_cores(const ReadBackward<bf16>& b, const Plan& plan, int64_t max_blocks);
 
 }  // namespace crossply::hyper

@@ -239,7 +239,7 @@ __device__ __forceinline__ void store_sums(float* partial, const Array<Array<flo
 }
 
 template <int E, int threads>
-__global__ void __launch_bounds__(threads, most_threads / threads)
+__global__ void __launch_bounds__(threads, max_threads / threads)
     hyper_read_backward_mma_kernel(const ReadBackward<bf16> b, const Plan plan) {
   using S = Stage<E, threads>;
   constexpr int warps = threads / warp_size;
@@ -279,13 +279,13 @@ __global__ void __launch_bounds__(threads, most_threads / threads)
 }
 
 template <int E, int threads>
-int64_t launch_backward(const ReadBackward<bf16>& b, const Plan& plan, int64_t most_blocks) {
+int64_t launch_backward(const ReadBackward<bf16>& b, const Plan& plan, int64_t max_blocks) {
   const int C = static_cast<int>(b.C);
   const auto padded = static_cast<size_t>(blocks_of(b.C, threads)) * threads;
   const size_t bytes = buffers * sizeof(bf16) * static_cast<size_t>(Stage<E, threads>::size(C)) + padded * stretch;
   // In 32 bits the kernel counts streams, and it has some shared memory of its own.
-  if (b.rows * E >= int64_t{1} << 30 || static_cast<int64_t>(bytes) > most_shared_bytes() - 8 * 1024) return 0;
-  const int64_t blocks = std::min<int64_t>(most_blocks, 132 * most_threads / threads);  // that an H200 has room for
+  if (b.rows * E >= int64_t{1} << 30 || static_cast<int64_t>(bytes) > max_shared_bytes() - 8 * 1024) return 0;
+  const int64_t blocks = std::min<int64_t>(max_blocks, 132 * max_threads / threads);  // that an H200 has room for
   launch({"hyper_read_backward_mma", static_cast<uint32_t>(blocks), threads, bytes},
          hyper_read_backward_mma_kernel<E, threads>, b, plan);
   return blocks;
@@ -293,13 +293,13 @@ int64_t launch_backward(const ReadBackward<bf16>& b, const Plan& plan, int64_t m
 
 }  // namespace
 
-int64_t read_backward_on_tensor_cores(const ReadBackward<bf16>& b, const Plan& plan, int64_t most_blocks) {
-  constexpr int most = most_threads;
-  if (plan.projection == nullptr || b.C > most_mma_columns || !aligned16({b.dcoef, b.coef, b.stats})) return 0;
-  if (b.C > most_mma_columns / 2)
-    return b.E == 2 ? launch_backward<2, most>(b, plan, most_blocks) : launch_backward<4, most>(b, plan, most_blocks);
-  return b.E == 2 ? launch_backward<2, most / 2>(b, plan, most_blocks)
-                  : launch_backward<4, most / 2>(b, plan, most_blocks);
+int64_t read_backward_on_tensor_cores(const ReadBackward<bf16>& b, const Plan& plan, int64_t max_blocks) {
+  constexpr int most = max_threads;
+  if (plan.projection == nullptr || b.C > max_mma_columns || !aligned16({b.dcoef, b.coef, b.stats})) return 0;
+  if (b.C > max_mma_columns / 2)
+    return b.E == 2 ? launch_backward<2, most>(b, plan, max_blocks) : launch_backward<4, most>(b, plan, max_blocks);
+  return b.E == 2 ? launch_backward<2, most / 2>(b, plan, max_blocks)
+                  : launch_backward<4, most / 2>(b, plan, max_blocks);
 }
 
 }  // namespace crossply::hyper

@@ -185,7 +185,7 @@ __device__ __forceinline__ void mix(const Read<bf16>& r, const bf16* x, const fl
 }
 
 template <int E, bool centred, int threads>
-__global__ void __launch_bounds__(threads, most_threads / threads)
+__global__ void __launch_bounds__(threads, max_threads / threads)
     hyper_read_mma_kernel(const Read<bf16> r, const Plan plan) {
   constexpr int warps = threads / warp_size;
   SHARED(sums, Array<Array<float, at_once * 8>, warps>);
@@ -227,8 +227,8 @@ template <int threads>
 bool launch_read(const Read<bf16>& r, const Plan& plan) {
   // In 32 bits the kernel counts streams, and it has some shared memory of its own.
   const auto bytes = buffers * at_once * sizeof(bf16) * static_cast<size_t>(stride_of(static_cast<int>(r.C), threads));
-  if (r.rows * r.E >= int64_t{1} << 30 || static_cast<int64_t>(bytes) > most_shared_bytes() - 8 * 1024) return false;
-  const uint32_t blocks_at_once = 132 * most_threads / threads;  // that an H200 has room for
+  if (r.rows * r.E >= int64_t{1} << 30 || static_cast<int64_t>(bytes) > max_shared_bytes() - 8 * 1024) return false;
+  const uint32_t blocks_at_once = 132 * max_threads / threads;  // that an H200 has room for
   launch({"hyper_read_mma", std::min(blocks_of(r.rows * r.E, at_once), blocks_at_once), threads, bytes},
          r.E == 2 ? (r.centred ? hyper_read_mma_kernel<2, true, threads> : hyper_read_mma_kernel<2, false, threads>)
                   : (r.centred ? hyper_read_mma_kernel<4, true, threads> : hyper_read_mma_kernel<4, false, threads>),
@@ -239,8 +239,8 @@ bool launch_read(const Read<bf16>& r, const Plan& plan) {
 }  // namespace
 
 bool read_on_tensor_cores(const Read<bf16>& r, const Plan& plan) {
-  if (plan.projection == nullptr || r.C > most_mma_columns) return false;
-  return r.C > most_mma_columns / 2 ? launch_read<most_threads>(r, plan) : launch_read<most_threads / 2>(r, plan);
+  if (plan.projection == nullptr || r.C > max_mma_columns) return false;
+  return r.C > max_mma_columns / 2 ? launch_read<max_threads>(r, plan) : launch_read<max_threads / 2>(r, plan);
 }
 
 }  // namespace crossply::hyper

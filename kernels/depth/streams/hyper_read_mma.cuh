@@ -8,7 +8,7 @@
 namespace crossply::hyper {
 
 constexpr int at_once = 8, stretch = 32;
-constexpr int most_threads = 512, turns = most_mma_columns / most_threads;
+constexpr int max_threads = 512, turns = max_mma_columns / max_threads;
 
 __device__ __forceinline__ Pairs pairs_at(const bf16* x) { return *reinterpret_cast<const Pairs*>(x); }
 

@@ -15,7 +15,7 @@ namespace {
 // coefficients in registers.
 
 constexpr int threads = warps * warp_size, tokens_of_block = 16;
-constexpr int most_rows = static_cast<int>(max_mhc_rows);
+constexpr int max_rows = static_cast<int>(max_mhc_rows);
 enum Slot { divisor_slot, factor_slot, product_slot, logits_slot, partial_slot };  // as in mhc_scratch
 
 struct Form {
@@ -57,8 +57,7 @@ __device__ __forceinline__ void softmax_backward(int count, At&& g, Of&& p) {
 
 template <int exact>
 struct Coefficients {
-  static constexpr int most = most_of<exact>,
-                       most_permutations = static_cast<int>(permutations_of(max_permuted_streams));
+  static constexpr int most = max_of<exact>, max_permutations = static_cast<int>(permutations_of(max_permuted_streams));
   float pre[most], post[most], comb[most * most];
   const Form& form;
   float* divisors;  // a token's number i at [i * apart]; null in the forward
@@ -112,7 +111,7 @@ struct Coefficients {
   }
   __device__ __forceinline__ void permutations(float* l) {
     const int count = static_cast<int>(permutations_of(E()));
-    softmax_in_place<most_permutations>(count, [&](int p) -> float& { return l[p]; });
+    softmax_in_place<max_permutations>(count, [&](int p) -> float& { return l[p]; });
 #pragma unroll
     for (int i = 0; i < most; ++i) comb[i * most + i] = 0;
     for (int p = 0; p < count; ++p) for_targets(p, [&](int at) { comb[at] += l[p]; });
@@ -178,7 +177,7 @@ struct Coefficients {
       for_targets(p, [&](int at) { sum += g[at]; });
       dl[p] = sum;
     }
-    softmax_backward<most_permutations>(
+    softmax_backward<max_permutations>(
         count, [&](int p) -> float& { return dl[p]; }, [&](int p) { return l[p]; });
   }
 };
@@ -246,7 +245,7 @@ __device__ __forceinline__ void store_coefficients(const Kernel<S>& a, const Coe
 
 template <int exact, int width, class S>
 __global__ void mhc_read_forward_kernel(const Kernel<S> a) {
-  SHARED(logits, Array<Array<float, most_rows>, tokens_of_block>);
+  SHARED(logits, Array<Array<float, max_rows>, tokens_of_block>);
   const int E = number_of_streams<exact>(a.form.E), M = a.form.M, thread = threadIdx.y * warp_size + threadIdx.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * tokens_of_block;
   const int tokens = a.tokens(first);
@@ -269,7 +268,7 @@ __global__ void mhc_read_forward_kernel(const Kernel<S> a) {
     for (int64_t c = threadIdx.x * width; c < a.C; c += warp_size * width) {
       Columns<width> sum = {};
 #pragma unroll
-      for (int i = 0; i < most_of<exact>; ++i)
+      for (int i = 0; i < max_of<exact>; ++i)
         if (i < E) add_scaled(sum, pre[i], load<width>(a.t.streams + (n * E + i) * a.C + c));
       store<width>(a.t.out + n * a.C + c, sum);
     }
@@ -293,20 +292,20 @@ struct Backward {
 template <int exact, int width, class S>
 __device__ __forceinline__ void stream_dots(float* dots, const Backward<S>& b, int64_t n) {
   const int E = number_of_streams<exact>(b.a.form.E);
-  float sums[most_of<exact>] = {};
+  float sums[max_of<exact>] = {};
   for (int64_t c = threadIdx.x * width; c < b.a.C && b.dout != nullptr; c += warp_size * width) {
     const Columns<width> dy = load<width>(b.dout + n * b.a.C + c);
 #pragma unroll
-    for (int i = 0; i < most_of<exact>; ++i)
+    for (int i = 0; i < max_of<exact>; ++i)
       if (i < E) sums[i] += dot(dy, load<width>(b.a.t.streams + (n * E + i) * b.a.C + c));
   }
-  store_warp_sums<most_of<exact>>(dots, sums);
+  store_warp_sums<max_of<exact>>(dots, sums);
 }
 
 // A thread's token, whose dots are in dl: all of dl, and what the products with fn are to be multiplied with.
 template <int exact, class S>
 __device__ __forceinline__ void token_gradients(float* dl, float* l, const Backward<S>& b, int64_t n) {
-  constexpr int most = most_of<exact>;
+  constexpr int most = max_of<exact>;
   const Form& form = b.a.form;
   const int E = number_of_streams<exact>(form.E), M = form.M;
   for (int m = 0; m < M; ++m) l[m] = b.a.logit(n, m);
@@ -334,8 +333,8 @@ __device__ __forceinline__ void token_gradients(float* dl, float* l, const Backw
 
 template <int exact, int width, class S>
 __global__ void mhc_coefficients_backward_kernel(const Backward<S> b) {
-  SHARED(gradients, Array<Array<float, most_rows>, tokens_of_block>);
-  SHARED(logits, Array<Array<float, most_rows>, tokens_of_block>);
+  SHARED(gradients, Array<Array<float, max_rows>, tokens_of_block>);
+  SHARED(logits, Array<Array<float, max_rows>, tokens_of_block>);
   const int M = b.a.form.M, thread = threadIdx.y * warp_size + threadIdx.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * tokens_of_block;
   const int tokens = b.a.tokens(first);
