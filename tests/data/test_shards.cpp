@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <numeric>
 
+#include "data/shard_writer.h"
 #include "tests/support/child.h"
 #include "tests/support/data_check.h"
 #include "tests/support/tiny_bpe.h"
@@ -486,4 +488,17 @@ TEST_CASE("shards: a directory stands for its train_*.bin and val_*.bin") {
   expand_directories(o);
   CHECK((o.spec.ends_with("/train_*.bin") && o.val_spec.ends_with("/val_*.bin")));
   check_fails(Exit::no_input, {"nowhere", "directory"}, [&] { open_dataset(data_options(dir.file("nowhere"), 10)); });
+}
+
+TEST_CASE("shards: what was written is read back from anywhere, across the ends of files") {
+  const TempDir dir;
+  ShardWriter writer({dir.path, "train", ShardFormat::uint16, 7}, 0);
+  std::vector<int32_t> ids(31);
+  std::iota(ids.begin(), ids.end(), 100);
+  writer.append({ids.begin(), ids.begin() + 10}), writer.append({ids.begin() + 10, ids.end()});
+  writer.flush();
+  for (int64_t first = 0; first < 31; ++first)
+    for (int64_t count = 0; count < 40; ++count)
+      CHECK(writer.read(first, count) ==
+            std::vector<int32_t>(ids.begin() + first, ids.begin() + std::min<int64_t>(31, first + count)));
 }

@@ -1,5 +1,8 @@
 #include "eval/statistics.h"
 
+#include <limits>
+#include <vector>
+
 #include "tests/support/check.h"
 
 using namespace crossply;
@@ -26,4 +29,10 @@ TEST_CASE("statistics: mean, sample standard deviation, and whether a difference
   CHECK(!spread_of({1, 2}).differs_from_zero());  // 1.5 +- 12.7 * 0.5
   CHECK(spread_of({1.5, 1.5}).differs_from_zero());
   CHECK(!spread_of({0, 0, 0}).differs_from_zero());
+}
+
+TEST_CASE("statistics: the mean of what is finite") {
+  CHECK(mean_of_finite(std::vector{1.0, std::numeric_limits<double>::quiet_NaN(), 3.0}) == 2);
+  CHECK(mean_of_finite(std::vector{-std::numeric_limits<double>::infinity(), 5.0}) == 5);
+  CHECK(std::isnan(mean_of_finite({})));
 }
