@@ -413,9 +413,10 @@ void set_aside_damaged_checkpoints(const std::string& run_dir) {
   }
 }
 
-void remove_old_checkpoints(const std::string& run_dir, int64_t keep) {
+void remove_old_checkpoints(const std::string& run_dir, int64_t keep, const std::string& committed) {
   CHECK_THAT(keep >= 1, "the newest checkpoint must stay, keep = ", keep);
-  const std::string newest = newest_valid_checkpoint(run_dir);
+  const bool known = !committed.empty() && passes(committed, false, nullptr);
+  const std::string newest = known ? committed : newest_valid_checkpoint(run_dir);
   bool older = false;
   for (const SavedStep& step : newest.empty() ? std::vector<SavedStep>() : steps_in(run_dir)) {
     if (step.dir == newest) {

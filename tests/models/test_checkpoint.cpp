@@ -276,6 +276,17 @@ TEST_CASE("checkpoint: the newest valid one is found, and old ones are removed")
   CHECK(!fs::exists(step_dir(run, 100) + ".old"));
 }
 
+TEST_CASE("checkpoint: one that was just committed needs no second reading to be the newest, but it must be complete") {
+  const TempDir dir;
+  const std::string run = dir.path;
+  for (int step : {5, 20, 100}) save(step_dir(run, step), "x");
+  remove_old_checkpoints(run, 2, step_dir(run, 20));  // 100 is newer than what this process knows of
+  CHECK(names_in(run) == std::vector<std::string>{"step_00000005", "step_00000020", "step_00000100"});
+  fs::remove(step_dir(run, 100) + "/model.safetensors");
+  remove_old_checkpoints(run, 1, step_dir(run, 100));  // 20 is the newest
+  CHECK(names_in(run) == std::vector<std::string>{"step_00000020", "step_00000100"});
+}
+
 TEST_CASE("checkpoint: what a process left that was killed is a leftover, even before its parent has waited for it") {
   const TempDir dir;
   const pid_t child = ::fork();

@@ -296,7 +296,7 @@ void Run::save() {
   trainer_.save(step_dir(o_.out, saved_), data_.tokenizer, [&] { dir_.check_mine(); });
   if (!o_.job->place.leads()) return;
   dir_.check_present();
-  remove_old_checkpoints(o_.out, o_.keep);
+  remove_old_checkpoints(o_.out, o_.keep, step_dir(o_.out, saved_));
   draw();
 }
 
