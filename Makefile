@@ -21,7 +21,7 @@ FUZZ_SECONDS ?= 120
 ARCHITECTURES ?= 90a-real;90-virtual
 
 .PHONY: all build run compare-all inheritune figures test test-second test-all test-one install uninstall tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
-        tidy pack test-arm check-macos setup new configure clean help $(PROGRAMS)
+        count tidy pack test-arm check-macos setup new configure clean help $(PROGRAMS)
 all: build
 
 build: configure
@@ -118,6 +118,10 @@ faults: build fault_injection
 $(PROGRAMS) tests_of_mpi fuzz_targets fault_injection: configure
 	@$(COMPILE) --target $@
 
+# Lines by room; SINCE=COMMIT: and how they changed.
+count:
+	@dev/count.sh $(SINCE)
+
 # The checks of .clang-tidy; ROOMS="models data" for some rooms only. It sees files one by one.
 tidy:
 	@cmake -S . -B $(BUILD)-tidy -DCROSSPLY_UNITY=OFF $(COMPILER) $(CMAKE_FLAGS) >/dev/null
@@ -164,6 +168,7 @@ help:
 	@echo "make install  build, then install \`crossply\` into PREFIX=/usr/local; make uninstall PREFIX=... removes it"
 	@echo "make pack     one file to carry to machines without compiler and CUDA toolkit: $(BUILD)-pack/crossply-*.tar.xz"
 	@echo "              (ARCHITECTURES=\"80-real;90a-real;100\": for other GPUs than Hopper's; CUDA=0: for CPUs alone)"
+	@echo "make count    lines of code by room (SINCE=COMMIT: and what changed)"
 	@echo "make tidy     clang-tidy over every room but kernels/ (ROOMS=models: over one)"
 	@echo "make test-arm     for Linux on ARM, emulated: the tests of the kernels, and a short run with the losses of this machine"
 	@echo "make check-macos  compile every file for macOS on Apple silicon; nothing of it is run"
