@@ -33,7 +33,7 @@ nineteen twenty, and [twenty-one](#a-page-of-words) `--loss` 23 24 25 26 27 28 2
 
 [a heading](#gone), [another](../README.md#front) and [a third][gone]
 
-The tally of `tally`, `--no-such` flag, min_x
+The tally of `tally`, `--no-such` flag, least_x
 and what was told
 apart: of course.
 PAGE
@@ -44,7 +44,7 @@ docs/page.md:5: 36 words: One two three four five six seven eight ...
 docs/page.md:6: gone.md: there is no such file
 docs/page.md:8: #gone: there is no such heading
 docs/page.md:8: [gone] is not defined
-docs/page.md:10: 'min_x': write max_x, min_x
+docs/page.md:10: 'least_x': write max_x, min_x
 docs/page.md:10: 'tally': write all-reduce of step statistics
 docs/page.md:10: --no-such: no program has this flag
 docs/page.md:11: 'told apart': write separated, distinguished
