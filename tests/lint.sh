@@ -126,6 +126,10 @@ report "a path of one machine" search '(^|[^A-Za-z0-9_.)}*-])/(work|opt|home|roo
 report "trailing space" search '[ '$'\t'']$'
 report "a tab" search_except_makefile $'\t'
 
+# Names have the field's words: max_x, min_x.
+banned_names() { code "$all_rooms|tests|dev" | xargs grep -HnowE '(most|least)_[a-z0-9_]+' | grep -v ':most_likely$'; }
+report "write max_x or min_x" banned_names
+
 # Every path of this repository, and every source file, that a comment or a page names is there. X, NAME, <...> and *
 # stand for any part of one. The lab book may name what was.
 named_paths() {

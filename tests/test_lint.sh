@@ -25,6 +25,7 @@ printf 'x%.0s' {1..120} >docs/walk.md
 printf 'int a; \n' >cli/space.h
 printf '\tint a;\n' >cli/tab.h
 printf '// see engine/gone%s\n' .h >cli/comment.h
+echo 'int least_rows, most_likely;' >cli/words.h
 gone=gone.h dot_h=.h home=home tab=$'\t'
 echo "// see /$home/someone/notes" >cli/path.h
 
@@ -35,6 +36,7 @@ cli/gpu.cpp:1:#include <cuda_runtime.h>: only .cu, .cuh and kernels/cuda/ may in
 cli/path.h:1:// see /$home/someone/notes: a path of one machine
 cli/space.h:1:int a; : trailing space
 cli/tab.h:1:${tab}int a;: a tab
+cli/words.h:1:least_rows: write max_x or min_x
 docs/papers/wide.md:1: a line of more than 120 characters
 engine/up.cu:2: engine may not include kernels/block
 engine/upwards.h:1: engine may not include models
