@@ -88,6 +88,16 @@ raw_library() { code "$all_rooms" | grep -v "^ranks/comm_$1\.cpp$" | xargs grep 
 report "only ranks/comm_mpi.cpp may include MPI" raw_library mpi
 report "only ranks/comm_nccl.cpp may include NCCL" raw_library nccl
 
+# A room of more than five files has a page: what it is, the rule above in words, where to begin reading.
+for room in $(code "$all_rooms" | sed 's|/[^/]*$||' | sort | uniq -c | awk '$1 > 5 {print $2}'); do
+  page=$room/README.md others=${may_include[$room]:-}
+  if [ ! -f "$page" ]; then breach "$page: is missing, but $room has more than five files"; continue; fi
+  [ "$(wc -l <"$page")" -le 20 ] || breach "$page: more than 20 lines"
+  others=$(sed -E 's/^ *[^ ]+ *//; s/ +$//; s/ +/, /g' <<<"$others")
+  [[ $(tr -s '\n ' ' ' <"$page") == *"May include: ${others:-no other room}."* ]] ||
+    breach "$page: it must say: May include: ${others:-no other room}."
+done
+
 # A by-hand file has everything inside, to be read and compiled alone.
 by_hand_headers() { code train | grep '_by_hand\.cpp$' | xargs -r grep -HnE '^ *# *include *"'; }
 report "a by-hand file includes no header of the project: write what it needs into the file" by_hand_headers

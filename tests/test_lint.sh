@@ -26,6 +26,10 @@ printf 'int a; \n' >cli/space.h
 printf '\tint a;\n' >cli/tab.h
 printf '// see engine/gone%s\n' .h >cli/comment.h
 echo 'int least_rows, most_likely;' >cli/words.h
+mkdir -p data/bpe eval train/settings
+touch data/{1..6}.h data/bpe/{1..5}.h eval/{1..6}.h train/settings/{1..6}.h
+printf '\n%.0s' {1..20} >eval/README.md
+echo 'May include: engine.' >>eval/README.md
 gone=gone.h dot_h=.h home=home tab=$'\t'
 echo "// see /$home/someone/notes" >cli/path.h
 
@@ -37,9 +41,12 @@ cli/path.h:1:// see /$home/someone/notes: a path of one machine
 cli/space.h:1:int a; : trailing space
 cli/tab.h:1:${tab}int a;: a tab
 cli/words.h:1:least_rows: write max_x or min_x
+data/README.md: is missing, but data has more than five files
 docs/papers/wide.md:1: a line of more than 120 characters
 engine/up.cu:2: engine may not include kernels/block
 engine/upwards.h:1: engine may not include models
+eval/README.md: it must say: May include: engine, engine/io, kernels, kernels/block, kernels/attention, kernels/optim, ranks, cli, data, models, models/disk, models/batch.
+eval/README.md: more than 20 lines
 kernels/block/X.h: kernels/block/X.cpp is missing
 kernels/block/X.h: tests/kernels/test_X.cpp is missing
 kernels/block/tested.h: tests/kernels/test_tested.cpp is missing
@@ -51,7 +58,8 @@ tests/test_long_by_hand.cpp: 601 lines, more than 600
 train/ holds 82 % of the code, more than 30
 train/X_by_hand.cpp:2:#include \"train/X.h\": a by-hand file includes no header of the project: write what it needs into the file
 train/long.cpp: 601 lines, more than 600
-train/long_by_hand.cpp: 901 lines, more than 900"
+train/long_by_hand.cpp: 901 lines, more than 900
+train/settings/README.md: is missing, but train/settings has more than five files"
 found=$(sed -n 's/^lint: //p' <<<"$output" | grep -v ' breaches$' | LC_ALL=C sort)
 [ "$found" = "$expected" ] || { diff <(echo "$expected") <(echo "$found"); exit 1; }
 echo "lint finds each breach, and nothing else"

@@ -1,5 +1,5 @@
 // Ops with many inputs: a struct of them, templated on what stands for each. A model fills it with Value*, the tape
-// makes it Tensor (or Grad, for what is set or added to), and the loops see pointers. Those of hyper/ are here, too,
+// makes it Tensor (or Grad, for what is set or added to), and the loops see pointers. Those of streams/ are here, too,
 // because ops.h, which models see, records all of them.
 #pragma once
 
