@@ -25,7 +25,7 @@ printf 'x%.0s' {1..120} >docs/walk.md
 printf 'int a; \n' >cli/space.h
 printf '\tint a;\n' >cli/tab.h
 printf '// see engine/gone%s\n' .h >cli/comment.h
-echo 'int least_rows, most_likely;' >cli/words.h
+echo 'int least_rows, most_likely;' >models/words.h
 mkdir -p data/bpe eval train/settings
 touch data/{1..6}.h data/bpe/{1..5}.h eval/{1..6}.h train/settings/{1..6}.h
 printf '\n%.0s' {1..20} >eval/README.md
@@ -40,7 +40,6 @@ cli/gpu.cpp:1:#include <cuda_runtime.h>: only .cu, .cuh and kernels/cuda/ may in
 cli/path.h:1:// see /$home/someone/notes: a path of one machine
 cli/space.h:1:int a; : trailing space
 cli/tab.h:1:${tab}int a;: a tab
-cli/words.h:1:least_rows: write max_x or min_x
 data/README.md: is missing, but data has more than five files
 docs/papers/wide.md:1: a line of more than 120 characters
 engine/up.cu:2: engine may not include kernels/block
@@ -52,6 +51,7 @@ kernels/block/X.h: tests/kernels/test_X.cpp is missing
 kernels/block/tested.h: tests/kernels/test_tested.cpp is missing
 models/raw.cpp:1:#include \"kernels/block/X.h\": models/ may include a kernel's ops.h only
 models/wide.cpp:1: a line of more than 120 characters
+models/words.h:1:least_rows: write max_x or min_x
 ranks/mpi.cpp:1:#include <mpi$dot_h>: only ranks/comm_mpi.cpp may include MPI
 ranks/nccl.cpp:1:#include <nccl$dot_h>: only ranks/comm_nccl.cpp may include NCCL
 tests/test_long_by_hand.cpp: 601 lines, more than 600
