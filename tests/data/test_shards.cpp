@@ -490,7 +490,7 @@ TEST_CASE("shards: a directory stands for its train_*.bin and val_*.bin") {
   check_fails(Exit::no_input, {"nowhere", "directory"}, [&] { open_dataset(data_options(dir.file("nowhere"), 10)); });
 }
 
-TEST_CASE("shards: what was written is read back from anywhere, across the ends of files") {
+TEST_CASE("shards: what was written is read back from anywhere, up to the end of a file") {
   const TempDir dir;
   ShardWriter writer({dir.path, "train", ShardFormat::uint16, 7}, 0);
   std::vector<int32_t> ids(31);
@@ -498,7 +498,8 @@ TEST_CASE("shards: what was written is read back from anywhere, across the ends 
   writer.append({ids.begin(), ids.begin() + 10}), writer.append({ids.begin() + 10, ids.end()});
   writer.flush();
   for (int64_t first = 0; first < 31; ++first)
-    for (int64_t count = 0; count < 40; ++count)
-      CHECK(writer.read(first, count) ==
-            std::vector<int32_t>(ids.begin() + first, ids.begin() + std::min<int64_t>(31, first + count)));
+    for (int64_t count = 1; count < 40; ++count) {
+      const int64_t n = std::min({count, 7 - first % 7, 31 - first});
+      CHECK((writer.read(first, count) == std::vector<int32_t>(ids.begin() + first, ids.begin() + first + n)));
+    }
 }

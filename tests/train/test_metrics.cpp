@@ -13,6 +13,7 @@ using namespace crossply::test;
 TEST_CASE("metrics: a row of metrics.csv has a cell for every column, also where a step lacks the number") {
   const TempDir dir;
   const std::string path = dir.file("metrics.csv");
+  write_text(dir.file("metrics.jsonl"), "");
   MetricsTable table(path, dir.file("metrics.jsonl"));
   table.write({{"step", 1}, {"loss", 2.5}, {"lr", 0.25}});
   table.write({{"step", 2}, {"loss", 2.25}, {"lr", 0.125}, {"test_loss", 2.75}});
