@@ -37,6 +37,7 @@ template <class T>
 struct Depth {
   Size size;
   bool vertical;
+  Kernels kernels = Kernels::fast;
   double eps_used = eps;
   std::vector<std::vector<T>> sources, out, dout, dinp;      // [S] (N,C)
   std::vector<std::vector<T>> before;                        // dinp before an acc
@@ -67,27 +68,33 @@ struct Depth {
   Tensor rows(const std::vector<T>& v) const { return view(v, {size.N, size.C}); }
   Tensor table(int64_t m) const { return view(weights[static_cast<size_t>(m)].data(), {size.N, m + 1}); }
 
+  void take_dots(const Tensor& dots, const Tensor& a, const Tensor& b, Stream stream) const {
+    run_on(stream.backend, {dots, a, b}, [&](auto& t, Stream there) {
+      if (is_plain(kernels, there)) vertical_dot_plain(t[0], t[1], t[2], size.N, size.C);
+      else vertical_dot(t[0], t[1], t[2], there);
+    });
+  }
   void forward(Stream stream) {
     for (size_t m = 0; m < sources.size(); ++m) {
-      if (vertical)
-        run_on(stream.backend, {tensor_of(squares[m]), rows(sources[m])},
-               [](auto& t, Stream there) { vertical_dot(t[0], t[1], t[1], there); });
+      if (vertical) take_dots(tensor_of(squares[m]), rows(sources[m]), rows(sources[m]), stream);
       std::vector<Tensor> tensors{rows(out[m]), table(static_cast<int64_t>(m)), tensor_of(scores[m])};
       for (size_t s = 0; s <= m; ++s) tensors.push_back(rows(sources[s]));
       for (size_t s = 0; s <= m; ++s) tensors.push_back(tensor_of(squares[s]));
       run_on(stream.backend, tensors, [&](auto& t, Stream there) {
-        const auto read = t.begin() + 3, norms = read + static_cast<int64_t>(m) + 1;
-        if (vertical) vertical_forward(t[0], t[1], {read, norms}, {norms, t.end()}, t[2], eps_used, there);
-        else depth_mix_forward(t[0], {read, norms}, t[2], there);
+        const auto middle = t.begin() + 4 + static_cast<int64_t>(m);
+        const std::vector<Tensor> read(t.begin() + 3, middle), norms(middle, t.end());
+        const bool plain = is_plain(kernels, there);
+        if (vertical && plain) vertical_forward_plain(t[0], t[1], read, norms, t[2], size.N, size.C, eps_used);
+        else if (vertical) vertical_forward(t[0], t[1], read, norms, t[2], eps_used, there);
+        else if (plain) depth_mix_forward_plain(t[0], read, t[2]);
+        else depth_mix_forward(t[0], read, t[2], there);
       });
     }
   }
   void backward(bool acc, Stream stream) {
     for (size_t s = sources.size(); s-- > 0;) {
       if (acc) dinp[s] = before[s];
-      if (vertical)
-        run_on(stream.backend, {tensor_of(pbar[s]), rows(dout[s]), rows(out[s])},
-               [](auto& t, Stream there) { vertical_dot(t[0], t[1], t[2], there); });
+      if (vertical) take_dots(tensor_of(pbar[s]), rows(dout[s]), rows(out[s]), stream);
       std::vector<Tensor> tensors{rows(dinp[s]), rows(sources[s]), tensor_of(squares[s])};
       for (size_t m = s; m < sources.size(); ++m)
         for (const Tensor& t : {rows(dout[m]), table(static_cast<int64_t>(m)), tensor_of(pbar[m]), tensor_of(scores[m]),
@@ -97,8 +104,12 @@ struct Depth {
         std::vector<DepthReader> readers;
         for (size_t i = 3; i < t.size(); i += 5)
           readers.push_back({t[i], t[vertical ? i + 1 : i + 3], t[i + 4], static_cast<int64_t>(s), t[i + 2]});
-        if (vertical) vertical_backward({t[0], acc}, t[1], t[2], readers, eps_used, there);
-        else depth_mix_backward({t[0], acc}, t[1], readers, there);
+        const Grad to{t[0], acc};
+        const bool plain = is_plain(kernels, there);
+        if (vertical && plain) vertical_backward_plain(to, t[1], t[2], readers, size.N, size.C, eps_used);
+        else if (vertical) vertical_backward(to, t[1], t[2], readers, eps_used, there);
+        else if (plain) depth_mix_backward_plain(to, t[1], readers);
+        else depth_mix_backward(to, t[1], readers, there);
       });
     }
   }
@@ -158,10 +169,11 @@ const std::vector<Size> gpu_sizes{{1, 1, 1},    {2, 5, 3},  {4, 19, 33},  {1, 40
                                   {3, 3, 2100}, {5, 2, 96}, {2, 50, 264}, {1, 67, 257}};
 
 template <class T>
-void check_fast_against_reference(const Size& size, bool vertical, Stream stream) {
-  CAPTURES(size.S, size.N, size.C);
+void check_fast_against_reference(const Size& size, bool vertical, Stream stream, Kernels kernels) {
+  CAPTURES(size.S, size.N, size.C, kernels);
   for (bool acc : {false, true}) {
     Depth<T> depth(size, vertical);
+    depth.kernels = kernels;
     depth.eps_used = 0.25;  // not lost beside the squares
     Depth<double> want(depth);
     depth.forward(stream);
@@ -203,10 +215,11 @@ TEST_CASE("depth_mix: reference backward over a whole depth is the derivative of
 
 TEST_CASE_TEMPLATE("depth_mix: both kinds on the fast backends equal the reference, set and added", T, float, bf16) {
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
-    for (bool vertical : {false, true}) {
-      CAPTURE(vertical);
-      check_fast_against_reference<T>(size, vertical, Stream{backend});
-    }
+    for (const Kernels kernels : kernels_of(backend))
+      for (bool vertical : {false, true}) {
+        CAPTURE(vertical);
+        check_fast_against_reference<T>(size, vertical, Stream{backend}, kernels);
+      }
   });
 }
 
