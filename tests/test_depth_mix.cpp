@@ -361,22 +361,25 @@ TEST_CASE("depth_mix: what must hold for vertical attention over every token") {
 
 TEST_CASE_TEMPLATE("depth_mix: one source is copied bit for bit, and its gather is exactly dout", T, float, bf16) {
   for (const Backend backend : fast_backends()) {
-    for (int64_t C : {1, 15, 16, 67, 256}) {
-      for (double scale : {1e-15, 1e-3, 1.0, 1e15}) {
-        CAPTURES(backend, C, scale);
-        if (is_slow(backend) && (scale == 1e-3 || scale == 1e15)) continue;  // slow there
-        Depth<T> plain({1, 50, C}, false, scale), vertical({1, 50, C}, true, scale);
-        plain.sources[0][3] = vertical.sources[0][3] = -0.f;
-        plain.scores[0][0] = 1;
-        for (Depth<T>* depth : {&plain, &vertical}) {
-          const auto before = depth->dscores[0];
-          depth->forward(Stream{backend});
-          depth->backward(false, Stream{backend});
-          const size_t bytes = 50 * static_cast<size_t>(C) * sizeof(T);
-          CHECK(std::memcmp(depth->out[0].data(), depth->sources[0].data(), bytes) == 0);
-          CHECK(depth->dinp[0] == depth->dout[0]);
-          if (depth->vertical) CHECK(depth->weights[0] == std::vector<float>(50, 1.f));
-          if (depth->vertical) CHECK(depth->dscores[0] == before);
+    for (const Kernels kernels : kernels_of(backend)) {
+      for (int64_t C : {1, 15, 16, 67, 256}) {
+        for (double scale : {1e-15, 1e-3, 1.0, 1e15}) {
+          CAPTURES(backend, kernels, C, scale);
+          if (is_slow(backend) && (scale == 1e-3 || scale == 1e15)) continue;  // slow there
+          Depth<T> plain({1, 50, C}, false, scale), vertical({1, 50, C}, true, scale);
+          plain.kernels = vertical.kernels = kernels;
+          plain.sources[0][3] = vertical.sources[0][3] = -0.f;
+          plain.scores[0][0] = 1;
+          for (Depth<T>* depth : {&plain, &vertical}) {
+            const auto before = depth->dscores[0];
+            depth->forward(Stream{backend});
+            depth->backward(false, Stream{backend});
+            const size_t bytes = 50 * static_cast<size_t>(C) * sizeof(T);
+            CHECK(std::memcmp(depth->out[0].data(), depth->sources[0].data(), bytes) == 0);
+            CHECK(depth->dinp[0] == depth->dout[0]);
+            if (depth->vertical) CHECK(depth->weights[0] == std::vector<float>(50, 1.f));
+            if (depth->vertical) CHECK(depth->dscores[0] == before);
+          }
         }
       }
     }
@@ -386,13 +389,16 @@ TEST_CASE_TEMPLATE("depth_mix: one source is copied bit for bit, and its gather 
 TEST_CASE_TEMPLATE("depth_mix: weights (0, ..., 0, 1) are the last source exactly, and so is the gather", T, float,
                    bf16) {
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
-    CAPTURES(size.S, size.C);
-    Depth<T> depth(size, false);
-    for (auto& w : depth.scores) std::fill(w.begin(), w.end() - 1, 0.f), w.back() = 1;
-    depth.forward(Stream{backend});
-    depth.backward(false, Stream{backend});
-    CHECK(depth.out == depth.sources);
-    CHECK(depth.dinp == depth.dout);
+    for (const Kernels kernels : kernels_of(backend)) {
+      CAPTURES(size.S, size.C, kernels);
+      Depth<T> depth(size, false);
+      depth.kernels = kernels;
+      for (auto& w : depth.scores) std::fill(w.begin(), w.end() - 1, 0.f), w.back() = 1;
+      depth.forward(Stream{backend});
+      depth.backward(false, Stream{backend});
+      CHECK(depth.out == depth.sources);
+      CHECK(depth.dinp == depth.dout);
+    }
   });
 }
 
@@ -463,27 +469,29 @@ TEST_CASE("depth_mix: norms and scores far apart") {
 TEST_CASE_TEMPLATE("depth_mix: NaN shows where it must, and nowhere else", T, float, bf16) {
   const Size size{3, 40, 24};
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const Backend backend : fast_backends()) {
-    for (bool vertical : {false, true}) {
-      CAPTURES(backend, vertical);
-      Depth<T> depth(size, vertical);
-      depth.sources[1][7 * 24 + 5] = nan;
-      depth.forward(Stream{backend});
-      depth.backward(false, Stream{backend});
-      for (size_t i = 0; i < 40 * 24; ++i) {
-        const bool spoilt = vertical ? i / 24 == 7 : i == 7 * 24 + 5;  // the norm spreads over the row
-        CHECK(!is_nan(depth.out[0][i]));
-        CHECK(is_nan(depth.out[2][i]) == spoilt);
-        CHECK(is_nan(depth.dinp[1][i]) == (vertical && spoilt));
+  for (const Backend backend : fast_backends())
+    for (const Kernels kernels : kernels_of(backend))
+      for (bool vertical : {false, true}) {
+        CAPTURES(backend, kernels, vertical);
+        Depth<T> depth(size, vertical);
+        depth.kernels = kernels;
+        depth.sources[1][7 * 24 + 5] = nan;
+        depth.forward(Stream{backend});
+        depth.backward(false, Stream{backend});
+        for (size_t i = 0; i < 40 * 24; ++i) {
+          const bool spoilt = vertical ? i / 24 == 7 : i == 7 * 24 + 5;  // the norm spreads over the row
+          CHECK(!is_nan(depth.out[0][i]));
+          CHECK(is_nan(depth.out[2][i]) == spoilt);
+          CHECK(is_nan(depth.dinp[1][i]) == (vertical && spoilt));
+        }
+        CHECK(is_nan(depth.dscores[2][1]));
+        CHECK(!is_nan(depth.dscores[0][0]));
+        Depth<T> bad_score(size, vertical);
+        bad_score.kernels = kernels;
+        bad_score.scores[2][1] = nan;
+        bad_score.forward(Stream{backend});
+        for (float y : bad_score.out[2]) CHECK(is_nan(y));
       }
-      CHECK(is_nan(depth.dscores[2][1]));
-      CHECK(!is_nan(depth.dscores[0][0]));
-      Depth<T> bad_score(size, vertical);
-      bad_score.scores[2][1] = nan;
-      bad_score.forward(Stream{backend});
-      for (float y : bad_score.out[2]) CHECK(is_nan(y));
-    }
-  }
 }
 
 TEST_CASE_TEMPLATE("depth_mix: the thread count does not change a bit", T, float, bf16) {

@@ -297,20 +297,23 @@ TEST_CASE_TEMPLATE("route: so many heads that a GPU keeps few layers' weights at
 
 TEST_CASE_TEMPLATE("route: the identity is exact, forward and backward", T, float, bf16) {
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
-    CAPTURES(size.K, size.D);
-    Depth<T> depth(size, Variant::full);
-    for (int64_t l = 1; l < size.L; ++l) {
-      auto& weight = depth.weight[static_cast<size_t>(l)];
-      for (int64_t h = 0; h < size.K; ++h)
-        for (int64_t c = 0; c < (l + 1) * size.K; ++c)
-          weight[static_cast<size_t>(h * (l + 1) * size.K + c)] = c == l * size.K + h ? 1.f : 0.f;
+    for (const Kernels kernels : kernels_of(backend)) {
+      CAPTURES(size.K, size.D, kernels);
+      Depth<T> depth(size, Variant::full);
+      depth.kernels = kernels;
+      for (int64_t l = 1; l < size.L; ++l) {
+        auto& weight = depth.weight[static_cast<size_t>(l)];
+        for (int64_t h = 0; h < size.K; ++h)
+          for (int64_t c = 0; c < (l + 1) * size.K; ++c)
+            weight[static_cast<size_t>(h * (l + 1) * size.K + c)] = c == l * size.K + h ? 1.f : 0.f;
+      }
+      for (int l = 0; l < size.L; ++l) {
+        const auto out = depth.forward(l, Stream{backend});
+        CHECK(std::equal(out.begin(), out.end(), depth.slab.begin() + l * size.block()));
+      }
+      depth.backward(Stream{backend});
+      CHECK(depth.dslice == depth.dout);
     }
-    for (int l = 0; l < size.L; ++l) {
-      const auto out = depth.forward(l, Stream{backend});
-      CHECK(std::equal(out.begin(), out.end(), depth.slab.begin() + l * size.block()));
-    }
-    depth.backward(Stream{backend});
-    CHECK(depth.dslice == depth.dout);
   });
 }
 

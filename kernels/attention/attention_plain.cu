@@ -2,8 +2,8 @@
 // it before attention.cu, attention_mma_forward.cu and attention_hopper_forward.cu, in this order. Tests hold all to
 // the same reference, and `bench gpu --only plain` times one against the other. Training never calls this file.
 //
-// The price is memory for the scores: B H T T floats, written once and read by two more kernels, twice as many backward.
-// At T = 8192 the scores of a head take 256 MiB. Its q, k, v and out in bf16 with D = 64 take 4 MiB.
+// The price is memory for the scores: B H T T floats, written once and read by two more kernels, twice as many
+// backward. At T = 8192 the scores of a head take 256 MiB. Its q, k, v and out in bf16 with D = 64 take 4 MiB.
 #include "kernels/attention/attention.h"
 #include "kernels/cuda/cuda.cuh"
 

@@ -3,7 +3,7 @@
 // Training never calls this file.
 //
 // Both kinds of mixture run through the same kernels: a weight lies at weights[n * stride], with stride 0 where all
-// tokens share it. Where one thread adds up a row, or all tokens, its sum is in double to keep its digits.
+// tokens share it. Sums are in double: one thread may add up thousands of terms, and a float would lose digits.
 #include <cmath>
 
 #include "kernels/cuda/cuda.cuh"
@@ -31,9 +31,9 @@ __global__ void depth_mix_kernel(S* out, const Pointers<const S> sources, const 
                                  int64_t N, int64_t C) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, n = i / C;
   if (n >= N) return;
-  float sum = weights[n * stride] * to_float(sources.x[0][i]);  // not 0 + a product, which would lose the sign of -0
+  double sum = weights[n * stride] * to_float(sources.x[0][i]);  // not 0 + a product, which would lose the sign of -0
   for (int s = 1; s < sources.count; ++s) sum += weights[n * stride + s] * to_float(sources.x[s][i]);
-  from_float(out[i], sum);
+  from_float(out[i], static_cast<float>(sum));
 }
 
 // A thread has a token's softmax. exp(score - 1/2 ln(square + eps)) is exp(score) / sqrt(square + eps).
@@ -42,13 +42,14 @@ __global__ void vertical_weights_kernel(float* weights, const Pointers<const flo
   const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (n >= N) return;
   float* w = weights + n * squares.count;
-  float max = -INFINITY, sum = 0;
+  float max = -INFINITY;
+  double sum = 0;
   for (int s = 0; s < squares.count; ++s) max = scores != nullptr && scores[s] > max ? scores[s] : max;
   for (int s = 0; s < squares.count; ++s) {
     w[s] = (scores == nullptr ? 1.f : expf(scores[s] - max)) / sqrtf(squares.x[s][n] + eps);
     sum += w[s];
   }
-  for (int s = 0; s < squares.count; ++s) w[s] /= sum;
+  for (int s = 0; s < squares.count; ++s) w[s] /= static_cast<float>(sum);
 }
 
 // A thread has a row.
@@ -91,12 +92,12 @@ __global__ void depth_mix_dinp_kernel(S* dinp, const S* inp, const float* square
                                       const Readers<S> readers, int64_t N, int64_t C, float eps, bool acc) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, n = i / C;
   if (n >= N) return;
-  float sum = acc ? to_float(dinp[i]) : 0.f;
+  double sum = acc ? to_float(dinp[i]) : 0.f;
   for (int r = 0; r < readers.count; ++r)
     sum += readers.weights[r][n * readers.stride[r]] * to_float(readers.dout[r][i]);
   if (squares != nullptr)
     for (int r = 0; r < readers.count; ++r) sum -= q[r * N + n] * to_float(inp[i]) / (squares[n] + eps);
-  from_float(dinp[i], sum);
+  from_float(dinp[i], static_cast<float>(sum));
 }
 
 // squares: null if not vertical.
