@@ -67,8 +67,9 @@ void add_commands(CLI::App& app, Flags& f) {
   add_flags(*neighbours, f.bench, true, false);
   for (CLI::App* command : {ops, steps}) add_device(*command, f.bench.device);
   for (CLI::App* command : {gpu, part}) add_flags(*command, f.gpu, false, true), add_device(*command, f.gpu.device);
-  add_text(*gpu, "--only", f.gpu.only, "PART[,PART]",
-           "of machine, products, attention, steps, architectures, ops, torch (the steps beside PyTorch)");
+  add_text(
+      *gpu, "--only", f.gpu.only, "PART[,PART]",
+      "of machine, products, attention, steps, architectures, ops, plain (kernels), torch (the steps beside PyTorch)");
   part->add_option("name", f.part);
   for (CLI::App* command : {products, ops, steps, architectures, neighbours, gpu}) command->footer(exit_code_help());
   add_flags(*architectures, f.architectures);

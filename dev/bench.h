@@ -146,6 +146,10 @@ Ratios bench_products(const BenchFlags& flags);
 Ratios bench_ops(const BenchFlags& flags);
 Ratios bench_steps(const BenchFlags& flags);
 
+// --- bench_plain.cpp: the plain CUDA kernels beside the fast ones ---
+
+Ratios bench_plain(const BenchFlags& flags);
+
 // --- bench_gpu.cpp: attention and products by shape, ops, training steps and architectures on a GPU ---
 
 // Each part in a process of its own, so that one that fails, or hangs, does not end the others.

@@ -1,5 +1,6 @@
 // bench gpu: what a GPU does: products and attention by shape, training steps, what each architecture costs, the ops
-// that move data, and training steps beside PyTorch's. With another device than cuda everything is tiny: for trying.
+// that move data, plain kernels beside the fast ones, and training steps beside PyTorch's. With another device than
+// cuda everything is tiny: for trying.
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -229,6 +230,7 @@ constexpr std::array parts = {Part{"machine", 5, bench_gpu_machine},
                               Part{"steps", 45, bench_own_steps},
                               Part{"architectures", 60, bench_gpu_architectures},
                               Part{"ops", 40, bench_ops},
+                              Part{"plain", 40, bench_plain},
                               Part{"torch", 250, bench_beside_torch}};
 
 std::vector<Part> parts_of(const std::string& only) {

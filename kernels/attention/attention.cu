@@ -5,6 +5,9 @@
 namespace crossply {
 namespace {
 
+// Read attention_plain.cu first. These kernels keep no scores in memory, of which the plain ones write and read T
+// squared for each head.
+//
 // Scores are bound by the multiplications: a warp takes four rows of its own (queries, or keys), which it keeps in
 // shared memory, against 32 rows of the other side, one to a lane, so that every element which is read serves four of
 // them. For sums over those 32 the lanes go along the columns.
@@ -99,6 +102,11 @@ __device__ inline void clear(Row4* x, int64_t D) {
 
 __device__ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// The plain forward writes all scores of a query and reads them again, for the softmax and for each column of out. Here
+// a warp takes 32 keys at a time and the softmax online: when a larger score comes, what was summed before shrinks by
+// the exponential of the difference. Scores live in shared memory, for these 32 keys only. A row of k, once there,
+// serves all queries of the block, up to 16.
+//
 // Block (x: head, y: queries from the last ones, which see the most keys).
 template <class S>
 __global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S* k, const S* v, AttentionSizes z,
@@ -142,7 +150,8 @@ __global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S
   write_own(out + at, sums, z.query_stride, left, z.D, factor, false);
 }
 
-// A warp for each (b,t,h); bound by reading dout and out.
+// In the plain backward every pair of a query and a key computes delta for itself, T times as often as here. A warp for
+// each (b,t,h); bound by reading dout and out.
 template <int width, class S>
 __global__ void attention_delta_kernel(float* delta, const S* dout, const S* out, AttentionSizes z) {
   const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -158,6 +167,9 @@ __global__ void attention_delta_kernel(float* delta, const S* dout, const S* out
   if (threadIdx.x == 0) delta[(row / T * z.H + static_cast<uint32_t>(n) % H) * z.T + row % T] = sum;
 }
 
+// The plain backward keeps p and ds of all pairs in memory. This kernel and the next each compute them anew, 32 rows at
+// a time, in shared memory: two products more, in exchange for 8 T squared bytes a head that nobody writes and reads.
+// An element of k or v, once loaded, serves four queries or more.
 template <class S>
 __global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionSizes z) {
   const Rows rows{dynamic_shared<Row4>(), z.D};
@@ -192,6 +204,9 @@ __global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionSizes z) {
   write_own(g.dq + at, sums, z.query_stride, left, z.D, factor, g.acc_q);
 }
 
+// As the kernel of dq, with a warp's four keys as its own rows. p and ds of 32 queries serve dk and dv at once, and an
+// element of q or dout serves four keys or more.
+//
 // Block (x: head of k and v, y: keys). Heads and queries in order, so the sums depend on nothing else.
 template <class S>
 __global__ void attention_dkdv_kernel(AttentionBackward<S> g, AttentionSizes z) {
@@ -249,10 +264,10 @@ __global__ void append_rows_kernel(S* k_cache, S* v_cache, const S* k, const S* 
 // -----------------------------------------------------------------------------------------------------------------
 
 // As many warps as have room for `arrays` rows of D and `weights`.
-struct PlainBlock {
+struct FloatBlock {
   uint32_t warps;
   size_t shared_bytes;
-  PlainBlock(int64_t D, int arrays, int weights)
+  FloatBlock(int64_t D, int arrays, int weights)
       : warps(static_cast<uint32_t>(std::clamp<int64_t>(80 * 1024 / warp_bytes(D, arrays, weights), 1, max_warps))),
         shared_bytes(static_cast<size_t>(warps * warp_bytes(D, arrays, weights)) +
                      warp_size * stage_stride * sizeof(float)) {}
@@ -263,16 +278,16 @@ struct PlainBlock {
 };
 
 template <class S>
-void attention_forward_plain(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z,
+void attention_forward_float(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z,
                              float scale) {
-  launch(PlainBlock(z.D, 2, 1).over("attention_forward", z.B * z.H, z.T), attention_forward_kernel<S>, out, lse, q, k,
+  launch(FloatBlock(z.D, 2, 1).over("attention_forward", z.B * z.H, z.T), attention_forward_kernel<S>, out, lse, q, k,
          v, z, scale);
 }
 
 template <class S>
-void attention_backward_plain(const AttentionBackward<S>& g, const AttentionSizes& z) {
-  launch(PlainBlock(z.D, 3, 1).over("attention_dq", z.B * z.H, z.T), attention_dq_kernel<S>, g, z);
-  launch(PlainBlock(z.D, 4, 2).over("attention_dkdv", z.B * z.K, z.T), attention_dkdv_kernel<S>, g, z);
+void attention_backward_float(const AttentionBackward<S>& g, const AttentionSizes& z) {
+  launch(FloatBlock(z.D, 3, 1).over("attention_dq", z.B * z.H, z.T), attention_dq_kernel<S>, g, z);
+  launch(FloatBlock(z.D, 4, 2).over("attention_dkdv", z.B * z.K, z.T), attention_dkdv_kernel<S>, g, z);
 }
 
 // Whether the tensor cores serve: bf16 rows in whole chunks of 16 bytes.
@@ -292,7 +307,7 @@ void attention_forward_cuda(const Tensor& out, const Tensor& lse, const Tensor& 
     if constexpr (std::is_same_v<S, bf16>)
       if (tiles_serve<S>(z, scale, {out.data, q.data, k.data, v.data}))
         return forward_on_tensor_cores(z)(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, scale);
-    attention_forward_plain(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, scale);
+    attention_forward_float(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, scale);
   });
 }
 
@@ -323,7 +338,7 @@ void attention_backward_cuda(const Grad& dq, const Grad& dk, const Grad& dv, con
     if constexpr (std::is_same_v<S, bf16>)
       if (tiles_serve<S>(z, scale, {dq.data, dk.data, dv.data, dout.data, q.data, k.data, v.data}))
         return hopper_serves(z) ? attention_backward_hopper(g, z) : attention_backward_mma(g, z);
-    attention_backward_plain(g, z);
+    attention_backward_float(g, z);
   });
 }
 
@@ -340,7 +355,7 @@ void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tenso
     if constexpr (std::is_same_v<S, bf16>)
       if (z.T > own * max_warps && tiles_serve<S>(z, scale, {out.data, q.data, k_cache.data, v_cache.data}))
         return forward_on_tensor_cores(z)(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
-    attention_forward_plain<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
+    attention_forward_float<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
   });
 }
 

@@ -1,4 +1,5 @@
 // Causal attention with grouped key/value heads: query head h reads key/value head h / (H/K).
+// kernels/attention/attention.md derives the backward.
 //
 //   s[b,h,t,j] = scale * sum_d q[b,t,h,d] * k[b,j,h/(H/K),d]            for j <= t
 //   lse[b,h,t] = log sum_{j<=t} exp(s[b,h,t,j])                          saved for the backward
@@ -59,6 +60,9 @@ CUDA_TWIN void attention_backward_cuda(const Grad& dq, const Grad& dk, const Gra
                                        const Tensor& lse, const AttentionSizes& z, float scale);
 CUDA_TWIN void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q,
                                      const Tensor& k, const Tensor& v, const AttentionSizes& z, float scale);
+// kernels/attention/attention_plain.cu: the same by plain loops, to read first. Tests and bench call it.
+CUDA_TWIN decltype(attention_forward_cuda) attention_forward_plain;
+CUDA_TWIN decltype(attention_backward_cuda) attention_backward_plain;
 
 // One query: out (D) and, returned, lse, over the first n rows of one head of k and v, whose rows are `stride` apart.
 template <class Real>

@@ -1,5 +1,7 @@
 // Attention's backward on the warpgroup products of sm_90: two kernels with 7 products, as attention_mma_backward.cu
-// has them, and for its reasons; each writes every element of its results once, in an order that nothing changes.
+// has them, and for its reasons; each writes every element of its results once, in an order that nothing changes. What
+// they gain over that file is what the forward gains: products read shared memory themselves, and one thread, not all,
+// asks for tiles.
 //
 // A block takes 128 keys, or 128 queries, 64 to a warpgroup; a third warpgroup asks for the tiles of the others' rows.
 // Scores and the gradients of the weights stay in registers, rounded to bf16, as the first factor of the last products;

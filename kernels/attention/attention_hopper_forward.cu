@@ -1,5 +1,10 @@
 // Attention's forward on the warpgroup products of sm_90.
 //
+// In attention_mma_forward.cu a warp loads fragments of k and v into registers before each product, and every thread
+// copies a part of the tiles. Here a product of four warps reads k and v from shared memory itself, and one thread asks
+// for whole tiles. The warps then issue little but products and exponentials, and one warpgroup's exponentials overlap
+// with another one's products.
+//
 // A block takes 128 queries of a head (192 with heads of 64) against tiles of 128 keys, with a warpgroup for each 64
 // of them, and one whose first thread only asks for what comes next. Keys and values of a tile have barriers of their
 // own, so that scores can begin when the keys are there. While a warpgroup takes the softmax of its scores, another

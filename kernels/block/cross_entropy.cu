@@ -6,6 +6,13 @@
 namespace crossply {
 namespace {
 
+// Read cross_entropy_plain.cu first. There one thread reads a row of logits three times, and no two threads of a warp
+// share a cache line. Here a block shares the row and finds the largest logit and the sum in one read: when a larger
+// one comes, the sum so far is rescaled. The second read is from shared memory. So z is read once and written once.
+//
+// The three products around this kernel go to tensor cores, by tiles in which an element, once loaded, serves about a
+// hundred multiply-adds. In the plain kernels it serves one. Rows come in chunks, and z takes at most 1 GiB.
+//
 // A block for each row of logits z (rows, V), rows `stride` apart: the loss, and z becomes dz if want_dz. The first
 // `kept` logits of a row wait in shared memory for the second pass; the rows of all blocks together are as large as the
 // L2 cache, so that those behind them may come from memory again. What bounds it is one read and one write of z. Rows

@@ -41,6 +41,8 @@ LogitChunk logit_chunk(int64_t rows, int64_t V, Dtype dtype);
 // kernels/block/cross_entropy.cu
 CUDA_TWIN void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const Grad& dweight,
                                           const Tensor& inp, const Tensor& weight, const Tensor& targets, double scale);
+// kernels/block/cross_entropy_plain.cu: the same by plain loops, to read first. Tests and bench call it.
+CUDA_TWIN decltype(cross_entropy_forward_cuda) cross_entropy_forward_plain;
 
 // The loss of one scored row; z receives softmax(inp weight^T).
 template <class T>

@@ -5,7 +5,9 @@
 namespace crossply {
 namespace {
 
-// Bound by memory: each row once.
+// The plain kernel gives a row to one thread: a load of a warp touches 32 cache lines for one element each. Here the
+// lanes of a warp share the row and load 16 neighbouring bytes each, and every line is used whole. The row stays in
+// registers for the second pass. Each element is read once and written once: memory bounds it.
 template <int held, int width, class S>
 __global__ void __launch_bounds__(norm_warps* warp_size)
     rmsnorm_forward_kernel(S* out, float* rstd, const S* inp, const float* weight, NormRows rows, float eps) {
@@ -34,8 +36,12 @@ __global__ void __launch_bounds__(norm_warps* warp_size)
   });
 }
 
-// dweight is summed up in shared memory, by each group of lanes for its rows; the block adds the groups' sums in order
-// and writes one row of `partial` (blocks, C). Without weight there is neither.
+// The plain backward reads dout and inp twice for dinp and a third time for dweight, which only C threads sum up. Here
+// one read serves both gradients: the row stays in registers for dinp, and its share of dweight is added in shared
+// memory. A block of many rows writes one row of sums: few bytes beside the rows, no atomics, the same bits every time.
+//
+// Each group of lanes sums up dweight for its own rows; the block adds the groups' sums in order and writes one row of
+// `partial` (blocks, C). Without weight there is neither.
 template <int held, int width, class S>
 __global__ void __launch_bounds__(norm_backward_warps* warp_size)
     rmsnorm_backward_kernel(S* dinp, float* partial, const S* dout, const S* inp, const float* weight,

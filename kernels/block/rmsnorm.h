@@ -1,4 +1,5 @@
-// RMSNorm, with a gain or without, over the last dimension (rows of width C).
+// RMSNorm, with a gain or without, over the last dimension (rows of width C). kernels/block/rmsnorm.md derives the
+// backward.
 //
 //   rstd[n]   = (mean_c inp[n,c]^2 + eps)^(-1/2)                                  saved for the backward
 //   out[n,c]  = weight[c] * inp[n,c] * rstd[n]
@@ -31,6 +32,9 @@ CUDA_TWIN void rmsnorm_forward_cuda(const Tensor& out, const Tensor& rstd, const
                                     int64_t C, double eps);
 CUDA_TWIN void rmsnorm_backward_cuda(const Grad& dinp, const Tensor& dweight, const Tensor& dout, const Tensor& inp,
                                      const Tensor& weight, const Tensor& rstd, int64_t C);
+// kernels/block/rmsnorm_plain.cu: the same by plain loops, to read first. Tests and bench call it.
+CUDA_TWIN decltype(rmsnorm_forward_cuda) rmsnorm_forward_plain;
+CUDA_TWIN decltype(rmsnorm_backward_cuda) rmsnorm_backward_plain;
 
 // weight and dweight may be null in both.
 template <class T>

@@ -69,6 +69,12 @@ CUDA_TWIN void vertical_forward_cuda(const Tensor& out, const Tensor& weights, c
                                      double eps);
 CUDA_TWIN void vertical_backward_cuda(const Grad& dinp, const Tensor& inp, const Tensor& squares,
                                       const std::vector<DepthReader>& readers, int64_t N, int64_t C, double eps);
+// kernels/depth/depth_mix_plain.cu: the same by plain loops, to read first. Tests and bench call it.
+CUDA_TWIN decltype(depth_mix_forward_cuda) depth_mix_forward_plain;
+CUDA_TWIN decltype(depth_mix_backward_cuda) depth_mix_backward_plain;
+CUDA_TWIN decltype(vertical_dot_cuda) vertical_dot_plain;
+CUDA_TWIN decltype(vertical_forward_cuda) vertical_forward_plain;
+CUDA_TWIN decltype(vertical_backward_cuda) vertical_backward_plain;
 
 template <class T>
 void depth_mix_forward_ref(T* out, const std::vector<const T*>& sources, const T* weights, int64_t size /*N*C*/) {

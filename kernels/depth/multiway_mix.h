@@ -1,5 +1,5 @@
 // Several weighted sums ("ways") over the same sources, with weights of each token's own plus static ones: the depth
-// aggregation of MUDDFormer. W ways, S sources.
+// aggregation of MUDDFormer. W ways, S sources. kernels/depth/multiway_mix.md derives the backward.
 //
 //   c[n,w,s] = weight[n, w*S + s] + base[w,s]
 //   a_w[n,:] = sum_s c[n,w,s] * gain_s * source_s[n,:]                            gain_s elementwise, absent if plain

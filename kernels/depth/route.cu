@@ -7,6 +7,8 @@
 namespace crossply {
 namespace {
 
+// Read route_plain.cu first.
+//
 // Both directions are a sum over layers of small products: out[n,o,:] = sum_t sum_i W_t[o,i] * block_t[n,i,:]. The
 // backward takes the transposed W, and the correlations of blocks for the gradients of W besides.
 //
@@ -60,6 +62,10 @@ __device__ __forceinline__ void add_inputs(Floats<width> (&sum)[heads], const S*
   }
 }
 
+// In the plain kernels the K heads of a column are K threads, each of which loads all K inputs and a weight for every
+// product. Here a thread has four or eight heads: an input, loaded once and 16 bytes at a time, goes into as many sums
+// in registers, and weights come from shared memory. The caches serve that many times fewer loads.
+//
 // Some terms' weights at a time are in shared memory, [t][i][o]. Four inputs are loaded before the first is used.
 template <int heads, int width, class S>
 __global__ void __launch_bounds__(threads, 4) mix_kernel(S* out, const S* slab, const Terms terms, int terms_at_once,
@@ -116,6 +122,10 @@ struct Readers {
   int count;
 };
 
+// The plain kernel has K K threads for a reader's gradient, of which each adds up N D products: far too few for a GPU,
+// and a sum so long that it loses digits. Here blocks of 128 threads share out the tokens. A thread keeps the sums of a
+// square of 4 x 4 or 8 x 8 heads in registers, and an element that it loads serves a row of them.
+//
 // partial[chunk, reader, h, i] = sum over the chunk's tokens and columns of dout_r[n,h,:] * own[n,i,:], for a square of
 // heads x heads of them: block (reader and square, chunk). own comes from the L2 cache for all readers but one.
 template <int heads, int width, class S>
@@ -171,7 +181,11 @@ __global__ void add_chunks_kernel(const Readers readers, const float* partial, i
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// On tensor cores: a warp takes 32 columns of a token's heads, two such stretches at a time. With g = lane / 4 and
+// On tensor cores, where multiply-adds cost next to nothing for so few heads and bytes are all that counts. One kernel
+// does the mix and the correlation of a backward: each gradient is read once, where the plain kernels, and those in
+// float above, read it for both. See the table of bytes in route.md.
+//
+// A warp takes 32 columns of a token's heads, two such stretches at a time. With g = lane / 4 and
 // t = lane % 4, a lane loads columns 8t to 8t+7 of head g. Its register j, of columns 8t+2j and 8t+2j+1, is part
 //   of a matrix (heads, 8 columns), as it is for the correlation, which sums over columns in any order;
 //   of its transpose, with the heads as rows, after an exchange: for the mix, which sums over heads.

@@ -1,6 +1,6 @@
 // LIMe's router over the key/value heads of all layers. A slab (L, N, K, D) holds in block l what the projections of
 // layer l wrote: K heads of width D for each of N = B*T rows. Keys (already rotated) and values have a slab each and
-// share the weights, so these ops run once for each.
+// share the weights, so these ops run once for each. kernels/depth/route.md derives the backward.
 //
 // Layer l reads, through its Router:
 //   out[n,h,:] = sum_{s in sources} sum_h' W_l[h, s*K + h'] * slab[s,n,h',:]
@@ -49,6 +49,9 @@ CUDA_TWIN void route_forward_cuda(const Tensor& out, const Tensor& slab, const R
                                   int64_t D);
 CUDA_TWIN void route_backward_cuda(const Tensor& dslice, const Tensor& slab, const Tensor& dout,
                                    const std::vector<Router>& routers, int layer, int64_t N, int64_t K, int64_t D);
+// kernels/depth/route_plain.cu: the same by plain loops, to read first. Tests and bench call it.
+CUDA_TWIN decltype(route_forward_cuda) route_forward_plain;
+CUDA_TWIN decltype(route_backward_cuda) route_backward_plain;
 
 // W[h, s*K + from] with columns = (l+1)*K, or the mean's weight of a head on itself.
 template <class T>

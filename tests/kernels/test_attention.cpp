@@ -30,6 +30,7 @@ template <class Real>
 struct Case {
   using Stat = std::conditional_t<std::is_same_v<Real, bf16>, float, Real>;
   Size z;
+  Kernels kernels = Kernels::fast;
   std::vector<Real> q, k, v, dout, out;
   std::vector<Stat> lse;
   std::vector<Real> dq, dk, dv;
@@ -62,17 +63,25 @@ struct Case {
 
   Tensor of_queries(const std::vector<Real>& x) const { return view(x, {z.B, z.T, z.H, z.D}); }
   Tensor of_keys(const std::vector<Real>& x) const { return view(x, {z.B, z.T, z.K, z.D}); }
+  AttentionSizes sizes() const { return {z.B, z.T, z.H, z.K, z.D, z.T, 0}; }
   void forward(double scale, Backend backend) {
     run_on(backend, {of_queries(out), view(lse, {z.B, z.H, z.T}), of_queries(q), of_keys(k), of_keys(v)},
-           [&](auto& t, Stream stream) { attention_forward(t[0], t[1], t[2], t[3], t[4], scale, stream); });
+           [&](auto& t, Stream stream) {
+             if (is_plain(kernels, stream))
+               attention_forward_plain(t[0], t[1], t[2], t[3], t[4], sizes(), static_cast<float>(scale));
+             else attention_forward(t[0], t[1], t[2], t[3], t[4], scale, stream);
+           });
   }
   void backward(double scale, Backend backend, bool acc_q = false, bool acc_k = false, bool acc_v = false) {
     run_on(backend,
            {of_queries(dq), of_keys(dk), of_keys(dv), of_queries(dout), of_queries(out), of_queries(q), of_keys(k),
             of_keys(v), view(lse, {z.B, z.H, z.T})},
            [&](auto& t, Stream stream) {
-             attention_backward({t[0], acc_q}, {t[1], acc_k}, {t[2], acc_v}, t[3], t[4], t[5], t[6], t[7], t[8], scale,
-                                stream);
+             const Grad to_q{t[0], acc_q}, to_k{t[1], acc_k}, to_v{t[2], acc_v};
+             if (is_plain(kernels, stream))
+               attention_backward_plain(to_q, to_k, to_v, t[3], t[4], t[5], t[6], t[7], t[8], sizes(),
+                                        static_cast<float>(scale));
+             else attention_backward(to_q, to_k, to_v, t[3], t[4], t[5], t[6], t[7], t[8], scale, stream);
            });
   }
 };
@@ -209,11 +218,13 @@ TEST_CASE("attention: the reference forward on a case worked by hand") {
 
 TEST_CASE("attention: the fast backends equal the reference") {
   for (const Backend backend : fast_backends())
-    for (const Size& z : sizes_for(backend)) {
-      CAPTURE(z.str());
-      Case<float> c(z);
-      check_against_reference(c, backend, usual_scale(z), 1e-5);
-    }
+    for (const Kernels kernels : kernels_of(backend))
+      for (const Size& z : sizes_for(backend)) {
+        CAPTURES(z.str(), kernels);
+        Case<float> c(z);
+        c.kernels = kernels;
+        check_against_reference(c, backend, usual_scale(z), 1e-5);
+      }
 }
 
 TEST_CASE("attention: narrow heads of every width, at the ends of vectors and blocks") {
@@ -236,10 +247,11 @@ const std::vector<Size> small_sizes_bf16{{1, 1, 1, 1, 8},     {2, 17, 4, 2, 16},
                                          {1, 150, 1, 1, 64},  {1, 43, 2, 1, 13},  {1, 65, 1, 1, 88},
                                          {1, 131, 1, 1, 128}, {1, 70, 1, 1, 200}, {1, 33, 2, 1, 104}};
 
-void check_bf16(const Size& z, Backend backend, bool acc) {
-  CAPTURES(z.str(), backend, acc);
+void check_bf16(const Size& z, Backend backend, bool acc, Kernels kernels = Kernels::fast) {
+  CAPTURES(z.str(), backend, acc, kernels);
   const double scale = usual_scale(z);
   Case<bf16> c(z, 3);
+  c.kernels = kernels;
   if (acc) c.dq = random_vector<bf16>(z.queries(), 5), c.dk = c.k, c.dv = c.v;
   Case<double> want(c), plain(c);
   c.forward(scale, backend);
@@ -263,7 +275,9 @@ TEST_CASE("attention: fast CPU in bf16 loses no more than bf16 must") {
 
 TEST_CASE("attention: the GPU in bf16 loses no more than bf16 must") {
   if (!available(Backend::cuda)) return;
-  for (const Size& z : sizes_of(Backend::cuda, sizes, small_sizes_bf16)) check_bf16(z, Backend::cuda, z.T % 2 == 0);
+  for (const Kernels kernels : kernels_of(Backend::cuda))
+    for (const Size& z : sizes_of(Backend::cuda, sizes, small_sizes_bf16))
+      check_bf16(z, Backend::cuda, z.T % 2 == 0, kernels);
 }
 
 TEST_CASE("attention: the warpgroup products of sm_90 in bf16 lose no more than bf16 must") {
@@ -320,17 +334,19 @@ TEST_CASE_TEMPLATE("attention: later keys do not change a bit, and numbers below
 
 TEST_CASE("attention: gradients are set, or added where asked") {
   for (const Backend backend : fast_backends())
-    for (const Size& z : std::vector<Size>{{1, 10, 4, 2, 9}, {1, 67, 4, 2, 8}, {5, 20, 4, 2, 17}})
-      for (int flags = 0; flags < 8; ++flags) {
-        const bool acc_q = flags & 1, acc_k = flags & 2, acc_v = flags & 4;
-        if (is_slow(backend) && z.T > 10) continue;
-        CAPTURES(z.str(), flags);
-        Case<float> c(z);
-        if (acc_q) c.dq = random_vector<float>(z.queries(), 5);
-        if (acc_k) c.dk = random_vector<float>(z.keys(), 6);
-        if (acc_v) c.dv = random_vector<float>(z.keys(), 7);
-        check_against_reference(c, backend, 0.3, 1e-5, acc_q, acc_k, acc_v);
-      }
+    for (const Kernels kernels : kernels_of(backend))
+      for (const Size& z : std::vector<Size>{{1, 10, 4, 2, 9}, {1, 67, 4, 2, 8}, {5, 20, 4, 2, 17}})
+        for (int flags = 0; flags < 8; ++flags) {
+          const bool acc_q = flags & 1, acc_k = flags & 2, acc_v = flags & 4;
+          if (is_slow(backend) && z.T > 10) continue;
+          CAPTURES(z.str(), flags, kernels);
+          Case<float> c(z);
+          c.kernels = kernels;
+          if (acc_q) c.dq = random_vector<float>(z.queries(), 5);
+          if (acc_k) c.dk = random_vector<float>(z.keys(), 6);
+          if (acc_v) c.dv = random_vector<float>(z.keys(), 7);
+          check_against_reference(c, backend, 0.3, 1e-5, acc_q, acc_k, acc_v);
+        }
 }
 
 TEST_CASE_TEMPLATE("attention: the gradients do not depend on the number of threads", S, float, bf16) {

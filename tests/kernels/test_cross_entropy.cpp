@@ -45,6 +45,7 @@ template <class S>
 struct ProblemOf {
   Size size;
   Backend backend = Backend::cpu;
+  Kernels kernels = Kernels::fast;
   std::vector<int32_t> targets;
   std::vector<S> inp, weight, dinp;
   std::vector<float> losses, dweight;
@@ -73,20 +74,19 @@ struct ProblemOf {
             view(w, {size.V, size.C}),
             view(targets)};
   }
-  void forward() {
-    run_on(backend, tensors(losses, dinp, dweight, inp, weight),
-           [](auto& t, Stream stream) { cross_entropy_forward(t[0], {}, {}, t[3], t[4], t[5], 1, stream); });
-  }
-  void forward_backward(double scale) {
-    run_on(backend, tensors(losses, dinp, dweight, inp, weight), [=](auto& t, Stream stream) {
-      cross_entropy_forward(t[0], t[1], {t[2], true}, t[3], t[4], t[5], scale, stream);
-    });
-  }
+  void forward() { call(false, false, 1); }
+  void forward_backward(double scale) { call(true, true, scale); }
   // Over what the weight's gradient held.
   void set_gradients(double scale) {
     dweight = poisoned<float>(size.V * size.C);
-    run_on(backend, tensors(losses, dinp, dweight, inp, weight), [=](auto& t, Stream stream) {
-      cross_entropy_forward(t[0], t[1], {t[2], false}, t[3], t[4], t[5], scale, stream);
+    call(true, false, scale);
+  }
+  void call(bool gradients, bool add, double scale) {
+    run_on(backend, tensors(losses, dinp, dweight, inp, weight), [&](auto& t, Stream stream) {
+      const Tensor dx = gradients ? t[1] : Tensor{};
+      const Grad dw = gradients ? Grad{t[2], add} : Grad{};
+      if (is_plain(kernels, stream)) cross_entropy_forward_plain(t[0], dx, dw, t[3], t[4], t[5], scale);
+      else cross_entropy_forward(t[0], dx, dw, t[3], t[4], t[5], scale, stream);
     });
   }
   void reference(double scale) {
@@ -142,22 +142,23 @@ TEST_CASE("cross_entropy: bf16 is at most twice as far from the exact answer as 
                                      {Backend::cuda, {64, 31, 3}},
                                      {Backend::cuda, {5, 5008, 17}}})) {
     if (!available(c.backend)) continue;
-    for (Scored scored : {Scored::all, Scored::some, Scored::none}) {
-      const Size size = c.size;
-      if (size.V > 10000 && scored != Scored::all) continue;
-      CAPTURES(c.backend, size.rows, size.V, scored);
-      NarrowProblem p(size, scored);
-      p.backend = c.backend;
-      p.forward_backward(0.5), p.reference(0.5), p.plain(0.5);
-      // 1e-6: where nothing is scored nothing is rounded either.
-      CHECK(distance(p.losses, p.losses64) <= 2 * distance(p.plain_losses, p.losses64) + 1e-6);
-      CHECK(distance(p.dinp, p.dinp64) <= 2 * distance(p.plain_dinp, p.dinp64) + 1e-6);
-      CHECK(distance(p.dweight, p.dweight64) <= 2 * distance(p.plain_dweight, p.dweight64) + 1e-6);
-      const auto losses = p.losses;
-      p.losses = poisoned<float>(size.rows);
-      p.forward();
-      CHECK(p.losses == losses);
-    }
+    for (const Kernels kernels : kernels_of(c.backend))
+      for (Scored scored : {Scored::all, Scored::some, Scored::none}) {
+        const Size size = c.size;
+        if (size.V > 10000 && scored != Scored::all) continue;
+        CAPTURES(c.backend, kernels, size.rows, size.V, scored);
+        NarrowProblem p(size, scored);
+        p.backend = c.backend, p.kernels = kernels;
+        p.forward_backward(0.5), p.reference(0.5), p.plain(0.5);
+        // 1e-6: where nothing is scored nothing is rounded either.
+        CHECK(distance(p.losses, p.losses64) <= 2 * distance(p.plain_losses, p.losses64) + 1e-6);
+        CHECK(distance(p.dinp, p.dinp64) <= 2 * distance(p.plain_dinp, p.dinp64) + 1e-6);
+        CHECK(distance(p.dweight, p.dweight64) <= 2 * distance(p.plain_dweight, p.dweight64) + 1e-6);
+        const auto losses = p.losses;
+        p.losses = poisoned<float>(size.rows);
+        p.forward();
+        CHECK(p.losses == losses);
+      }
   }
 }
 
@@ -211,22 +212,23 @@ TEST_CASE("cross_entropy: the fast backends equal the reference, whatever the nu
                                      {Backend::cuda, {3, 5003, 7}},
                                      {Backend::cuda, {2, 30011, 3}}})) {  // more than stays in shared memory
     if (!available(c.backend)) continue;
-    for (Scored scored : {Scored::all, Scored::none, Scored::some, Scored::tail}) {
-      const Size size = c.size;
-      CAPTURES(c.backend, size.rows, size.V, scored);
-      Problem p(size, scored);
-      p.backend = c.backend;
-      p.reference(0.5);
-      p.forward();
-      check_close("losses", p.losses, p.losses64, 1e-6);
-      const auto losses = p.losses;
-      p.losses = poisoned<float>(size.rows);
-      p.forward_backward(0.5);
-      CHECK(p.losses == losses);
-      // dinp is a float sum over V and dweight one over rows: their rounding grows with the number of terms.
-      check_close("dinp", p.dinp, p.dinp64, size.V > 10000 ? 5e-5 : 1e-5);
-      check_close("dweight", p.dweight, p.dweight64, 1e-5);
-    }
+    for (const Kernels kernels : kernels_of(c.backend))
+      for (Scored scored : {Scored::all, Scored::none, Scored::some, Scored::tail}) {
+        const Size size = c.size;
+        CAPTURES(c.backend, kernels, size.rows, size.V, scored);
+        Problem p(size, scored);
+        p.backend = c.backend, p.kernels = kernels;
+        p.reference(0.5);
+        p.forward();
+        check_close("losses", p.losses, p.losses64, 1e-6);
+        const auto losses = p.losses;
+        p.losses = poisoned<float>(size.rows);
+        p.forward_backward(0.5);
+        CHECK(p.losses == losses);
+        // dinp is a float sum over V and dweight one over rows: their rounding grows with the number of terms.
+        check_close("dinp", p.dinp, p.dinp64, size.V > 10000 ? 5e-5 : 1e-5);
+        check_close("dweight", p.dweight, p.dweight64, 1e-5);
+      }
   }
 }
 
@@ -235,14 +237,15 @@ TEST_CASE("cross_entropy: a weight's gradient that is set may hold anything befo
                                      {Backend::cpu, {300, 70001, 3}},  // two chunks
                                      {Backend::cuda, {9, 31, 3}}})) {
     if (!available(c.backend)) continue;
-    for (Scored scored : {Scored::all, Scored::some, Scored::none}) {
-      CAPTURES(c.backend, c.size.rows, scored);
-      Problem p(c.size, scored);
-      p.backend = c.backend;
-      p.dweight64.assign(p.dweight64.size(), 0);
-      p.set_gradients(0.5), p.reference(0.5);
-      check_close("dweight", p.dweight, p.dweight64, 1e-5);
-    }
+    for (const Kernels kernels : kernels_of(c.backend))
+      for (Scored scored : {Scored::all, Scored::some, Scored::none}) {
+        CAPTURES(c.backend, kernels, c.size.rows, scored);
+        Problem p(c.size, scored);
+        p.backend = c.backend, p.kernels = kernels;
+        p.dweight64.assign(p.dweight64.size(), 0);
+        p.set_gradients(0.5), p.reference(0.5);
+        check_close("dweight", p.dweight, p.dweight64, 1e-5);
+      }
   }
 }
 
@@ -280,13 +283,15 @@ TEST_CASE("cross_entropy: NaN in a scored row shows in its loss and gradients, i
 
 TEST_CASE("cross_entropy: on a GPU a NaN, and a target that is no token, stay in their row's loss") {
   if (!available(Backend::cuda)) return;
-  Problem p({12, 37, 5}, Scored::all);
-  p.backend = Backend::cuda;
-  p.inp[3 * 5 + 2] = NAN;
-  p.targets[5] = 37, p.targets[7] = -2, p.targets[8] = -1;
-  p.forward();
-  for (size_t n = 0; n < p.losses.size(); ++n) CHECK(std::isnan(p.losses[n]) == (n == 3 || n == 5 || n == 7));
-  CHECK(p.losses[8] == 0);
+  for (const Kernels kernels : kernels_of(Backend::cuda)) {
+    Problem p({12, 37, 5}, Scored::all);
+    p.backend = Backend::cuda, p.kernels = kernels;
+    p.inp[3 * 5 + 2] = NAN;
+    p.targets[5] = 37, p.targets[7] = -2, p.targets[8] = -1;
+    p.forward();
+    for (size_t n = 0; n < p.losses.size(); ++n) CHECK(std::isnan(p.losses[n]) == (n == 3 || n == 5 || n == 7));
+    CHECK(p.losses[8] == 0);
+  }
 }
 
 TEST_CASE("cross_entropy: NaN in one row of the weight shows in every loss") {

@@ -37,6 +37,7 @@ template <class T>
 struct Depth {
   Size size;
   bool vertical;
+  Kernels kernels = Kernels::fast;
   double eps_used = eps;
   std::vector<std::vector<T>> sources, out, dout, dinp;      // [S] (N,C)
   std::vector<std::vector<T>> before;                        // dinp before an acc
@@ -67,27 +68,33 @@ struct Depth {
   Tensor rows(const std::vector<T>& v) const { return view(v, {size.N, size.C}); }
   Tensor table(int64_t m) const { return view(weights[static_cast<size_t>(m)].data(), {size.N, m + 1}); }
 
+  void take_dots(const Tensor& dots, const Tensor& a, const Tensor& b, Stream stream) const {
+    run_on(stream.backend, {dots, a, b}, [&](auto& t, Stream there) {
+      if (is_plain(kernels, there)) vertical_dot_plain(t[0], t[1], t[2], size.N, size.C);
+      else vertical_dot(t[0], t[1], t[2], there);
+    });
+  }
   void forward(Stream stream) {
     for (size_t m = 0; m < sources.size(); ++m) {
-      if (vertical)
-        run_on(stream.backend, {tensor_of(squares[m]), rows(sources[m])},
-               [](auto& t, Stream there) { vertical_dot(t[0], t[1], t[1], there); });
+      if (vertical) take_dots(tensor_of(squares[m]), rows(sources[m]), rows(sources[m]), stream);
       std::vector<Tensor> tensors{rows(out[m]), table(static_cast<int64_t>(m)), tensor_of(scores[m])};
       for (size_t s = 0; s <= m; ++s) tensors.push_back(rows(sources[s]));
       for (size_t s = 0; s <= m; ++s) tensors.push_back(tensor_of(squares[s]));
       run_on(stream.backend, tensors, [&](auto& t, Stream there) {
-        const auto read = t.begin() + 3, norms = read + static_cast<int64_t>(m) + 1;
-        if (vertical) vertical_forward(t[0], t[1], {read, norms}, {norms, t.end()}, t[2], eps_used, there);
-        else depth_mix_forward(t[0], {read, norms}, t[2], there);
+        const auto middle = t.begin() + 4 + static_cast<int64_t>(m);
+        const std::vector<Tensor> read(t.begin() + 3, middle), norms(middle, t.end());
+        const bool plain = is_plain(kernels, there);
+        if (vertical && plain) vertical_forward_plain(t[0], t[1], read, norms, t[2], size.N, size.C, eps_used);
+        else if (vertical) vertical_forward(t[0], t[1], read, norms, t[2], eps_used, there);
+        else if (plain) depth_mix_forward_plain(t[0], read, t[2]);
+        else depth_mix_forward(t[0], read, t[2], there);
       });
     }
   }
   void backward(bool acc, Stream stream) {
     for (size_t s = sources.size(); s-- > 0;) {
       if (acc) dinp[s] = before[s];
-      if (vertical)
-        run_on(stream.backend, {tensor_of(pbar[s]), rows(dout[s]), rows(out[s])},
-               [](auto& t, Stream there) { vertical_dot(t[0], t[1], t[2], there); });
+      if (vertical) take_dots(tensor_of(pbar[s]), rows(dout[s]), rows(out[s]), stream);
       std::vector<Tensor> tensors{rows(dinp[s]), rows(sources[s]), tensor_of(squares[s])};
       for (size_t m = s; m < sources.size(); ++m)
         for (const Tensor& t : {rows(dout[m]), table(static_cast<int64_t>(m)), tensor_of(pbar[m]), tensor_of(scores[m]),
@@ -97,8 +104,12 @@ struct Depth {
         std::vector<DepthReader> readers;
         for (size_t i = 3; i < t.size(); i += 5)
           readers.push_back({t[i], t[vertical ? i + 1 : i + 3], t[i + 4], static_cast<int64_t>(s), t[i + 2]});
-        if (vertical) vertical_backward({t[0], acc}, t[1], t[2], readers, eps_used, there);
-        else depth_mix_backward({t[0], acc}, t[1], readers, there);
+        const Grad to{t[0], acc};
+        const bool plain = is_plain(kernels, there);
+        if (vertical && plain) vertical_backward_plain(to, t[1], t[2], readers, size.N, size.C, eps_used);
+        else if (vertical) vertical_backward(to, t[1], t[2], readers, eps_used, there);
+        else if (plain) depth_mix_backward_plain(to, t[1], readers);
+        else depth_mix_backward(to, t[1], readers, there);
       });
     }
   }
@@ -158,10 +169,11 @@ const std::vector<Size> gpu_sizes{{1, 1, 1},    {2, 5, 3},  {4, 19, 33},  {1, 40
                                   {3, 3, 2100}, {5, 2, 96}, {2, 50, 264}, {1, 67, 257}};
 
 template <class T>
-void check_fast_against_reference(const Size& size, bool vertical, Stream stream) {
-  CAPTURES(size.S, size.N, size.C);
+void check_fast_against_reference(const Size& size, bool vertical, Stream stream, Kernels kernels) {
+  CAPTURES(size.S, size.N, size.C, kernels);
   for (bool acc : {false, true}) {
     Depth<T> depth(size, vertical);
+    depth.kernels = kernels;
     depth.eps_used = 0.25;  // not lost beside the squares
     Depth<double> want(depth);
     depth.forward(stream);
@@ -203,10 +215,11 @@ TEST_CASE("depth_mix: reference backward over a whole depth is the derivative of
 
 TEST_CASE_TEMPLATE("depth_mix: both kinds on the fast backends equal the reference, set and added", T, float, bf16) {
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
-    for (bool vertical : {false, true}) {
-      CAPTURE(vertical);
-      check_fast_against_reference<T>(size, vertical, Stream{backend});
-    }
+    for (const Kernels kernels : kernels_of(backend))
+      for (bool vertical : {false, true}) {
+        CAPTURE(vertical);
+        check_fast_against_reference<T>(size, vertical, Stream{backend}, kernels);
+      }
   });
 }
 
@@ -348,22 +361,25 @@ TEST_CASE("depth_mix: what must hold for vertical attention over every token") {
 
 TEST_CASE_TEMPLATE("depth_mix: one source is copied bit for bit, and its gather is exactly dout", T, float, bf16) {
   for (const Backend backend : fast_backends()) {
-    for (int64_t C : {1, 15, 16, 67, 256}) {
-      for (double scale : {1e-15, 1e-3, 1.0, 1e15}) {
-        CAPTURES(backend, C, scale);
-        if (is_slow(backend) && (scale == 1e-3 || scale == 1e15)) continue;  // slow there
-        Depth<T> plain({1, 50, C}, false, scale), vertical({1, 50, C}, true, scale);
-        plain.sources[0][3] = vertical.sources[0][3] = -0.f;
-        plain.scores[0][0] = 1;
-        for (Depth<T>* depth : {&plain, &vertical}) {
-          const auto before = depth->dscores[0];
-          depth->forward(Stream{backend});
-          depth->backward(false, Stream{backend});
-          const size_t bytes = 50 * static_cast<size_t>(C) * sizeof(T);
-          CHECK(std::memcmp(depth->out[0].data(), depth->sources[0].data(), bytes) == 0);
-          CHECK(depth->dinp[0] == depth->dout[0]);
-          if (depth->vertical) CHECK(depth->weights[0] == std::vector<float>(50, 1.f));
-          if (depth->vertical) CHECK(depth->dscores[0] == before);
+    for (const Kernels kernels : kernels_of(backend)) {
+      for (int64_t C : {1, 15, 16, 67, 256}) {
+        for (double scale : {1e-15, 1e-3, 1.0, 1e15}) {
+          CAPTURES(backend, kernels, C, scale);
+          if (is_slow(backend) && (scale == 1e-3 || scale == 1e15)) continue;  // slow there
+          Depth<T> plain({1, 50, C}, false, scale), vertical({1, 50, C}, true, scale);
+          plain.kernels = vertical.kernels = kernels;
+          plain.sources[0][3] = vertical.sources[0][3] = -0.f;
+          plain.scores[0][0] = 1;
+          for (Depth<T>* depth : {&plain, &vertical}) {
+            const auto before = depth->dscores[0];
+            depth->forward(Stream{backend});
+            depth->backward(false, Stream{backend});
+            const size_t bytes = 50 * static_cast<size_t>(C) * sizeof(T);
+            CHECK(std::memcmp(depth->out[0].data(), depth->sources[0].data(), bytes) == 0);
+            CHECK(depth->dinp[0] == depth->dout[0]);
+            if (depth->vertical) CHECK(depth->weights[0] == std::vector<float>(50, 1.f));
+            if (depth->vertical) CHECK(depth->dscores[0] == before);
+          }
         }
       }
     }
@@ -373,13 +389,16 @@ TEST_CASE_TEMPLATE("depth_mix: one source is copied bit for bit, and its gather 
 TEST_CASE_TEMPLATE("depth_mix: weights (0, ..., 0, 1) are the last source exactly, and so is the gather", T, float,
                    bf16) {
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
-    CAPTURES(size.S, size.C);
-    Depth<T> depth(size, false);
-    for (auto& w : depth.scores) std::fill(w.begin(), w.end() - 1, 0.f), w.back() = 1;
-    depth.forward(Stream{backend});
-    depth.backward(false, Stream{backend});
-    CHECK(depth.out == depth.sources);
-    CHECK(depth.dinp == depth.dout);
+    for (const Kernels kernels : kernels_of(backend)) {
+      CAPTURES(size.S, size.C, kernels);
+      Depth<T> depth(size, false);
+      depth.kernels = kernels;
+      for (auto& w : depth.scores) std::fill(w.begin(), w.end() - 1, 0.f), w.back() = 1;
+      depth.forward(Stream{backend});
+      depth.backward(false, Stream{backend});
+      CHECK(depth.out == depth.sources);
+      CHECK(depth.dinp == depth.dout);
+    }
   });
 }
 
@@ -450,27 +469,29 @@ TEST_CASE("depth_mix: norms and scores far apart") {
 TEST_CASE_TEMPLATE("depth_mix: NaN shows where it must, and nowhere else", T, float, bf16) {
   const Size size{3, 40, 24};
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const Backend backend : fast_backends()) {
-    for (bool vertical : {false, true}) {
-      CAPTURES(backend, vertical);
-      Depth<T> depth(size, vertical);
-      depth.sources[1][7 * 24 + 5] = nan;
-      depth.forward(Stream{backend});
-      depth.backward(false, Stream{backend});
-      for (size_t i = 0; i < 40 * 24; ++i) {
-        const bool spoilt = vertical ? i / 24 == 7 : i == 7 * 24 + 5;  // the norm spreads over the row
-        CHECK(!is_nan(depth.out[0][i]));
-        CHECK(is_nan(depth.out[2][i]) == spoilt);
-        CHECK(is_nan(depth.dinp[1][i]) == (vertical && spoilt));
+  for (const Backend backend : fast_backends())
+    for (const Kernels kernels : kernels_of(backend))
+      for (bool vertical : {false, true}) {
+        CAPTURES(backend, kernels, vertical);
+        Depth<T> depth(size, vertical);
+        depth.kernels = kernels;
+        depth.sources[1][7 * 24 + 5] = nan;
+        depth.forward(Stream{backend});
+        depth.backward(false, Stream{backend});
+        for (size_t i = 0; i < 40 * 24; ++i) {
+          const bool spoilt = vertical ? i / 24 == 7 : i == 7 * 24 + 5;  // the norm spreads over the row
+          CHECK(!is_nan(depth.out[0][i]));
+          CHECK(is_nan(depth.out[2][i]) == spoilt);
+          CHECK(is_nan(depth.dinp[1][i]) == (vertical && spoilt));
+        }
+        CHECK(is_nan(depth.dscores[2][1]));
+        CHECK(!is_nan(depth.dscores[0][0]));
+        Depth<T> bad_score(size, vertical);
+        bad_score.kernels = kernels;
+        bad_score.scores[2][1] = nan;
+        bad_score.forward(Stream{backend});
+        for (float y : bad_score.out[2]) CHECK(is_nan(y));
       }
-      CHECK(is_nan(depth.dscores[2][1]));
-      CHECK(!is_nan(depth.dscores[0][0]));
-      Depth<T> bad_score(size, vertical);
-      bad_score.scores[2][1] = nan;
-      bad_score.forward(Stream{backend});
-      for (float y : bad_score.out[2]) CHECK(is_nan(y));
-    }
-  }
 }
 
 TEST_CASE_TEMPLATE("depth_mix: the thread count does not change a bit", T, float, bf16) {

@@ -11,12 +11,18 @@ struct Size {
   int64_t rows, C;
 };
 
-Op rmsnorm(const Size& s, bool gain, double scale = 1) {
+Op rmsnorm(const Size& s, bool gain, double scale = 1, Kernels kernels = Kernels::fast) {
   const Shape shape{1, s.rows, s.C};
   Op op{{input("inp", shape, scale), output("out", shape), saved("rstd", {s.rows})},
-        [](auto& t, Stream stream) { rmsnorm_forward(t["out"], t["rstd"], t["inp"], t["weight"], 1e-6, stream); },
-        [](auto& t, Stream stream) {
-          rmsnorm_backward(t.grad("inp"), t["dweight"], t["dout"], t["inp"], t["weight"], t["rstd"], stream);
+        [=](auto& t, Stream stream) {
+          const Tensor out = t["out"], rstd = t["rstd"], inp = t["inp"], weight = t["weight"];
+          if (is_plain(kernels, stream)) rmsnorm_forward_plain(out, rstd, inp, weight, s.C, 1e-6);
+          else rmsnorm_forward(out, rstd, inp, weight, 1e-6, stream);
+        },
+        [=](auto& t, Stream stream) {
+          const Tensor dweight = t["dweight"], dout = t["dout"], inp = t["inp"], weight = t["weight"], rstd = t["rstd"];
+          if (is_plain(kernels, stream)) rmsnorm_backward_plain(t.grad("inp"), dweight, dout, inp, weight, rstd, s.C);
+          else rmsnorm_backward(t.grad("inp"), dweight, dout, inp, weight, rstd, stream);
         },
         [=](auto& z) { rmsnorm_forward_ref(z["out"], z["rstd"], z["inp"], z["weight"], s.rows, s.C, 1e-6); }};
   if (gain) op.values.push_back(parameter("weight", {s.C}));
@@ -43,6 +49,12 @@ TEST_CASE_TEMPLATE("rmsnorm: NaN stays in its row, dinp may alias dout, and the 
   }
 }
 
+TEST_CASE_TEMPLATE("rmsnorm: on a GPU, too, dinp may alias dout", T, float, bf16) {
+  if (!available(Backend::cuda)) return;
+  for (const Kernels kernels : kernels_of(Backend::cuda))
+    check_in_place(rmsnorm({9, 40}, true, 1, kernels), DtypeOf<T>::value, Backend::cuda, {}, {{"dinp", "dout"}});
+}
+
 // f32 sums of up to 1028 terms in vector order: some ulps (6e-8) of the result; the backward sums rows too. What is
 // stored as f32 is as close in bf16.
 TEST_CASE_TEMPLATE("rmsnorm: the fast backends equal the reference, set and added, with a gain and without", T, float,
@@ -53,9 +65,12 @@ TEST_CASE_TEMPLATE("rmsnorm: the fast backends equal the reference, set and adde
                                 {7, 8},           {3, 1027},        {2000 / wide, 96},
                                 {70, 420 * wide}, {7, 1012 * wide}, {5, 1028 * wide}};
   for_sizes(sizes, sizes, [](Backend backend, const Size& size) {
-    for (const bool gain : {true, false})
-      check_backend(rmsnorm(size, gain), DtypeOf<T>::value, backend,
-                    {{"out", 1e-6}, {"rstd", 1e-6}, {"dinp", 1e-5}, {"dweight", 1e-5}});
+    for (const Kernels kernels : kernels_of(backend))
+      for (const bool gain : {true, false}) {
+        CAPTURE(static_cast<int>(kernels));
+        check_backend(rmsnorm(size, gain, 1, kernels), DtypeOf<T>::value, backend,
+                      {{"out", 1e-6}, {"rstd", 1e-6}, {"dinp", 1e-5}, {"dweight", 1e-5}});
+      }
   });
 }
 

@@ -37,6 +37,7 @@ bool is_trained(Variant variant, int layer) {
 template <class T>
 struct Depth {
   Size size;
+  Kernels kernels = Kernels::fast;
   std::vector<T> slab;
   std::vector<std::vector<T>> dout, dslice;
   std::vector<std::vector<Wide<T>>> weight, dweight;
@@ -71,7 +72,8 @@ struct Depth {
     Router router = routers[static_cast<size_t>(l)];
     run_on(stream.backend, {out, slab_tensor, router.weight}, [&](auto& t, Stream there) {
       router.weight = t[2];
-      route_forward(t[0], t[1], router, there);
+      if (is_plain(kernels, there)) route_forward_plain(t[0], t[1], router, size.N, size.K, size.D);
+      else route_forward(t[0], t[1], router, there);
     });
   }
   void backward(const Tensor& dslice_tensor, const Tensor& slab_tensor, const Tensor& dout_tensor, int l,
@@ -81,7 +83,8 @@ struct Depth {
     run_on(stream.backend, tensors, [&](auto& t, Stream there) {
       auto readers = routers;
       for (size_t r = 0; r < readers.size(); ++r) readers[r].weight = t[3 + 2 * r], readers[r].dweight = t[4 + 2 * r];
-      route_backward(t[0], t[1], t[2], readers, l, there);
+      if (is_plain(kernels, there)) route_backward_plain(t[0], t[1], t[2], readers, l, size.N, size.K, size.D);
+      else route_backward(t[0], t[1], t[2], readers, l, there);
     });
   }
   Tensor rows(const std::vector<T>& block) const { return view(block, {size.N, size.K, size.D}); }
@@ -180,11 +183,12 @@ TEST_CASE("route: the gather backward equals a scatter backward") {
 namespace {
 
 template <class T>
-void check_against_reference(const Size& size, Variant variant, Stream stream) {
+void check_against_reference(const Size& size, Variant variant, Stream stream, Kernels kernels) {
   const double tolerance = tolerance_or_rounding<T>(1e-6);
   for (int l = 0; l < size.L; ++l) {
     CAPTURE(l);
     Depth<T> depth(size, variant);
+    depth.kernels = kernels;
     poison_unread(depth, l);
     const auto slab64 = convert<double>(depth.slab);
     const auto weight64 = convert<double>(depth.weight[static_cast<size_t>(l)]);
@@ -194,6 +198,7 @@ void check_against_reference(const Size& size, Variant variant, Stream stream) {
     check_close("out", depth.forward(l, stream), out64, tolerance);
   }
   Depth<T> depth(size, variant);
+  depth.kernels = kernels;
   Depth<double> depth64(size, variant);
   const auto copy = [](const auto& from, auto& to) {  // in place: the routers point there
     for (size_t l = 0; l < from.size(); ++l) std::copy(from[l].begin(), from[l].end(), to[l].begin());
@@ -215,10 +220,11 @@ void check_against_reference(const Size& size, Variant variant, Stream stream) {
 
 TEST_CASE_TEMPLATE("route: the fast backends equal the reference and read nothing but the sources", T, float, bf16) {
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
-    for (Variant variant : is_slow(backend) ? few_variants : variants) {
-      CAPTURES(size.K, size.D, variant);
-      check_against_reference<T>(size, variant, Stream{backend});
-    }
+    for (const Kernels kernels : kernels_of(backend))
+      for (Variant variant : is_slow(backend) ? few_variants : variants) {
+        CAPTURES(size.K, size.D, variant, kernels);
+        check_against_reference<T>(size, variant, Stream{backend}, kernels);
+      }
   });
 }
 
@@ -258,20 +264,23 @@ TEST_CASE_TEMPLATE("route: memory that begins between two multiples of 16 bytes"
 TEST_CASE("route: backward reads only its block and its readers', and keeps the columns of other layers") {
   const Size size{5, 50, 4, 8};
   const int l = 2;
-  for (const Backend backend : fast_backends()) {
-    Depth<float> depth(size, Variant::last_two);  // layers 2 and 3 read layer 2, layer 4 does not
-    for (const int unread : {0, 1, 4})
-      std::fill_n(depth.slab.begin() + unread * size.block(), size.block(), std::numeric_limits<float>::quiet_NaN());
-    const auto before = depth.dweight;
-    depth.backward(depth.rows(depth.dslice[l]), depth.slab_view(), depth.rows(depth.dout[l]), l, Stream{backend});
-    for (float g : depth.dslice[l]) CHECK(std::isfinite(g));
-    for (size_t r = 0; r < before.size(); ++r)
-      for (size_t i = 0; i < before[r].size(); ++i) {
-        const size_t source = i % ((r + 1) * 4) / 4;
-        CHECK((depth.dweight[r][i] != before[r][i]) == (source == 2 && (r == 2 || r == 3)));
-        CHECK(std::isfinite(depth.dweight[r][i]));
-      }
-  }
+  for (const Backend backend : fast_backends())
+    for (const Kernels kernels : kernels_of(backend)) {
+      CAPTURES(backend, kernels);
+      Depth<float> depth(size, Variant::last_two);  // layers 2 and 3 read layer 2, layer 4 does not
+      depth.kernels = kernels;
+      for (const int unread : {0, 1, 4})
+        std::fill_n(depth.slab.begin() + unread * size.block(), size.block(), std::numeric_limits<float>::quiet_NaN());
+      const auto before = depth.dweight;
+      depth.backward(depth.rows(depth.dslice[l]), depth.slab_view(), depth.rows(depth.dout[l]), l, Stream{backend});
+      for (float g : depth.dslice[l]) CHECK(std::isfinite(g));
+      for (size_t r = 0; r < before.size(); ++r)
+        for (size_t i = 0; i < before[r].size(); ++i) {
+          const size_t source = i % ((r + 1) * 4) / 4;
+          CHECK((depth.dweight[r][i] != before[r][i]) == (source == 2 && (r == 2 || r == 3)));
+          CHECK(std::isfinite(depth.dweight[r][i]));
+        }
+    }
 }
 
 TEST_CASE_TEMPLATE("route: so many heads that a GPU keeps few layers' weights at a time", T, float, bf16) {
@@ -288,43 +297,50 @@ TEST_CASE_TEMPLATE("route: so many heads that a GPU keeps few layers' weights at
 
 TEST_CASE_TEMPLATE("route: the identity is exact, forward and backward", T, float, bf16) {
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
-    CAPTURES(size.K, size.D);
-    Depth<T> depth(size, Variant::full);
-    for (int64_t l = 1; l < size.L; ++l) {
-      auto& weight = depth.weight[static_cast<size_t>(l)];
-      for (int64_t h = 0; h < size.K; ++h)
-        for (int64_t c = 0; c < (l + 1) * size.K; ++c)
-          weight[static_cast<size_t>(h * (l + 1) * size.K + c)] = c == l * size.K + h ? 1.f : 0.f;
+    for (const Kernels kernels : kernels_of(backend)) {
+      CAPTURES(size.K, size.D, kernels);
+      Depth<T> depth(size, Variant::full);
+      depth.kernels = kernels;
+      for (int64_t l = 1; l < size.L; ++l) {
+        auto& weight = depth.weight[static_cast<size_t>(l)];
+        for (int64_t h = 0; h < size.K; ++h)
+          for (int64_t c = 0; c < (l + 1) * size.K; ++c)
+            weight[static_cast<size_t>(h * (l + 1) * size.K + c)] = c == l * size.K + h ? 1.f : 0.f;
+      }
+      for (int l = 0; l < size.L; ++l) {
+        const auto out = depth.forward(l, Stream{backend});
+        CHECK(std::equal(out.begin(), out.end(), depth.slab.begin() + l * size.block()));
+      }
+      depth.backward(Stream{backend});
+      CHECK(depth.dslice == depth.dout);
     }
-    for (int l = 0; l < size.L; ++l) {
-      const auto out = depth.forward(l, Stream{backend});
-      CHECK(std::equal(out.begin(), out.end(), depth.slab.begin() + l * size.block()));
-    }
-    depth.backward(Stream{backend});
-    CHECK(depth.dslice == depth.dout);
   });
 }
 
 TEST_CASE_TEMPLATE("route: other shapes of the same memory, and dslice in place of dout", T, float, bf16) {
   for (const Size& size : std::vector<Size>{{3, 6, 2, 8}, {3, 10, 12, 16}, {3, 10, 8, 64}}) {
-    for (const Backend backend : fast_backends()) {
-      const Stream stream{backend};
-      const Shape split{2, size.N / 2, size.K, size.D}, flat{3, size.N, size.K * size.D};
-      Depth<T> depth(size, Variant::full);
-      auto out = poisoned<T>(size.block());
-      depth.forward(view(out, split), view(depth.slab.data(), flat), 2, stream);
-      CHECK(out == depth.forward(2, stream));
+    for (const Backend backend : fast_backends())
+      for (const Kernels kernels : kernels_of(backend)) {
+        CAPTURES(backend, kernels);
+        const Stream stream{backend};
+        const Shape split{2, size.N / 2, size.K, size.D}, flat{3, size.N, size.K * size.D};
+        Depth<T> depth(size, Variant::full);
+        depth.kernels = kernels;
+        auto out = poisoned<T>(size.block());
+        depth.forward(view(out, split), view(depth.slab.data(), flat), 2, stream);
+        CHECK(out == depth.forward(2, stream));
 
-      Depth<T> in_place(size, Variant::full);
-      depth.backward(stream);
-      for (int l = 2; l >= 0; --l) {
-        const size_t i = static_cast<size_t>(l);
-        const Tensor d = view(in_place.dout[i].data(), split);
-        in_place.routers[i].dweight = Tensor{};
-        in_place.backward(d, view(in_place.slab.data(), flat), d, l, stream);
-        CHECK(in_place.dout[i] == depth.dslice[i]);
+        Depth<T> in_place(size, Variant::full);
+        in_place.kernels = kernels;
+        depth.backward(stream);
+        for (int l = 2; l >= 0; --l) {
+          const size_t i = static_cast<size_t>(l);
+          const Tensor d = view(in_place.dout[i].data(), split);
+          in_place.routers[i].dweight = Tensor{};
+          in_place.backward(d, view(in_place.slab.data(), flat), d, l, stream);
+          CHECK(in_place.dout[i] == depth.dslice[i]);
+        }
       }
-    }
   }
 }
 

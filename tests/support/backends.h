@@ -51,6 +51,17 @@ inline std::vector<Backend> all_backends() {
   return all;
 }
 
+// The CUDA kernels of a family: the fast ones, or the plain ones of its X_plain.cu, where it has these.
+enum class Kernels { fast, plain };
+inline std::vector<Kernels> kernels_of(Backend backend) {
+  if (backend == Backend::cuda) return {Kernels::fast, Kernels::plain};
+  return {Kernels::fast};
+}
+// Whether a call with this stream goes to the plain kernels. The reference that they are compared with does not.
+constexpr bool is_plain(Kernels kernels, Stream stream) {
+  return kernels == Kernels::plain && stream.backend == Backend::cuda;
+}
+
 #if CROSSPLY_CUDA
 constexpr bool emulated = false;
 #else

@@ -1,5 +1,6 @@
 // Hyper-connections: E residual streams of width C in place of one. Around each sublayer a read mixes the streams into
 // what the sublayer sees, and a write mixes them among themselves and adds the sublayer's y to each.
+// kernels/depth/streams/hyper_read.md derives the backward of the read.
 //
 //   streams, next: (B,T,E,C); x, y, out: (B,T,C); coef: (B,T,E,E+2), row i holds A[i,0..E], then b[i]
 //

@@ -1,0 +1,88 @@
+// The loss head in plain CUDA: the loops of cross_entropy.h, the outer ones spread over threads. Read it before
+// cross_entropy.cu. Tests hold both to the same reference, and `bench gpu --only plain` times one against the other.
+// Training never calls this file.
+//
+// The logits of all rows are in memory together: 16,384 tokens of 50,304 take 3 GiB.
+#include "kernels/block/cross_entropy.h"
+
+#include "kernels/cuda/cuda.cuh"
+
+namespace crossply {
+namespace {
+
+constexpr int threads = 256;  // of a block
+
+// A thread has a logit: a row of inp times a row of weight. Nothing that it reads serves another logit, unless it is
+// still in a cache.
+template <class S>
+__global__ void cross_entropy_logits_kernel(float* z, const S* inp, const S* weight, int64_t rows, int64_t V,
+                                            int64_t C) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, n = i / V, v = i % V;
+  if (n >= rows) return;
+  float sum = 0;
+  for (int64_t c = 0; c < C; ++c) sum += to_float(inp[n * C + c]) * to_float(weight[v * C + c]);
+  z[i] = sum;
+}
+
+// A thread has a row of logits z, which it reads three times: for the largest, the sum, and the gradients dz, which
+// take the place of the logits. A target that is no token makes the loss NaN.
+__global__ void cross_entropy_loss_kernel(float* losses, float* z, const int32_t* targets, float scale, int64_t rows,
+                                          int64_t V, bool want_dz) {
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (n >= rows) return;
+  const int32_t target = targets[n];
+  z += n * V;
+  float max = z[0];
+  double exps = 0;  // so many terms in one float would lose digits
+  for (int64_t v = 1; v < V; ++v) max = z[v] > max ? z[v] : max;
+  for (int64_t v = 0; v < V; ++v) exps += expf(z[v] - max);
+  const auto sum = static_cast<float>(exps);
+  if (target == -1) losses[n] = 0;
+  else losses[n] = target >= 0 && target < V ? logf(sum) - (z[target] - max) : nanf("");
+  for (int64_t v = 0; want_dz && v < V; ++v)
+    z[v] = target < 0 ? 0.f : scale * (expf(z[v] - max) / sum - (v == target ? 1.f : 0.f));
+}
+
+// A thread has an element of dinp.
+template <class S>
+__global__ void cross_entropy_dinp_kernel(S* dinp, const float* dz, const S* weight, int64_t rows, int64_t V,
+                                          int64_t C) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, n = i / C, c = i % C;
+  if (n >= rows) return;
+  float sum = 0;
+  for (int64_t v = 0; v < V; ++v) sum += dz[n * V + v] * to_float(weight[v * C + c]);
+  from_float(dinp[i], sum);
+}
+
+// A thread has an element of dweight.
+template <class S>
+__global__ void cross_entropy_dweight_kernel(float* dweight, const float* dz, const S* inp, int64_t rows, int64_t V,
+                                             int64_t C, bool acc) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, v = i / C, c = i % C;
+  if (v >= V) return;
+  float sum = acc ? dweight[i] : 0.f;
+  for (int64_t n = 0; n < rows; ++n) sum += dz[n * V + v] * to_float(inp[n * C + c]);
+  dweight[i] = sum;
+}
+
+}  // namespace
+
+void cross_entropy_forward_plain(const Tensor& losses, const Tensor& dinp, const Grad& dweight, const Tensor& inp,
+                                 const Tensor& weight, const Tensor& targets, double scale) {
+  const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
+  const bool want_dz = dinp.data != nullptr;
+  float* z = scratch<float>(rows * V);
+  with_storage(inp.dtype, [&]<class S>(S) {
+    launch({"cross_entropy_logits_plain", blocks_of(rows * V, threads), threads}, cross_entropy_logits_kernel<S>, z,
+           inp.as<S>(), weight.as<S>(), rows, V, C);
+    launch({"cross_entropy_loss_plain", blocks_of(rows, threads), threads}, cross_entropy_loss_kernel,
+           losses.as<float>(), z, targets.as<int32_t>(), static_cast<float>(scale), rows, V, want_dz);
+    if (!want_dz) return;
+    launch({"cross_entropy_dinp_plain", blocks_of(rows * C, threads), threads}, cross_entropy_dinp_kernel<S>,
+           dinp.as<S>(), z, weight.as<S>(), rows, V, C);
+    launch({"cross_entropy_dweight_plain", blocks_of(V * C, threads), threads}, cross_entropy_dweight_kernel<S>,
+           dweight.as<float>(), z, inp.as<S>(), rows, V, C, dweight.add);
+  });
+}
+
+}  // namespace crossply
