@@ -1,13 +1,8 @@
 """LIMe with key/value routing (version 2) in PyTorch: LLaMA whose layers attend to mixtures of all layers' heads.
 
-Layer i (from 0) puts its K rotated key heads and K value heads into a slab that all layers share. From layer 1 on, it
-attends to signed linear combinations of the (i+1)*K heads in the slab, with one matrix for keys and values:
-
-  routed[k] = sum over layers m <= i and heads h of  W[k, m*K + h] * slab[m][h]          W = lime_router.weight
-
-`routing` says which layers m layer i may read, its own always among them: "full" all; "last" the min(i+1, window) most
-recent; "first" the first min(i+1, window) and its own. Entries of W outside are stored, but neither read nor trained.
-"average" has no W: each head is the plain mean of that head over the layers; "own" has none either and is LLaMA.
+In crossply's sources train/train_lime.cpp explains it (arXiv 2502.09245). Layers count from 0 here, and each leaves its
+rotated keys and its values to those above. The W of layer i is lime_router.weight, (K, (i+1) K), its columns by layer,
+then by head. Entries for layers that are not read are stored, but neither read nor trained.
 """
 import dataclasses
 import math
