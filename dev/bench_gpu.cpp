@@ -1,6 +1,7 @@
 // bench gpu: what a GPU does: products and attention by shape, training steps, what each architecture costs, the ops
 // that move data, plain kernels beside the fast ones, and training steps beside PyTorch's. With another device than
 // cuda everything is tiny: for trying.
+// Not yet run on hardware: only with tiny sizes, on a CPU.
 #include <algorithm>
 #include <array>
 #include <cctype>

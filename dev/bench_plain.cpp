@@ -1,4 +1,5 @@
 // bench gpu --only plain: what the fast CUDA kernels gain over the plain ones of the same families (X_plain.cu).
+// Not yet run on hardware: only with tiny sizes, on a CPU.
 #include <array>
 #include <cmath>
 

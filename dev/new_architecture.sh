@@ -20,7 +20,8 @@ done
 class=$(awk -v RS=_ '{printf "%s%s", toupper(substr($1, 1, 1)), substr($1, 2)}' <<<"$name")
 
 cat >"$model" <<END
-// $name: say here what your idea computes, as an equation.
+// $name: say here in one sentence what your idea is.
+// train/train_$name.cpp explains it, with equations.
 // Until you change it, it is a plain LLaMA.
 #include "kernels/reference/ops.h"
 #include "models/registry.h"

@@ -1,13 +1,5 @@
-// Attention residuals (arXiv 2603.15031): no residual stream. What a sublayer reads is a softmax mixture, token by
-// token, of what came before it, with a trained query for each sublayer:
-//
-//   h = sum_s a_s x_s          a = softmax_s( <w . g, x_s> / rms(x_s) )          rms(x) = sqrt(mean(x^2) + eps)
-//
-// Full (attn_res_block_size 0): the sources are the embedding and the outputs of all sublayers so far. In blocks of m
-// layers: the embedding, the sums over the finished blocks, and, from its second sublayer on, the sum within the
-// present one. One more mixture stands before the final norm. Layer 0's first mixture has one source, the embedding:
-// its w and g are there and learn nothing. The w start at 0, all weights being equal then; a sublayer's RMSNorm takes
-// no notice of lengths, so that this start is LLaMA's but for the norms' eps. Names are those of Kimi K3's checkpoints.
+// Attention residuals: no residual stream; every sublayer reads a softmax mixture of what came before it.
+// train/train_attnres.cpp explains them; kernels/depth/query_mix.h is the mixture.
 #include <optional>
 
 #include "models/registry.h"

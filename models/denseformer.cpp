@@ -1,11 +1,5 @@
-// DenseFormer: depth-weighted averaging. After block i (from 1), every `period` blocks, the stream becomes a learned
-// combination of the outputs of every `dilation`-th block so far, the embedding X_0 among them where the count comes
-// out:
-//
-//   Y_i = sum over j <= i, j = i mod k, of a_i[j] X_j           X_i = Block_i(Y_{i-1}), Y_0 = X_0
-//
-// The averaged X_j are the raw outputs, never the Y_j. The weights are scalars without constraint; they start as the
-// identity, so the model starts as LLaMA. (Pagliardini et al., arXiv 2402.02622.)
+// DenseFormer: after a block, the stream becomes a learned combination of all outputs so far.
+// train/train_denseformer.cpp explains it.
 #include <optional>
 
 #include "models/registry.h"

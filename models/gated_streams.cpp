@@ -1,13 +1,6 @@
-// Gated residual streams (Qwen3.8-Flash-Next): E residual streams S_i, each with a norm of its own. A sublayer reads
-// their mean, gated channel by channel; what it puts out is added to each stream by a factor:
+// Gated residual streams: E residual streams with a norm each, read channel by channel through gates.
+// train/train_gated_streams.cpp explains them; kernels/depth/streams/gated_streams.h is the arithmetic.
 //
-//   N_i = RMS(S_i) (1 + w_i)                       vec(N): the streams of a token in a row, E C
-//   x   = (1/E) sum_i sigmoid(G_i) N_i             G = up silu(down vec(N) / E)     down (R, E C), up (E C, R)
-//   S_i <- S_i + 2 sigmoid(inject_i vec(N) / E) f(x)                                inject (E, E C)
-//
-// x is normalised as it is: the blocks have no norms of their own. One more such read, without inject, is what the head
-// sees, without a final norm. All streams start as the embedding; norms start at w = 0, matrices as the others do. Qwen
-// has R = C/8 in a mixture of experts; a dense model's products are smaller, so here R is C/32 where nothing is said.
 // Names are those of transformers' qwen4_exp, whose q/k norms are 1 + w, too; ours keep the plain gain.
 #include <algorithm>
 

@@ -1,17 +1,7 @@
-// Hyper-connections: E residual streams instead of one. Each sublayer f reads a mixture of the streams, and each stream
-// continues as another mixture plus its share of the output:
+// Hyper-connections: E residual streams instead of one. train/train_hyper.cpp explains them and the options of each
+// code; kernels/depth/streams/hyper.h reads and writes the streams.
 //
-//   x = sum_i A[i,0] H_i          H'_i = b[i] f(norm(x)) + sum_k A[k,i+1] H_k          A (E, E+1), b (E)
-//
-// Dynamic connections add a term of every token to the static numbers: A[i,j] = As[i,j] + sa tanh(n_i . Wa[:,j]) and
-// b[i] = bs[i] + sb tanh(n_i . wb), with n_i the normalised stream. All streams start as the embedding and are summed
-// before the final norm. As starts so that the sublayer reads stream (index mod E) and the streams pass unchanged, Wa
-// and wb start at 0: the model starts as an ordinary pre-norm transformer (the sum is E times its stream).
-//
-// The defaults are the LIMe repository's: the sublayers' norms have no gain, index is the layer. The SATFormer
-// repository's: prenorm rmsnorm, norm rmsnorm (dynamic_norm_eps the type's machine epsilon) or layernorm, layer_index
-// sublayer, output_init_scale true. On the backbone gpt2, prenorm rmsnorm is its own norm, a LayerNorm.
-// (Zhu et al., "Hyper-Connections", arXiv 2409.19606.)
+// On the backbone gpt2, prenorm rmsnorm is its own norm, a LayerNorm.
 #include <cmath>
 
 #include "models/registry.h"

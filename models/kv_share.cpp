@@ -1,10 +1,5 @@
-// Keys and values shared across layers: only some layers, the owners, project keys and values of their own; the layers
-// above each, up to the next owner, attend with their own queries to the owner's, normalised and rotated as they are
-// there. The others have no k_proj, v_proj and k_norm, and in generation only owners have caches.
-//
-//   cla (cross-layer attention, arXiv 2405.12981)   every cla_factor-th layer is an owner
-//   suffix (Gemma 3n and 4)                         the last num_kv_shared_layers layers share with the one below them
-//   list                                            kv_owners names the owners
+// Keys and values shared across layers: only some layers, the owners, have their own. train/train_kv_share.cpp explains
+// it, and the three ways to name the owners.
 #include <algorithm>
 
 #include "engine/io/json.h"

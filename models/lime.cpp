@@ -1,23 +1,10 @@
-// LIMe (layer-integrated memory), key/value routing.
+// LIMe, key/value routing: attention reads key and value heads mixed from all layers so far. train/train_lime.cpp
+// explains it; kernels/depth/route.h is the mixture.
 //
-// Every layer writes its key and value heads into two slabs (L, B*T, K, D). From the second layer on, the heads that
-// attention uses are learned signed linear combinations of the heads of all layers so far, the same for keys and
-// values:
-//
-//   k~_l[h] = sum_{s <= l} sum_{h'} W_l[h, s*K + h'] k_s[h']          W_l (K, (l+1)*K)
-//
-// The weights multiply whole heads and RoPE is the same rotation in every layer, so mixing rotated keys equals rotating
-// mixed ones: keys are rotated once, when they are written. Generation caches the mixed heads, an ordinary key/value
-// cache; the slabs then hold one token.
-//
-// Routing: full reads all layers; last and first read a window of them (first always adds the own layer); their
-// matrices keep the full shape, with the entries of unread layers 0 and without a gradient. average takes the plain
-// mean per head and has no parameters; own reads nothing but the own layer and has none either: LLaMA, but for how keys
-// and values start, which makes it the control for that.
-//
-// The start is the official code's. Options: kv_init normal starts keys and values as the backbone does; router_init
-// random has no identity in a router; router_bound literal draws within sqrt(3 K / n), as the paper's pseudocode reads,
-// and not within sqrt(3 / (n K)), for n layers that are read.
+// Every layer writes its key and value heads into two slabs (L, B*T, K, D). RoPE is the same rotation in every layer,
+// so mixing rotated keys equals rotating mixed ones: keys are rotated once, when they are written. Generation caches
+// the mixed heads, an ordinary key/value cache; the slabs then hold one token. With routing last and first the matrices
+// keep their full shape: entries of layers that are not read are 0 and get no gradient.
 #include <algorithm>
 #include <cmath>
 #include <optional>

@@ -1,16 +1,9 @@
-// LIMe, first version: routers over residual streams. From the second layer on, every key/value head h projects its own
-// convex mixture of the embedding and all layers' outputs so far, each normalised by a norm that the layer has for
-// this; rms is LayerNorm's (x - mean) / spread on the backbone gpt2:
+// LIMe, first version: key/value heads projected from mixtures of all residual streams so far.
+// train/train_lime_static.cpp and train/train_lime_dynamic.cpp explain it.
 //
-//   Z_h = sum_{m <= l} a[h,m] rms(X_m) * g          k_h = Z_h Wk_h,  v_h = Z_h Wv_h,  queries as in LLaMA
-//
-//   lime_static:   a = softmax_m(R)              R (K, l+1) learned; top_p prunes the smallest weights, in training
-//                                                too, and divides the others by their sum
-//   lime_dynamic:  a = softmax_m(x Wr) anew for every token, x = rms(X_l) * g
-//
-// rms(X_m) without the gain is the same for all readers, so it is computed once. The mixtures are K times as large as
-// the streams and are never stored (kernels/depth/head_mix.h). The papers have one router row per head with K = H; with
-// grouped heads there is one per key/value head. (Gerasimov et al., arXiv 2502.09245, version 1.)
+// rms(X_m) without the gain is the same for all readers, so it is computed once. On the backbone gpt2 it is LayerNorm's
+// (x - mean) / spread. The mixtures are K times as large as the streams and are never stored
+// (kernels/depth/head_mix.h).
 #include <cmath>
 
 #include "models/lime_decay.h"

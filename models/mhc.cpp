@@ -1,16 +1,5 @@
-// Manifold-constrained hyper-connections (arXiv 2512.24880): E residual streams, as in hyper.cpp, and every token
-// computes its coefficients from all of its streams S_i at once:
-//
-//   z = fn (vec(S) / rms(vec(S)))     l = scale z + base                      fn (E (E+2), E C)
-//   x = sum_i pre_i S_i               pre  = sigmoid(l_pre) + eps
-//   S_i <- post_i f(norm(x)) + sum_k comb[k,i] S_k
-//                                     post = 2 sigmoid(l_post),  comb = l_comb with rows and columns that sum to 1
-//
-// mixing: comb by Sinkhorn's iteration, as a mixture of all E! permutations (mHC-lite, arXiv 2601.05732), or the
-// identity. reads previous (DeepSeek-V4.1): a sublayer reads by the pre of the one before, the first one the embedding,
-// so that the write before it reads, too, in one pass; the last pre makes the output. With reads own a head of its own
-// does. Names and the place of every eps are those of DeepSeek-V4's code, where comb ends with columns: its rows sum to
-// 1 only as far as the iteration has converged. What starts how is our choice; the papers do not say.
+// Manifold-constrained hyper-connections: E residual streams, and every token computes bounded coefficients from all of
+// its streams at once. train/train_mhc.cpp explains them; kernels/depth/streams/mhc.h is the arithmetic.
 #include <cmath>
 
 #include "models/registry.h"

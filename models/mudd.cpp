@@ -1,14 +1,7 @@
-// MUDDFormer: multiway dynamic dense connections. The outputs X_0 .. X_n of all layers so far are mixed four times,
-// anew for every token: for the queries, the keys, the values and the residual stream of the next block.
+// MUDDFormer: the outputs of all layers so far are mixed four times, anew for every token. train/train_mudd.cpp
+// explains it.
 //
-//   w = gelu(y W1) W2 + a                      y = rms(X_n); one weight for each way c and source l: C_n (n+1) of them
-//   A_c = sum_l w[c,l] S_l
-//
-//   norm prepost:  S_l = rms(X_l) * pre_l,  way c = rms(A_c) * post_c + X_n;     none:  S_l = X_l,  way c = A_c
-//
-// Queries, keys and values have a norm each. The last mixture has one way, which goes to the final norm. W2 and a start
-// so that the model starts as LLaMA. rms(X_l) without a gain is the same for all readers and is computed once.
-// intermediate_sizes re-allocates the feed-forward widths over depth. (Xiao et al., "MUDDFormer", arXiv 2502.12170.)
+// rms(X_l) without a gain is the same for all readers and is computed once.
 #include <cmath>
 
 #include "engine/io/json.h"

@@ -1,18 +1,5 @@
-// ResFormer: value residuals. From the second layer on, attention uses values mixed with those of the first layer,
-//
-//   V'_n = a_n V_1 + b_n V_n                       V_n = n Wv, before attention; keys and queries stay as they are
-//
-//   variant    a_n                    b_n
-//   plus       c softmax(l)[n]        learned, from 1/2      c from L, l from 0: one budget, shared out over depth;
-//                                                            lambda_scale frozen keeps c, lambda2 frozen b_n
-//   learnable  learned, from 1/2      learned, from 1/2
-//   identity   1/2                    1/2
-//   constant   2                      1
-//   sparse     5                      1                      only the last 3L/8 layers (last_k says otherwise)
-//   svformer   1                      0                      the mixing layers have no Wv at all
-//
-// last_k: only that many last layers mix (0: all from the second on). (Zhou et al., "Value Residual Learning", arXiv
-// 2410.17897; plus as the SATFormer paper's baseline has it.)
+// ResFormer: attention uses values mixed with those of the first layer. train/train_resformer.cpp explains it, and what
+// its variants are.
 #include <algorithm>
 
 #include "models/registry.h"

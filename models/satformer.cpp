@@ -1,11 +1,4 @@
-// SATFormer: value residuals behind a gate. Every token and key/value head decides how much of the first layer's value
-// it takes in,
-//
-//   V'_n[t,j] = V_n[t,j] + g_n[t,j] V_1[t,j]        g_n = gate(x Wa_n), x the same normalised input as for Q, K and V
-//
-// from the second layer on, or in the last_k last layers. gate: relu, sigmoid, tanh, identity, or over the heads of a
-// token softmax (times K, so its mean is 1) and softmax_sigmoid. With Wa = 0 relu, tanh and identity are LLaMA, bit for
-// bit. Generation caches V', an ordinary key/value cache. (SATFormer, arXiv 2605.03953.)
+// SATFormer: value residuals behind a gate of each token and key/value head. train/train_satformer.cpp explains it.
 #include <cmath>
 
 #include "models/registry.h"

@@ -1,15 +1,5 @@
-// Embedding shortcuts, as the speed-run codes have them (nanochat's gpt.py): every layer's input takes in the embedding
-// x0 again, some layers' values take in rows of tables of their own, looked up by token and gated by head, and the
-// output loses a part of what the middle of the model had:
-//
-//   layer i:  x <- resid[i] x + x0[i] x0            xh = norm(x)
-//             v = Wv xh + c sigmoid(Wg xh[0:G]) VE_i[token]        in every other layer, the last one among them
-//             x <- x + attn;  x <- x + mlp;  x_mid = x after layer floor(L/2)
-//   output    x - backout x_mid
-//
-// resid, x0, backout and value_embeds can be switched off, each by itself; embed_norm normalises the embedding without
-// a gain, as nanochat does. No paper; karpathy/nanochat and KellerJordan/modded-nanogpt, with value tables after value
-// residuals (arXiv 2410.17897).
+// Embedding shortcuts: every layer takes in the embedding again, some layers' values come from tables, and the output
+// loses a part of the middle. train/train_shortcuts.cpp explains them.
 #include <algorithm>
 #include <cmath>
 

@@ -1,13 +1,5 @@
 // Skip-layer attention (sla) and the simplified adaptive layerwise attention (ala): some query heads attend to the keys
-// and values that an earlier layer has computed already, at the same positions. No parameters, no products are added.
-//
-//   sla: in layers l > distance the first `heads` query heads read layer l - distance, the others their own.
-//   ala: only the last layer L changes; its head j reads layer L - stride * (j mod M), M = ceil(L / stride).
-//
-// A query head reads that key/value head of the other layer which it would read in its own. Keys are shared after q/k
-// norm and RoPE, which are the same rotation in every layer. A key/value head that nobody reads gets no gradient.
-// (Chen et al., arXiv 2406.11274, and Verma and Pilanci's layerwise attention, arXiv 2409.10870, as the vertical
-// attention paper uses them.)
+// and values that an earlier layer has computed already. train/train_sla.cpp and train/train_ala.cpp explain them.
 #include <algorithm>
 
 #include "models/registry.h"

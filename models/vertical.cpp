@@ -1,13 +1,5 @@
-// Vertical attention: before every block, the stream is a convex mixture of all representations so far, the embedding
-// h^1 among them, with one learned score for each, re-weighted by every token's norms:
-//
-//   v_l = sum_{i <= l} a_i h^i       a = softmax_i( s_l[i] - ln |h^i| )       h^{l+1} = Block_l(v_l)
-//
-// so that with equal scores every source contributes a vector of equal length. The scores start at 0 and learn ten
-// times as fast as the rest. The fixed maps have no scores and give every allowed source the same: inet the embedding,
-// the first block's output and the one below; unet, in the second half, the one below and the mirrored one of the first
-// half. residual false is the literal reading of the paper's equations: sublayers replace their input instead of adding
-// to it.
+// Vertical attention: before every block, the stream is a convex mixture of all representations so far.
+// train/train_vertical.cpp explains it; kernels/depth/depth_mix.h is the mixture.
 #include <cmath>
 #include <optional>
 

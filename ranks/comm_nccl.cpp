@@ -5,6 +5,8 @@
 // The library is opened when it is first needed, as kernels/cuda/cublaslt.cpp does it: a program that is linked with
 // one does not start where that is missing, and on one GPU nobody needs it. Tests without a GPU link this file with a
 // stand-in (tests/standin/nccl.h).
+//
+// Not yet run on hardware: only with a stand-in for NCCL.
 #include "ranks/comm.h"
 
 #if CROSSPLY_NCCL

@@ -1,4 +1,5 @@
-// train_lime: LIMe with key/value routing. Attention in layer l sees keys and values mixed from all layers so far.
+// train_lime: LIMe (layer-integrated memory) with key/value routing. Attention in layer l sees keys and values mixed
+// from all layers so far.
 //
 // Every layer i projects its own key and value heads k_i[h], v_i[h] (K heads of width D) as in LLaMA. From the second
 // layer on, what its queries attend to is, with learned weights W_l (K, (l+1) K), signed and unconstrained,
@@ -18,19 +19,19 @@
 //   1b           8,640    1,076,081,088       deep128   528,320   147,677,632
 //   1.2b         138,240  1,176,873,984
 //
-// Ablations: --routing average | last | first | own, --window j, --kv-init normal, --router-init random.
+// Options:
+//   --routing KIND        which layers a layer reads. full (default): all so far. last: the --window j latest ones.
+//                         first: the first j, and its own. average: the plain mean of each head, without parameters.
+//                         own: its own alone, which is LLaMA but for how keys and values start: the control for that
+//   --kv-init KIND        how the projections of keys and values start. uniform (default, the code's): in +-1/sqrt(C);
+//                         normal: as LLaMA's
+//   --router-init KIND    identity (default): the block of the own layer starts as the identity; random: as the others
+//   --router-bound KIND   the bound of random entries, where n layers are read. fan_in (default, the code's):
+//                         sqrt(3 / (n K)), so that their variance is 1 / (n K); literal: the pseudocode's sqrt(3 K / n)
+//   --decay routers       W_l decays and nothing else, as version 1 can be read. usual (default), as in the code: the
+//                         matrices, and W_l not at all
 //
-// Where the presets differ from the tables of the paper (version 2), and the flag for the other:
-//
-//   what            table or text       here                                                  flag
-//   end rate        1e-6                1e-9: the code multiplies the rate by 1e-6 at least   --lr-floor 1e-3
-//   precision       bf16                fp32                                                  --dtype bf16
-//   steps of deep*  20,000              5,000, version 1's configuration for them             --steps 20000
-//   tokens          about 50 B          41.9 B, which 20,000 steps of the batch are
-//   router bound    sqrt(3 K / l)       sqrt(3 / (l K)), the code's                           --router-bound literal
-//
-// The pseudocode prints the bound; l counts the layers that are read. --decay routers decays W_l and nothing else, as
-// version 1 can be read; the code decays the matrices, and W_l not at all.
+// docs/papers/lime.md lists where the presets differ from the paper's tables, why, and the flag for the other.
 #include "train/run/run.h"
 
 using namespace crossply;

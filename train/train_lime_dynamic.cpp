@@ -39,11 +39,7 @@
 //   --decay routers   Wr_l decays and nothing else, as the paper's text says; usual (default): the matrices, Wr_l among
 //                     them, as in the code.
 //
-// Where the presets differ from the paper's tables, and the flag for the other:
-//   end rate          1e-6 in the table; here 1e-9, because the code multiplies the rate by 1e-6 at least
-//                     (--lr-floor 1e-3)
-//   precision         bf16 in the table; here fp32 (--dtype bf16)
-//   steps of deep*    20,000 in the table; here the 5,000 of the code's configuration (--steps 20000)
+// docs/papers/lime.md lists where the presets differ from the paper's tables, why, and the flag for the other.
 //
 // The paper's text feeds the router with X_{l-1}, its pseudocode with U_{l-1}, and so do the authors' code of this
 // version (an early commit, 601cd30, of their repository) and this.

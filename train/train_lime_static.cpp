@@ -42,11 +42,7 @@
 //   --router-lr R     the rate of R_l; the paper's 1e-2 is ten times --lr, the default.
 //   --decay routers   R_l decays and nothing else; usual (default): the matrices, as in the code.
 //
-// Where the presets differ from the paper's tables, and the flag for the other:
-//   end rate          1e-6 in the table; here 1e-9, because the code multiplies the rate by 1e-6 at least
-//                     (--lr-floor 1e-3)
-//   precision         bf16 in the table; here fp32 (--dtype bf16)
-//   steps of deep*    20,000 in the table; here the 5,000 of the code's configuration (--steps 20000)
+// docs/papers/lime.md lists where the presets differ from the paper's tables, why, and the flag for the other.
 //
 // The paper does not say that pruned weights are renormalised; the authors' code of this version (an early commit,
 // 601cd30, of their repository) does it. There the mask is made once, when the model is built. The norm g_l is in the

@@ -6,7 +6,7 @@
 //   V'_n = V_n + g_n V'_{n-1}        g_n = relu(x Wg_n)        n = 1 .. L-1, Wg_n (K, C), normal(0.02)
 //
 // It adds (L-1) K C numbers and as little time as SATFormer. With Wg = 0 it is LLaMA, bit for bit. models/relay.cpp is
-// the connection, 49 lines; the mixture is kernels/depth/value_mix.h.
+// the connection; the mixture is kernels/depth/value_mix.h.
 //
 // Presets: those of train_llama. arith: 384 added, 66,880 in all.
 #include "train/run/run.h"

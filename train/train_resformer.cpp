@@ -44,6 +44,7 @@
 //   --last-k M          only the last M layers mix; 0 (default): all from the second on. plus keeps all entries of e in
 //                       its softmax, as SATFormer's code does. svformer's other layers keep their Wv.
 //   --lambda2 frozen    plus keeps b_n at 1/2, as SATFormer's text says.
+//   --lambda-scale frozen   plus keeps c at L.
 //
 // models/resformer.cpp is the connection; value_mix.h mixes (in place of V_n where nothing needs it again),
 // kernels/block/softmax.h shares the budget out.

@@ -11,7 +11,7 @@
 //
 // Start: Wa_n normal with spread 0.02 (SATFormer's code; its text has another, see --gate-init), decaying like any
 // matrix. So half of all gates are open in a new model, by 0.008 sqrt(C) on average: 0.22 at 130m, 0.36 at 1.3b. With
-// Wa_n = 0 it is LLaMA bit for bit, but relu then never learns.
+// Wa_n = 0 it is LLaMA bit for bit (so with tanh and identity), but relu then never learns.
 //
 // Cost (M layers take in: L-1, or --last-k):
 //   parameters      M C K

@@ -24,11 +24,12 @@
 //                   in a small model with a large vocabulary the tables decide about time, too. Each layer's stream
 //                   stays twice
 //
-// There is no paper. The form is that of karpathy/nanochat (gpt.py, July 2026), which normalises the embedding too
-// (--embed-norm true); KellerJordan/modded-nanogpt has five tables in layers 1, 2, 8, 9, 10 of 11 (--value-embeds list
-// --value-layers [1,2,8,9,10], with gates up to 2: --gate-scale 2, of 6 channels, and the embedding's first 6 beside
-// them, which we do not have). Of nanochat's, smearing, the logits' cap, norms behind the rotation, the factor 1.2 on
-// queries and keys and the squared ReLU are not here: they do not connect layers.
+// There is no paper; value tables come after value residuals (arXiv 2410.17897). The form is that of karpathy/nanochat
+// (gpt.py, July 2026), which normalises the embedding too, without a gain (--embed-norm true);
+// KellerJordan/modded-nanogpt has five tables in layers 1, 2, 8, 9, 10 of 11 (--value-embeds list --value-layers
+// [1,2,8,9,10], with gates up to 2: --gate-scale 2, of 6 channels, and the embedding's first 6 beside them, which we do
+// not have). Of nanochat's, smearing, the logits' cap, norms behind the rotation, the factor 1.2 on queries and keys
+// and the squared ReLU are not here: they do not connect layers.
 //
 // Presets (--preset; train/settings/presets.cpp), at the settings of train_llama; most of what is added are tables:
 //

@@ -13,7 +13,8 @@
 //
 // Start: s_l = 0 (the paper does not say), so all sources contribute vectors of equal length and the embedding, the
 // shortest, has the largest weight: a new model is not LLaMA, which has all weight on i = l. Scores learn at a rate of
-// their own (--router-lr, 1e-2 in the presets; the paper finds 1e-4 too slow and 1e-1 unstable) and decay, too.
+// their own (--router-lr: ten times --lr, 1e-2 in the presets; the paper finds 1e-4 too slow and 1e-1 unstable) and
+// decay, too.
 //
 // Cost:
 //   parameters      L (L+1)/2, one for each layer and source; none with a fixed map

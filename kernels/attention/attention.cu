@@ -1,5 +1,6 @@
 // Attention for f32 storage, heads of any width, and a few queries against caches, in float multiplications; and the
 // choice between these and the tensor cores.
+// Not yet run on hardware: only in the emulator.
 #include "kernels/attention/attention_hopper.cuh"
 
 namespace crossply {

@@ -1,5 +1,6 @@
 // Attention by the products of a warpgroup: what its forward and its backward share. For sm_90, bf16 and heads of 64 or
 // 128; all else is attention_mma.cuh's.
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #include "kernels/attention/attention_mma.cuh"

@@ -11,6 +11,8 @@
 // Bound by the tensor cores: in clocks, of a warpgroup's 64 rows, and beside them those for shared memory and for the
 // exponentials: the first kernel 1,024 for 64 queries with D = 128 (896, 256), or for 128 with D = 64 (768, 512); the
 // second one, for 128 keys, 1,536 (1,280, 512) and 768 (640, 512).
+//
+// Not yet run on hardware: only in the emulator.
 #include "kernels/attention/attention_hopper.cuh"
 
 namespace crossply {

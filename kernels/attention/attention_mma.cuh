@@ -4,6 +4,8 @@
 // The two products, multiply_rows and multiply_weights, are all that knows of the instructions. A warp holds sums
 // (16 m, 8 n) as the instruction does (kernels/cuda/mma.cuh), and the weights of the second product are such sums, so
 // that scores never leave the registers.
+//
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #include <bit>

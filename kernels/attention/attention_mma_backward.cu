@@ -13,6 +13,8 @@
 // query and key that it sees), and about as much by reading fragments from shared memory where D is 128: a warp has
 // registers for the sums of only 16 keys, so that a fragment of q or dout serves one product in the first kernel. In
 // the second it serves two.
+//
+// Not yet run on hardware: only in the emulator.
 #include "kernels/attention/attention_mma.cuh"
 
 namespace crossply {

@@ -9,6 +9,8 @@
 // the registers do not suffice.) While one tile is worked on the next is on its way. Scores stay in registers, where
 // the softmax is taken online, in base 2. Bound by the tensor cores: 4 D operations for each query and key that it
 // sees, against 4 D bytes from L2 for each key and 128 queries.
+//
+// Not yet run on hardware: only in the emulator.
 #include "kernels/attention/attention_mma.cuh"
 
 namespace crossply {

@@ -4,6 +4,7 @@
 //
 // The price is memory for the scores: B H T T floats, written once and read by two more kernels, twice as many
 // backward. At T = 8192 the scores of a head take 256 MiB. Its q, k, v and out in bf16 with D = 64 take 4 MiB.
+// Not yet run on hardware: only in the emulator.
 #include "kernels/attention/attention.h"
 #include "kernels/cuda/cuda.cuh"
 

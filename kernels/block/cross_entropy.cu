@@ -1,3 +1,4 @@
+// Not yet run on hardware: only in the emulator.
 #include "kernels/block/cross_entropy.h"
 
 #include "kernels/block/cross_entropy.cuh"

@@ -1,4 +1,5 @@
 // What losses on logits share on a GPU, where a block of threads has a row of them.
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #include "kernels/cuda/mma.cuh"

@@ -3,6 +3,7 @@
 // Training never calls this file.
 //
 // The logits of all rows are in memory together: 16,384 tokens of 50,304 take 3 GiB.
+// Not yet run on hardware: only in the emulator.
 #include "kernels/block/cross_entropy.h"
 
 #include "kernels/cuda/cuda.cuh"

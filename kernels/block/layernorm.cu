@@ -1,3 +1,4 @@
+// Not yet run on hardware: only in the emulator.
 #include "kernels/block/layernorm.h"
 
 #include "kernels/block/norm.cuh"

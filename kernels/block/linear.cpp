@@ -81,6 +81,7 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
 // gradients as e5m2, which reaches farther (Micikevicius et al., arXiv 2209.05433), each tensor times a scale from what
 // was largest in it in earlier steps. Products of eight bits want both factors with the summed index last, so what is
 // summed over rows lies there transposed as well. Weights are rounded with Step::new_weights, once in a step.
+// Not yet run on hardware: only in the emulator.
 struct LinearOfEightBits : Linear {
   struct Rounded {
     Rounding numbers;

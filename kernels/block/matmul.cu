@@ -1,3 +1,4 @@
+// Not yet run on hardware: only in the emulator.
 #include "kernels/block/matmul.h"
 
 #include "engine/rng.h"

@@ -1,4 +1,5 @@
 // Products of matrices in device memory: cuBLASLt's on a GPU, plain loops in the emulator.
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #include "kernels/cuda/cuda.cuh"

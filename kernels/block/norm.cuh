@@ -1,6 +1,7 @@
 // What the kernels of rmsnorm and layernorm share. A warp takes a row, or several that are short: `lanes` lanes, a
 // power of two, take one, `width` columns a lane at a time, and hold it in registers where it has room there. Lanes
 // whose row is beyond the last one take part in the sums of their warp.
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #include <bit>

@@ -4,6 +4,7 @@
 //
 // Sums are in double. One thread adds up thousands of terms, and a float would lose digits that the fast kernels keep:
 // there each of many threads has few terms.
+// Not yet run on hardware: only in the emulator.
 #include "kernels/block/rmsnorm.h"
 #include "kernels/cuda/cuda.cuh"
 

@@ -1,4 +1,5 @@
 // The softmax of short rows on a GPU: `lanes` neighbours of a block take a row.
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #include "kernels/cuda/cuda.cuh"

@@ -1,3 +1,4 @@
+// Not yet run on hardware: only in the emulator.
 #include "kernels/block/top_k.h"
 
 #include <bit>

@@ -1,6 +1,7 @@
 // cuBLASLt without linking with it: it is half a gigabyte, lies somewhere else on every machine, and a program that is
 // linked with it does not start where it is missing, not even to train on the CPU. So these are its functions by
 // their own names, and each passes on to the library, which the first of them opens.
+// Not yet run on hardware: only compiled.
 #include <cublasLt.h>
 
 #include "engine/check.h"

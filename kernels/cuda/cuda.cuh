@@ -2,6 +2,8 @@
 // emulator (kernels/emulator/emulator.h); the kernels see no difference.
 //
 // Kernels take 64-bit sizes. Sums are in float, in an order that the shapes alone decide.
+//
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #if CROSSPLY_CUDA

@@ -1,3 +1,4 @@
+// Not yet run on hardware: only in the emulator.
 #include <cstdio>
 
 #include "kernels/cuda/arithmetic.h"

@@ -8,6 +8,8 @@
 //
 // Products are asynchronous. In this order: fence(all sums and registers they will use), multiply ..., commit(), then
 // wait<n>(the same), until which nobody may look at the sums, or change what the products read.
+//
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #include "kernels/cuda/hopper.h"

@@ -6,6 +6,8 @@
 //   b (16,8)   rows 2t and 2t+1 of column g, then rows 2t+8 and 2t+9
 //   d (16,8)   columns 2t and 2t+1 of row g, then of row g+8, in f32
 // So sums of two neighbouring products, rounded to bf16, are the a of another one.
+//
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #include "kernels/cuda/cuda.cuh"

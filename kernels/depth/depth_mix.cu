@@ -1,3 +1,4 @@
+// Not yet run on hardware: only in the emulator.
 #include "kernels/depth/depth_mix.h"
 
 #include <cmath>

@@ -4,6 +4,7 @@
 //
 // Both kinds of mixture run through the same kernels: a weight lies at weights[n * stride], with stride 0 where all
 // tokens share it. Sums are in double: one thread may add up thousands of terms, and a float would lose digits.
+// Not yet run on hardware: only in the emulator.
 #include <cmath>
 
 #include "kernels/cuda/cuda.cuh"

@@ -1,3 +1,4 @@
+// Not yet run on hardware: only in the emulator.
 #include "kernels/depth/query_mix.h"
 
 #include <cmath>

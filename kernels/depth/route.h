@@ -5,9 +5,9 @@
 // Layer l reads, through its Router:
 //   out[n,h,:] = sum_{s in sources} sum_h' W_l[h, s*K + h'] * slab[s,n,h',:]
 //
-// Backward of layer l, in gather form: the blocks of the layers above hold their dout by now. With their readers' dout
-// at hand, block l is read for the last time, so it gives all its weights their gradients, and then takes its own dout.
-// Each pair of a reader and what it reads thus meets once, and dslice needs no accumulator of its own.
+// Backward of layer l, in the gather form that route.md derives: the blocks of the layers above hold their dout by now.
+// The weights of all layers that read block l get their gradients for it here, not those of layer l alone. Then the
+// block takes its own dout.
 //   for each layer r >= l that reads l, with dout_l = dout and dout_r = slab[r]:
 //     dW_r[h, l*K + h'] += <dout_r[:,h,:], slab[l,:,h',:]>                         the other columns are left alone
 //     dslice[n,h',:]    += sum_h W_r[h, l*K + h'] * dout_r[n,h,:]                  from 0

@@ -1,6 +1,7 @@
 // LIMe's router in plain CUDA: the loops of route.h, the outer ones spread over threads. Read it before route.cu; the
 // backward's order is that of route.md. Tests hold both to the same reference, and `bench gpu --only plain` times one
 // against the other. Training never calls this file.
+// Not yet run on hardware: only in the emulator.
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/depth/route.h"
 

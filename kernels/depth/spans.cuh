@@ -1,5 +1,6 @@
 // Dots of a source's rows with those of many others, and rows in spans, on a GPU: what the mixtures over depth have in
 // common (depth_mix.cu, query_mix.cu).
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #include <vector>

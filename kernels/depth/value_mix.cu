@@ -1,3 +1,4 @@
+// Not yet run on hardware: only in the emulator.
 #include "kernels/depth/value_mix.h"
 
 #include "kernels/cuda/cuda.cuh"

@@ -1,3 +1,4 @@
+// Not yet run on hardware: only in the emulator.
 #include "kernels/optim/convert.h"
 
 #include "kernels/cuda/cuda.cuh"

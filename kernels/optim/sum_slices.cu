@@ -1,3 +1,4 @@
+// Not yet run on hardware: only in the emulator.
 #include "kernels/optim/sum_slices.h"
 
 #include "kernels/cuda/cuda.cuh"

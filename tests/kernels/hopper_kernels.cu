@@ -1,3 +1,4 @@
+// Not yet run on hardware: only in the emulator.
 #include "tests/kernels/hopper_kernels.h"
 
 #include "kernels/cuda/hopper.cuh"

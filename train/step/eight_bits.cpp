@@ -1,3 +1,4 @@
+// Not yet run on hardware: only in the emulator.
 #include "train/step/eight_bits.h"
 
 #include <nlohmann/json.hpp>

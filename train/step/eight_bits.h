@@ -1,4 +1,5 @@
 // --matmul fp8: the scales of a step, from the largest numbers of the steps before (train/step/delayed_scales.h).
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #include "train/step/attachment.h"

@@ -1,3 +1,4 @@
+// Not yet run on hardware: only in the emulator.
 #include "kernels/depth/streams/gated_streams.h"
 
 #include "kernels/block/norm.cuh"

@@ -1,6 +1,7 @@
 // What hyper.cu and hyper_read.cu share. A warp takes a token, a lane the same columns of all its streams: these are in
 // registers, in arrays for `most` streams, of which E are there: all of them where E is a constant, `exact`, so that no
 // load waits behind a test; exact = 0 stands for any E.
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #include "kernels/cuda/cuda.cuh"

@@ -1,5 +1,6 @@
 // The read of the hyper-connections and its backward: the part with the norm, the projections and the tanhs. The usual
 // shapes in bf16 go through tensor cores: hyper_read_mma.cu and hyper_read_backward_mma.cu.
+// Not yet run on hardware: only in the emulator.
 #include "kernels/cuda/mma.cuh"
 #include "kernels/depth/streams/hyper_read.cuh"
 

@@ -1,4 +1,5 @@
 // What hyper_read.cu, hyper_read_mma.cu and hyper_read_backward_mma.cu share.
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #include "kernels/depth/streams/hyper.cuh"

@@ -8,6 +8,8 @@
 //   dx                 (k; rest of k) (projections; rest of them), rows are streams, summed over j. Row `constants` of
 //                      the projections is 1: what is the same for all columns of a stream is one more k
 //   dprojections       x^T (first; second) and x^T third, of k, summed over streams, in registers over all tokens
+//
+// Not yet run on hardware: only in the emulator.
 #include "kernels/depth/streams/hyper_read_mma.cuh"
 
 namespace crossply::hyper {

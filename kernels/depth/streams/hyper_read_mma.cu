@@ -13,6 +13,8 @@
 // from the sum of d. d is a sum of two bf16, high + low, without any error: high takes the place of x, low needs
 //   (first; second) low^T
 //   (high; low) low^T     for what the squares are short of
+//
+// Not yet run on hardware: only in the emulator.
 #include "kernels/depth/streams/hyper_read_mma.cuh"
 
 namespace crossply::hyper {

@@ -1,5 +1,6 @@
 // What hyper_read_mma.cu and hyper_read_backward_mma.cu share: a block takes eight streams at a time, those of four or
 // two tokens, a warp 32 columns of them at a time, the block as many as it has threads.
+// Not yet run on hardware: only in the emulator.
 #pragma once
 
 #include "kernels/cuda/mma.cuh"
