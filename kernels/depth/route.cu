@@ -124,7 +124,7 @@ struct Readers {
 };
 
 // The plain kernel has K K threads for a reader's gradient, of which each adds up N D products: far too few for a GPU,
-// and a sum so long that it loses digits. Here blocks of 128 threads share out the tokens. A thread keeps the sums of a
+// and a sum so long that it needs double. Here blocks of 128 threads share out the tokens. A thread keeps the sums of a
 // square of 4 x 4 or 8 x 8 heads in registers, and an element that it loads serves a row of them.
 //
 // partial[chunk, reader, h, i] = sum over the chunk's tokens and columns of dout_r[n,h,:] * own[n,i,:], for a square of
