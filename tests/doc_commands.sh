@@ -6,7 +6,7 @@
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd) build=$(cd "$1" && pwd) tree=$(cd "$2" && pwd) tools=$PATH
 # shellcheck disable=SC1091
-. "$here/tiny_tokenizer.sh"
+. "$here/support/tiny_tokenizer.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
