@@ -168,13 +168,17 @@ double speed_ratio(const Competitor& own, const Competitor& other) {
 
 // What the CPU could do at most, measured: the multiply-adds of f32 vectors; in bf16 those of matrix units, where they
 // are, and else twice as many. The best of several short rounds, any of which another program can disturb.
-double peak_of(const Competitor& c) {
-  double vectors = 0, tiles = 0;
+struct Peaks {
+  double fp32 = 0, bf16 = 0;
+};
+Peaks measured_peaks() {
+  Peaks peaks;
   for (int round = 0; round < 5; ++round) {
-    vectors = std::max(vectors, multiply_add_peak());
-    tiles = std::max(tiles, matrix_unit_peak());
+    peaks.fp32 = std::max(peaks.fp32, multiply_add_peak());
+    peaks.bf16 = std::max(peaks.bf16, matrix_unit_peak());
   }
-  return c.dtype == "fp32" ? vectors : tiles > 0 ? tiles : 2 * vectors;
+  if (peaks.bf16 == 0) peaks.bf16 = 2 * peaks.fp32;
+  return peaks;
 }
 
 std::vector<std::string> row(const Competitor& c, const NamedSize& model, double flops_per_token) {
@@ -206,11 +210,13 @@ Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& tor
   const bool gpu = backend_of(f.device) == Backend::cuda;
   if (!gpu || peak > 0) titles.push_back(gpu ? "MFU" : "of peak");
   GrowingTable table(str("steps (", model.name, ")", torch.available() ? " beside PyTorch" : ""), titles, 20);
+  const Peaks peaks = gpu ? Peaks{peak, peak} : measured_peaks();  // before a competitor takes memory and cores
   measure_all(all, model, f, [&](const std::vector<Competitor*>& group) {
     for (const Competitor* c : group) {
       std::vector<std::string> cells = row(*c, model, plan.flops_per_token);
-      const double most = gpu ? peak : peak_of(*c);
-      if (most > 0 && c->measured()) cells.push_back(format_number("%.1f%%", 100 * mfu(*c, model, plan, most)));
+      const double attainable = c->dtype == "fp32" ? peaks.fp32 : peaks.bf16;
+      if (attainable > 0 && c->measured())
+        cells.push_back(format_number("%.1f%%", 100 * mfu(*c, model, plan, attainable)));
       table.add(cells);
       if (!c->measured()) note_failure(str("(", model.name, ") ", c->name), "see its messages", Exit::device);
     }

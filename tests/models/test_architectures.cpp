@@ -214,6 +214,26 @@ void gated_streams_is_plain() {
     }
 }
 
+// A fixed map reads the sources that the papers name, l from 1: i-Net the first two, U-Net the mirrored one. In the
+// learned map that is a score of 0 for these, and for the others one so low that their weight is 0.
+void fixed_maps_are_learned_ones(int64_t L, const std::string& map,
+                                 const std::function<bool(int64_t, int64_t)>& reads) {
+  CAPTURES(L, map);
+  const auto sized = [L](const std::string& choice) {
+    Config config = tiny_with(choice);
+    config.num_hidden_layers = L;
+    return config;
+  };
+  TinyModel fixed(sized("vertical:map=" + map), "cpu"), learned(sized("vertical"), "cpu");
+  learned.take(fixed);
+  for (int64_t l = 1; l <= L; ++l)
+    learned.fill(layer_name(static_cast<int>(l - 1), "vertical_attention.scores"),
+                 [&](int64_t i) { return i + 1 == l || reads(l, i + 1) ? 0.0 : -1e4; });
+  CHECK(fixed.step() == doctest::Approx(learned.step()).epsilon(1e-6));
+  for (const Parameter& row : fixed.params.rows())
+    check_close(row.name, learned.values<float>(learned.params.at(row.name).grad), fixed.values<float>(row.grad), 1e-5);
+}
+
 }  // namespace
 
 TEST_CASE("architectures: each contains the plain backbone, bit for bit where it computes the same products") {
@@ -242,6 +262,16 @@ TEST_CASE("architectures: each contains the plain backbone, bit for bit where it
 TEST_CASE("architectures: dynamic versions contain the static ones") {
   lime_dynamic_is_lime_static();
   dynamic_hyper_is_static_hyper();
+}
+
+TEST_CASE(
+    "architectures: the fixed maps of vertical attention are learned ones with the sources that the papers name") {
+  for (const int64_t L : {4, 5}) {
+    fixed_maps_are_learned_ones(L, "inet", [](int64_t, int64_t i) { return i <= 2; });
+    for (const int64_t offset : {1, 2})
+      fixed_maps_are_learned_ones(L, str("unet:mirror_offset=", offset),
+                                  [L, offset](int64_t l, int64_t i) { return l > (L + 1) / 2 && i == L + offset - l; });
+  }
 }
 
 TEST_CASE("architectures: constrained routers keep unread entries at zero, without a gradient") {

@@ -23,10 +23,6 @@ using nlohmann::json;
 
 namespace {
 
-struct Scratch : TempDir {
-  Scratch() : TempDir(memory_or_disk()) {}
-};
-
 TrainOptions options_for(const std::string& model, const std::string& dtype, int64_t accumulate) {
   TrainOptions o;
   o.config = tiny_with(model);
@@ -233,6 +229,26 @@ TEST_CASE(
   save(-1, old);  // and then replaces it
   CHECK(newest_valid_checkpoint(run.path) == old);
   CHECK(read(old + "/train_state.json")["step"] == 2);
+}
+
+TEST_CASE("elastic: ranks that read other weights from their disks are told apart before the first step") {
+  const Scratch runs[2];
+  const TrainOptions o = options_for("lime", "fp32", 4);
+  for (const Scratch& run : runs) continue_and_save(o, 1, "", 1, step_dir(run, 1));
+  const std::string path = step_dir(runs[1], 1) + "/model.safetensors";
+  std::string bytes = read_text(path);
+  bytes[bytes.size() - 2] = static_cast<char>(bytes[bytes.size() - 2] ^ 1);  // of the last number
+  write_text(path, bytes);
+  const Counting data(10);
+  const auto resume = [&](int64_t check_replicas) {
+    on_ranks(2, [&](const std::shared_ptr<Job>& job) {
+      TrainOptions own = o;
+      own.job = job, own.check_replicas = check_replicas;
+      Trainer(own, data, step_dir(runs[job->place.rank], 1));
+    });
+  };
+  check_fails(Exit::internal, {"after step 1 the weights of rank 1 are not those of rank 0"}, [&] { resume(1000); });
+  resume(0);
 }
 
 TEST_CASE("elastic: weights above the limit of a file are Hugging Face's shards, written in turns") {

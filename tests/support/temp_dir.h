@@ -37,6 +37,11 @@ struct TempDir {
   std::string file(const std::string& name) const { return (path / name).string(); }
 };
 
+// The same for tests that save often.
+struct Scratch : TempDir {
+  Scratch() : TempDir(memory_or_disk()) {}
+};
+
 inline void write_text(const std::string& path, const std::string& contents) {
   std::ofstream out(path, std::ios::binary);
   out << contents;

@@ -105,6 +105,8 @@ sed "s/^  \"pre_tokenizer\".*/  \"pre_tokenizer\": {\"type\": \"Sequence\", \"pr
 (head -c 8000000 /dev/zero | tr '\0' ' '; echo x) >spaces.txt
 timeout -s KILL 60 "$build/prepare" --tokenizer slow.json --out deaf texts/a.txt spaces.txt >output 2>&1 &
 pid=$!
+for _ in $(seq 200); do [ -e deaf.partial ] && break; sleep 0.05; done  # from then on it listens, however busy the machine
+[ -e deaf.partial ] || fail "the search never started"
 sleep 1
 kill -TERM $pid  # timeout passes it on
 wait $pid

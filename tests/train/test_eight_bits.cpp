@@ -83,6 +83,9 @@ TEST_CASE("eight bits: a run resumes bit for bit, with what was largest in its t
     CHECK(history.size() == 3);  // measured before the first step, and two steps
     CHECK(history[0].get<double>() > 0);
     CHECK(history[1].get<double>() > 0);
+    // What is measured is a step like the others; of a sum of gradients instead of their mean it is 64 times as large.
+    CHECK(history[0].get<double>() < 4 * history[1].get<double>());
+    CHECK(history[1].get<double>() < 4 * history[0].get<double>());
   }
   forget_choices();  // a new process
   Trainer resumed(o, data, dir);

@@ -23,10 +23,6 @@ using nlohmann::json;
 namespace {
 
 // In memory where there is such a disk: every save waits for the disk several times.
-struct Scratch : TempDir {
-  Scratch() : TempDir(memory_or_disk()) {}
-};
-
 std::vector<std::string> tiny(const std::string& out, const std::vector<std::string>& more = {}) {
   return joined(
       split_words("--data arith:3 --train-samples 100 --test-samples 20 --width 16 --ffn 24 --layers 2 --heads 2 "

@@ -13,9 +13,9 @@ namespace crossply {
 
 struct Attachment {
   virtual ~Attachment() = default;
-  // Before the first step of a new run; run: runs the batch at the data's position, and changes nothing but what the
-  // attachment looks at.
-  virtual void before_run(const std::function<void(const Step&)>& /*run*/) {}
+  // Before the first step of a new run. first: as its first micro-step will run; run: runs the batch at the data's
+  // position, and changes nothing but what the attachment looks at.
+  virtual void before_run(const Step& /*first*/, const std::function<void(const Step&)>& /*run*/) {}
   virtual void before_step() {}
   // After the last micro-step's backward, before the sums of all ranks. A device may record it.
   virtual void after_backward() {}

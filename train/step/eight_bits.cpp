@@ -7,9 +7,9 @@
 
 namespace crossply {
 
-void EightBits::before_run(const std::function<void(const Step&)>& run) {
-  Step measuring{true};
-  measuring.measures = measuring.overwrite = measuring.new_weights = true;
+void EightBits::before_run(const Step& first, const std::function<void(const Step&)>& run) {
+  Step measuring = first;
+  measuring.measures = true;
   run(measuring);
   after_backward();
   scales_.add(sums_.gather_values());

@@ -12,7 +12,7 @@ class EightBits : public Attachment {
   EightBits(Device& device, BatchModel& model, StepSums& of_step)
       : device_(device), model_(model), sums_(of_step), scales_(model.tape().scaled()) {}
   // Without scales the first step's gradients would vanish, so a batch in bf16 is measured first.
-  void before_run(const std::function<void(const Step&)>& run) override;
+  void before_run(const Step& first, const std::function<void(const Step&)>& run) override;
   void before_step() override;
   void after_backward() override;
   std::string after_read() override { return scales_.add(sums_.values()); }

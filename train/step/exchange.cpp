@@ -162,12 +162,16 @@ void Exchange::share_choices(const std::function<void()>& run) {
 }
 
 void Exchange::check_replicas(int64_t steps_done) {
-  if (job_.place.alone() || check_every_ == 0 || steps_done % check_every_ != 0) return;
+  if (job_.place.alone() || check_every_ == 0) return;
   job_.enter(Stage::check, steps_done);
   if (const std::string others = ranks_that_differ(job_, digest_of(params_)); !others.empty())
     fail_at_all(job_, Exit::internal,
                 str("after step ", steps_done, " the weights of ", others, " are not those of rank 0: ",
                     "memory or network may be broken; resume from a checkpoint, without these machines"));
+}
+
+void Exchange::after_step(int64_t steps_done) {
+  if (check_every_ > 0 && steps_done % check_every_ == 0) check_replicas(steps_done);
 }
 
 size_t Exchange::bytes() const {

@@ -64,8 +64,10 @@ class Exchange {
   void gather_values(Optimizer& optimizer);
   // On GPUs the algorithms that rank 0 finds by timing, while it runs `run`, become everybody's.
   void share_choices(const std::function<void()>& run);
-  // Throws Exit::internal, at all ranks, where their weights are not the same after so many steps.
+  // Throws Exit::internal, at all ranks, where their weights are not the same after so many steps: always, and after
+  // those steps that are to be checked.
   void check_replicas(int64_t steps_done);
+  void after_step(int64_t steps_done);
   int64_t transfers() const { return transfers_; }  // asked for so far: the same number at every rank
   size_t bytes() const;
 

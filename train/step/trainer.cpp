@@ -59,27 +59,30 @@ Trainer::Trainer(const TrainOptions& options, const Source& train, const std::st
       targets_(tokens_.size()) {
   if (!model_.tape().scaled().empty()) attachments_.push_back(std::make_unique<EightBits>(*device_, model_, sums_));
   if (!checkpoint.empty()) restore(checkpoint);
+  find_out(checkpoint.empty());
+}
+
+void Trainer::find_out(bool fresh) {
   const auto run = [this](const Step& step) {
     model_.run(tokens_.data(), targets_.data(), step);
     model_.take_losses();
   };
-  if (checkpoint.empty()) {
+  Step first = replay_;
+  first.overwrite = first.new_weights = true;
+  if (fresh) {
     const int64_t position = loader_.position();
     for (const auto& attachment : attachments_) {
       loader_.next(tokens_.data(), targets_.data());
       loader_.seek(position);
-      attachment->before_run(run);
+      attachment->before_run(first, run);
     }
   }
-  if (checkpoint.empty() || !before_.device.empty()) {  // else the choices are the checkpoint's
-    for (const auto& attachment : attachments_) attachment->before_step();
-    std::fill(targets_.begin(), targets_.end(), 0);
-    exchange_.share_choices([&] {  // nobody reads the results
-      Step first = replay_;
-      first.overwrite = first.new_weights = true;
-      run(first), run(Step{});
-    });
-  }
+  if (!fresh && before_.device.empty()) return;  // the choices are the checkpoint's
+  for (const auto& attachment : attachments_) attachment->before_step();
+  std::fill(targets_.begin(), targets_.end(), 0);
+  exchange_.share_choices([&] {  // nobody reads the results
+    run(first), run(Step{});
+  });
 }
 
 void Trainer::next_batch() {
@@ -153,7 +156,7 @@ void Trainer::take_loss_and_norm() {
   for (const auto& attachment : attachments_) tensor += attachment->after_read();
   if (!std::isfinite(last.loss + last.ce + last.norm) || !tensor.empty()) fail_not_finite(tensor);
   profile_.add_waiting(waited = seconds_waited());
-  exchange_.check_replicas(steps_done());
+  exchange_.after_step(steps_done());
   profile_.end_step();
   last.seconds = seconds_of_step();
   seconds += last.seconds;

@@ -83,6 +83,8 @@ class Trainer {
  private:
   using Clock = std::chrono::steady_clock;
   void restore(const std::string& checkpoint);
+  // What the first step needs to know and only runs of a batch tell; fresh: the run does not continue a checkpoint.
+  void find_out(bool fresh);
   int64_t sequences_per_step() const { return options_.batch * options_.accumulate; }     // of all ranks
   int64_t micro_steps() const { return options_.accumulate / options_.job->place.size; }  // of this rank
   // From the gradients and losses as the micro-steps leave them, means over all tokens, to means over the scored ones.
