@@ -183,7 +183,7 @@ if [ -x "$build/bench" ]; then
   [ ! -e "$box/trap/ran" ] || fail "bench ran torch.py of the current directory"
   "$build/bench" gpu --device cpu --only attention,nothing >"$box/output" 2>&1
   [ $? = 64 ] || fail "bench gpu takes any --only"
-  grep -q 'is none of machine, products, attention, steps, architectures, ops, torch$' "$box/output" || fail "no names of parts"
+  grep -q 'is none of machine, products, attention, steps, architectures, ops, plain, torch$' "$box/output" || fail "no names of parts"
   "$build/bench" gpu --device cpu --no-torch --only steps,machine --rounds 1 --json "$box/gpu.json" >"$box/output" 2>&1 &
   for ((i = 0; i < 600; ++i)); do
     grep -q '^--- steps$' "$box/output" && part=$(pgrep -P $! -f 'part steps') && break
