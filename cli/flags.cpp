@@ -128,6 +128,13 @@ bool has_flag_named(const CLI::App& app, const std::string& name) { return app.g
 void remove_flag(CLI::App& app, const std::string& name) { app.remove_option(app.get_option(name)); }
 bool is_given(const CLI::App& app, const std::string& name) { return app.count(name) > 0; }
 
+std::set<std::string> given_flags(const CLI::App& app) {
+  std::set<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    if (option->count() > 0) names.insert(option->get_name());
+  return names;
+}
+
 std::vector<std::string> flags_in_group(const CLI::App& app, const std::string& group) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options())

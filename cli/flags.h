@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -77,6 +78,7 @@ Flag flag_named(CLI::App& app, const std::string& name);
 bool has_flag_named(const CLI::App& app, const std::string& name);
 void remove_flag(CLI::App& app, const std::string& name);
 bool is_given(const CLI::App& app, const std::string& name);
+std::set<std::string> given_flags(const CLI::App& app);
 // The names of those in a group of --help.
 std::vector<std::string> flags_in_group(const CLI::App& app, const std::string& group);
 // Makes a flag one that does something else than the program: it stands alone, and without it the needed ones must be

@@ -17,7 +17,7 @@
 #include "engine/check.h"
 #include "engine/generate.h"
 #include "train/settings/arch_list.h"
-#include "train/settings/options.h"
+#include "train/settings/train_plan.h"
 
 namespace crossply {
 
@@ -168,8 +168,8 @@ struct ModelSize {
   ArchChoice plain() const { return gpt2 ? ArchChoice{"gpt2", "gpt2", {}} : ArchChoice{"llama", "llama", {}}; }
 };
 // Options of a training run on random tokens; dtype, matmul: as of the trainers' flags.
-TrainOptions train_options(const ArchChoice& choice, const ModelSize& size, const std::string& dtype,
-                           const std::string& matmul, const std::string& device = "cpu");
+TrainPlan train_options(const ArchChoice& choice, const ModelSize& size, const std::string& dtype,
+                        const std::string& matmul, const std::string& device = "cpu");
 // Sizes by the names of --models: bench_steps.cpp has them.
 struct NamedSize {
   std::string name;

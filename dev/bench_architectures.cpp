@@ -14,7 +14,7 @@ namespace {
 // One architecture: what it is, and what was measured.
 struct Model {
   ArchChoice choice;
-  TrainOptions options;
+  TrainPlan options;
   TrainResult plan;
   size_t activations = 0;              // bytes
   std::vector<double> seconds, ratio;  // of a step: in each round, and divided by LLaMA's in that round
@@ -27,7 +27,7 @@ std::vector<Model> models_of(const ArchitectureFlags& f) {
   choices.insert(choices.begin(), ArchChoice{"llama", "llama", {}});
   std::vector<Model> models;
   for (const ArchChoice& choice : choices) {
-    const TrainOptions options = train_options(choice, f.size, f.dtype, "fp32", f.device);
+    const TrainPlan options = train_options(choice, f.size, f.dtype, "fp32", f.device);
     models.push_back({choice, options, plan_training(options), 0, {}, {}});
   }
   return models;

@@ -46,9 +46,9 @@ void RandomTokens::read(int64_t index, int32_t* tokens, int32_t* targets) const 
   }
 }
 
-TrainOptions train_options(const ArchChoice& choice, const ModelSize& size, const std::string& dtype,
-                           const std::string& matmul, const std::string& device) {
-  TrainOptions o;
+TrainPlan train_options(const ArchChoice& choice, const ModelSize& size, const std::string& dtype,
+                        const std::string& matmul, const std::string& device) {
+  TrainPlan o;
   o.config.arch = choice.arch;
   o.config.options = choice.options;
   o.config.vocab_size = size.vocab;

@@ -48,10 +48,9 @@
 using namespace crossply;
 
 int main(int argc, char** argv) {
-  return train_program(argc, argv, "gated_streams", [](TrainOptions& options, const Dataset& data) {
-    const RunDir dir = claim_run_dir(options);                        // --out, for this process alone
-    Trainer trainer(options, *data.train, find_checkpoint(options));  // initialises, or loads where a run stopped
-    Run run(options, data, dir, trainer);
+  return train_program(argc, argv, "gated_streams", [](const TrainPlan& plan, const Dataset& data, const RunDir& dir) {
+    Trainer trainer(plan, *data.train, find_checkpoint(plan, dir), dir.job());  // initialises, or goes on
+    Run run(plan, data, dir, trainer);
     while (run.more()) {
       trainer.next_batch();          // tokens and targets (B, T), --accumulate times
       trainer.forward_backward();    // replays the tape: losses, and gradients that add up

@@ -91,20 +91,20 @@ class Stoppable : public Source {
 // Over all of the validation set, in order, with products in fp32 whatever the training has. Throws Exit::stopped where
 // a signal asks for it.
 MeanLoss validate(LoadedModel& model, const Inheritance& all, const Source& validation) {
-  const int64_t B = std::min(all.options.batch, validation.size()), T = validation.seq_len();
+  const int64_t B = std::min(all.plan.batch, validation.size()), T = validation.seq_len();
   BatchModel batches(*model.device, model.params, model.config, Batch{B, T, model.params.dtype(), /*training=*/false});
   const MeanLoss mean = mean_loss(batches, Stoppable(validation), validation.size(), *one_rank_job());
-  if (mean.scored == 0) fail(Exit::bad_data, "the validation set of ", all.options.data.spec, " has no token to score");
+  if (mean.scored == 0) fail(Exit::bad_data, "the validation set of ", all.plan.data.spec, " has no token to score");
   if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the validation loss of ", model.dir, " is ", mean.loss);
   return mean;
 }
 double validation_loss(const std::string& dir, const Inheritance& all, const Source& validation) {
-  LoadedModel model(dir, all.options.device, false);
+  LoadedModel model(dir, all.plan.device, false);
   return validate(model, all, validation).loss;
 }
 
 void measure_reference(Inheritance& all, const Source& validation) {
-  LoadedModel reference(all.reference_dir, all.options.device, false);
+  LoadedModel reference(all.reference_dir, all.plan.device, false);
   const MeanLoss mean = validate(reference, all, validation);
   all.reference_digest = digest_of(LoadedModel(all.reference_dir, "cpu", false).params);  // on any --device the same
   all.sequences = mean.sequences;
@@ -126,10 +126,10 @@ std::string label_of(const Inheritance& all, size_t i) {
 }
 
 // What a round trains.
-TrainOptions round_options(const Inheritance& all, size_t i) {
+TrainPlan round_plan(const Inheritance& all, size_t i) {
   const int64_t l = all.rounds[i].blocks;
-  TrainOptions o = all.options;
-  o.config = transplanted_config(all.options.config, first_blocks(l, l));
+  TrainPlan o = all.plan;
+  o.config = transplanted_config(all.plan.config, first_blocks(l, l));
   o.init = std::filesystem::weakly_canonical(all.initial_dir(i)).string();  // however --out is written
   o.out = all.run_dir(i);
   o.resume = o.init_moved = path_exists(o.out + "/flags.json");
@@ -162,7 +162,7 @@ void check_reference(const Inheritance& all) {
 
 // Writes the model that round i starts from: a new one, with what it inherits.
 void inherit(const Inheritance& all, size_t i, const Tokenizer& tokenizer) {
-  const TrainOptions o = round_options(all, i);
+  const TrainPlan o = round_plan(all, i);
   const auto host = make_device("cpu");
   ParameterTable params;
   declare_model(params, o.config);
@@ -184,7 +184,7 @@ void inherit(const Inheritance& all, size_t i, const Tokenizer& tokenizer) {
   }
   CheckpointWriter writer;
   writer.begin(o.init);
-  write_model(writer, o, params, tokenizer);
+  write_model(writer, o, {}, params, tokenizer);
   writer.commit();
 }
 
@@ -208,7 +208,7 @@ void write_or_note(const Inheritance& all, Unwritten& unwritten) {
 
 // The figure of a round that was done before, where it lacks one.
 void draw_or_note(const Inheritance& all, size_t i, Unwritten& unwritten) {
-  const std::string error = draw_missing_figure(round_options(all, i));
+  const std::string error = draw_missing_figure(round_plan(all, i));
   if (error.empty()) return;
   print_line(label_of(all, i) + " note: " + error, false);
   unwritten.figure = error;
@@ -217,7 +217,7 @@ void draw_or_note(const Inheritance& all, size_t i, Unwritten& unwritten) {
 // Trains round i, and measures its loss.
 void train_round(Inheritance& all, size_t i, const Source& validation, Unwritten& unwritten) {
   if (stop_requested()) fail(Exit::stopped, "stopped on request");
-  const Exit code = train_run(round_options(all, i)).code;
+  const Exit code = train_run(round_plan(all, i)).code;
   if (code == Exit::stopped) fail(Exit::stopped, "stopped on request");
   if (code == Exit::io) unwritten.figure = "the figure of " + all.run_dir(i) + " could not be written";
   all.rounds[i].final_loss = validation_loss(all.run_dir(i), all, validation);
@@ -236,7 +236,7 @@ void inheritune(Inheritance& all, const Dataset& data, Unwritten& unwritten) {
       const int64_t l = all.next_blocks();
       if (l == 0) return;
       all.rounds.push_back({l});
-      all.rounds[i].parameters = count_parameters(round_options(all, i).config);
+      all.rounds[i].parameters = count_parameters(round_plan(all, i).config);
     }
     Round& round = all.rounds[i];
 
@@ -254,7 +254,7 @@ void inheritune(Inheritance& all, const Dataset& data, Unwritten& unwritten) {
 
 struct Options {
   Recipe recipe;
-  TrainOptions train;
+  Settings train;
 };
 
 // --dry-run: what the rounds would be.
@@ -264,7 +264,7 @@ void print_plans(const Inheritance& all) {
   for (int64_t l = all.recipe.start; l <= all.depth(); l += all.recipe.grow) {
     plan.rounds.push_back({l});
     const size_t i = plan.rounds.size() - 1;
-    const TrainResult result = plan_training(round_options(plan, i));
+    const TrainResult result = plan_training(round_plan(plan, i));
     table.push_back({std::to_string(i + 1), std::to_string(l), format_count(result.parameters),
                      format_number("%.4g", result.flops_per_token), format_bytes(result.planned_memory)});
     if (std::ssize(plan.rounds) == all.recipe.rounds) break;
@@ -276,53 +276,56 @@ void print_plans(const Inheritance& all) {
 }
 
 // Refuses what would only fail after hours of training.
-void check_recipe(const Options& o, const CLI::App& app, int64_t L) {
-  const Recipe& r = o.recipe;
+void check_recipe(const Recipe& r, const TrainPlan& plan, const CLI::App& app) {
+  const int64_t L = plan.config.num_hidden_layers;
   if (r.start < 1 || r.start > L)
     fail(Exit::usage, "--start ", r.start, ": the reference has ", L, " blocks, of which the first so many are taken");
-  if (is_given(app, "--inherit-positions") && !o.train.config.gpt2())
+  if (is_given(app, "--inherit-positions") && !plan.config.gpt2())
     fail(Exit::usage, "--inherit-positions has no effect: ", r.reference, " has no learned positions; leave it out");
   if (is_given(app, "--grow") && r.start + r.grow > L)
     fail(Exit::usage, "--grow ", r.grow, ": a second round would have ", r.start + r.grow,
          " blocks, the reference has ", L, "; give a smaller --start or --grow, or --rounds 1 in place of --grow");
-  if (is_given(app, "--router-lr")) refuse_idle_router_lr({o.train}, o.train.config.arch);
+  if (is_given(app, "--router-lr")) refuse_idle_router_lr({plan}, plan.config.arch);
 }
 
-// The rest of the flags, and the data.
-Inheritance prepare(Options& o, const CLI::App& app, Dataset& data) {
-  TrainOptions& t = o.train;
-  if (t.resume && o.recipe.reference.empty())
-    fail(Exit::usage, "--resume: there is no run of train_inheritune in ", t.out, " yet; to start one, give its flags");
-  if (o.recipe.reference.empty()) fail(Exit::usage, "--reference is needed: the model to inherit from");
-  if (t.out.empty() && !t.dry_run) fail(Exit::usage, "--out is needed: the directory for the rounds");
-  if (t.steps == 0) fail(Exit::usage, "--steps 0: a round without steps has nothing to compare");
-  if (t.resume && !path_exists(o.recipe.reference))
-    fail(Exit::no_input, "--reference ", o.recipe.reference,
+// Opens the data, and plans the first round.
+Inheritance prepare(const Options& o, const CLI::App& app, Dataset& data) {
+  Recipe recipe = o.recipe;
+  Settings said = o.train;
+  if (said.resume && recipe.reference.empty())
+    fail(Exit::usage, "--resume: there is no run of train_inheritune in ", said.out,
+         " yet; to start one, give its flags");
+  if (recipe.reference.empty()) fail(Exit::usage, "--reference is needed: the model to inherit from");
+  if (said.out.empty() && !said.dry_run) fail(Exit::usage, "--out is needed: the directory for the rounds");
+  if (said.steps == 0) fail(Exit::usage, "--steps 0: a round without steps has nothing to compare");
+  if (said.resume && !path_exists(recipe.reference))
+    fail(Exit::no_input, "--reference ", recipe.reference,
          ": no such directory; if it has moved, say with --reference where it is now");
-  t.init = o.recipe.reference;
-  data = open_inputs(t);
-  const int64_t L = t.config.num_hidden_layers;
-  if (o.recipe.start == 0) o.recipe.start = std::max<int64_t>(1, L / 2);
-  check_recipe(o, app, L);
+  said.init = recipe.reference;
+  Inputs inputs = open_inputs(said);
+  const TrainPlan& plan = inputs.plan;
+  data = std::move(inputs.data);
+  if (recipe.start == 0) recipe.start = std::max<int64_t>(1, plan.config.num_hidden_layers / 2);
+  check_recipe(recipe, plan, app);
   if (data.test != nullptr && data.test->size() == 0)
-    fail(Exit::bad_data, t.data.spec, ": the validation set is empty");
-  Inheritance all{o.recipe, t, count_parameters(t.config)};
-  if (!t.dry_run) all.data_digest = str(std::hex, data.train->digest());
+    fail(Exit::bad_data, plan.data.spec, ": the validation set is empty");
+  Inheritance all{recipe, plan, count_parameters(plan.config)};
+  if (!plan.dry_run) all.data_digest = str(std::hex, data.train->digest());
   return all;
 }
 
 // The state of the run in --out; a directory with anything else in it is refused.
 void take_up_or_begin(Inheritance& all) {
-  const std::string& out = all.options.out;
+  const std::string& out = all.plan.out;
   for (const char* file : {"/inheritune.json", "/inheritune.md", "/inheritune.svg"}) remove_leftovers_of(out + file);
-  if (all.options.resume && take_up(all)) return;
+  if (all.plan.resume && take_up(all)) return;
   if (!holds_only_leftovers(out))
     fail(Exit::usage, out,
-         all.options.resume ? " holds files, but no run of train_inheritune; choose another --out"
-                            : " exists and is not empty; choose another --out, or --resume to continue the run in it");
+         all.plan.resume ? " holds files, but no run of train_inheritune; choose another --out"
+                         : " exists and is not empty; choose another --out, or --resume to continue the run in it");
 }
 
-Exit run(Options& o, const CLI::App& app, const char* program) {
+Exit run(const Options& o, const CLI::App& app, const char* program) {
   Dataset data;
   Inheritance all = prepare(o, app, data);
   if (o.train.dry_run) {
@@ -336,7 +339,7 @@ Exit run(Options& o, const CLI::App& app, const char* program) {
   const RunDir dir(o.train.out);
   take_up_or_begin(all);
   check_reference(all);
-  if (const std::string warning = warmup_warning(o.train); !warning.empty()) std::printf("%s\n", warning.c_str());
+  if (const std::string warning = warmup_warning(all.plan); !warning.empty()) std::printf("%s\n", warning.c_str());
   write_state(all);  // before anything else
   Unwritten unwritten;
   try {
@@ -431,8 +434,8 @@ int main(int argc, char** argv) {
         fail(Exit::usage, name,
              " is for the trainers; here models are made of the --reference's blocks, in one process");
     std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
-    o.train.open.seq =
-        open_choices(app, o.train, !o.train.preset.empty()).seq;  // as the reference's, of the same files
+    complete_flags(app, o.train, !o.train.preset.empty());
+    o.train.open = {o.train.open.seq};  // the rest as the reference's, of the same files
     if (!place_from_environment().alone())
       fail(Exit::usage, "train_inheritune trains in one process; start it without mpirun, torchrun or srun");
     return run(o, app, argv[0]);

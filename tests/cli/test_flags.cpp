@@ -13,8 +13,8 @@
 #include "tests/support/check.h"
 #include "tests/support/temp_dir.h"
 #include "train/run/inputs.h"
-#include "train/settings/options.h"
-#include "train/settings/text_defaults.h"
+#include "train/settings/resolve.h"
+#include "train/settings/settings.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -22,7 +22,7 @@ using namespace crossply::test;
 namespace {
 
 // Parses the words as the flags of a trainer; returns the message of the error, "" if there is none.
-std::string parse(TrainOptions& o, std::vector<std::string> words) {
+std::string parse(Settings& o, std::vector<std::string> words) {
   CLI::App app("", "train");
   o.config.arch = "lime";
   add_train_flags(app, o);
@@ -58,7 +58,7 @@ TEST_CASE("numbers: decimal, whole, finite and within range, or nothing") {
 }
 
 TEST_CASE("flags: what was checked is what is used") {
-  TrainOptions o;
+  Settings o;
   CHECK(parse(o, {"--steps", "010", "--lr", "01e-3", "--tie", "false", "--keep", "08"}) == "");
   CHECK(o.steps == 10);
   CHECK(o.lr == 1e-3);
@@ -74,7 +74,7 @@ TEST_CASE("flags: what was checked is what is used") {
 }
 
 TEST_CASE("flags: a size that is too large is refused with the largest that works") {
-  TrainOptions o;
+  Settings o;
   for (const char* flag : {"--seq", "--batch", "--accumulate", "--width", "--keep"})
     for (const char* size : {"9223372036854775807", "9223372036854775808", "4294967297", "40000000000"})
       CHECK(has(parse(o, {flag, size}), "to 1073741824"));
@@ -124,7 +124,7 @@ TEST_CASE("flags: numbers in JSON that a size or an epsilon cannot hold are refu
 }
 
 TEST_CASE("flags: a misspelt flag is answered with the nearest one") {
-  TrainOptions o;
+  Settings o;
   CHECK(parse(o, {"--stpes", "3"}) == "unknown flag --stpes; did you mean --steps?");
   CHECK(parse(o, {"--warm=3"}) == "unknown flag --warm; did you mean --warmup?");
   CHECK(parse(o, {"--stepwidth", "1"}) == "unknown flag --stepwidth");
@@ -148,7 +148,7 @@ TEST_CASE("flags: behind a subcommand its own flags are suggested, not those in 
 }
 
 TEST_CASE("flags: --help has groups, types and at most 80 columns") {
-  TrainOptions o;
+  Settings o;
   CLI::App app("About.", "train_mudd");
   set_help(app);
   o.config.arch = "mudd";
@@ -193,7 +193,7 @@ TEST_CASE("defaults on files: two epochs, at most 20 tokens a parameter; the rat
 }
 
 TEST_CASE("report: the data line counts tokens, sequences and epochs") {
-  TrainOptions o;
+  TrainPlan o;
   o.data.spec = "arith:3";
   o.data.train_samples = 400, o.data.test_samples = 50;
   o.steps = 10, o.batch = 8, o.accumulate = 2;

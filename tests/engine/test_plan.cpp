@@ -18,8 +18,8 @@ using namespace crossply::test;
 
 namespace {
 
-TrainOptions options_for(const Config& config, const std::string& dtype) {
-  TrainOptions o;
+TrainPlan options_for(const Config& config, const std::string& dtype) {
+  TrainPlan o;
   o.config = config;
   o.config.check(Exit::usage, "test");
   o.dtype = dtype, o.device = gpu;
@@ -36,7 +36,7 @@ Config sized(const Config& like, int64_t V, int64_t C) {
 }
 
 // The most device memory that a step, an evaluation and, of a task, answers take.
-double taken(const TrainOptions& o, const Source& data) {
+double taken(const TrainPlan& o, const Source& data) {
   if (!emulated) Trainer(o, data).step();  // tries out products, each on a copy of the result
   restart_memory_count();
   const size_t before = max_device_memory();
@@ -48,7 +48,7 @@ double taken(const TrainOptions& o, const Source& data) {
   return static_cast<double>(max_device_memory() - before);
 }
 
-void check_plan(TrainOptions o, const Source& data) {
+void check_plan(TrainPlan o, const Source& data) {
   o.data.seq_len = data.seq_len();
   const double products = emulated ? 0 : matmul_workspace;  // they would hide everything else
   const double planned = plan_training(o).planned_memory - (emulated ? 0 : cuda_itself) - products;
@@ -127,7 +127,7 @@ TEST_CASE("plan: logits in the GPU's scratch memory, and answers beside the trai
     TaskSource::Seen seen;
     Random random(1, 1);
     task.fill(4, seen, [&] { return arith_sample({1, 1}, random); });
-    TrainOptions o = options_for(sized(tiny_config("lime"), task.vocab_size(), 8), dtype);
+    TrainPlan o = options_for(sized(tiny_config("lime"), task.vocab_size(), 8), dtype);
     o.data.spec = "arith:1", o.answer_samples = 3;
     check_plan(o, task);
   }
@@ -136,11 +136,12 @@ TEST_CASE("plan: logits in the GPU's scratch memory, and answers beside the trai
 TEST_CASE("plan: a run that is larger than the GPU is refused before it leaves anything behind") {
   if (!available(Backend::cuda)) return;
   const TempDir dir;
-  TrainOptions o = options_for(tiny_config("llama"), "bf16");
+  TrainPlan o = options_for(tiny_config("llama"), "bf16");
   o.data.seq_len = 64, o.out = dir.file("run");
   o.batch = 1'000'000'000;
   try {
-    claim_run_dir(o);
+    std::shared_ptr<Job> job = one_rank_job();
+    claim_run_dir(o, job);
     FAIL("not refused");
   } catch (const Error& error) {
     CHECK(error.code == Exit::device);

@@ -7,7 +7,7 @@
 #include "tests/support/data_check.h"
 #include "tests/support/program.h"
 #include "tests/support/tiny.h"
-#include "train/settings/options.h"
+#include "train/settings/train_plan.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -76,7 +76,7 @@ TEST_CASE("evaluation: a part of the test sequences is spread over all of them: 
   const Counting many(N);  // (2 i + 1) N would not fit
   CHECK(SpreadSamples(many, 1 << 30).place((1 << 30) - 1) == N - 512);
 
-  TrainOptions o;
+  TrainPlan o;
   CHECK(sequences_tested(o, 600, false) == 512);
   CHECK(sequences_tested(o, 600, true) == 600);
   CHECK(sequences_tested(o, 50, false) == 50);

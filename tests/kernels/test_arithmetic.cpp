@@ -21,8 +21,8 @@ using nlohmann::json;
 
 namespace {
 
-TrainOptions tiny_options(const std::string& device, const std::string& dtype = "fp32") {
-  TrainOptions o;
+TrainPlan tiny_options(const std::string& device, const std::string& dtype = "fp32") {
+  TrainPlan o;
   o.config.arch = "lime";
   o.config.vocab_size = 7, o.config.hidden_size = 16, o.config.intermediate_size = 24;
   o.config.num_hidden_layers = 2, o.config.num_attention_heads = 2;
@@ -37,7 +37,7 @@ struct Checkpoint {
   TempDir scratch;
   std::string dir = scratch.file("step_00000001"), path = dir + "/train_state.json";
   json state;
-  explicit Checkpoint(const TrainOptions& o) {
+  explicit Checkpoint(const TrainPlan& o) {
     const Counting data;  // the trainer reads it in every step
     Trainer trainer(o, data);
     trainer.step();
@@ -192,7 +192,7 @@ TEST_CASE("arithmetic: a run on a GPU resumes bit for bit in another process, by
   const Counting data;
   for (const char* dtype : {"fp32", "bf16"}) {
     CAPTURE(dtype);
-    const TrainOptions o = tiny_options(gpu, dtype);
+    const TrainPlan o = tiny_options(gpu, dtype);
     const Checkpoint checkpoint(o);  // after one step
     Trainer whole(o, data);
     const std::vector<float> want = finish(whole, o.steps);
@@ -210,7 +210,7 @@ TEST_CASE("arithmetic: a run on a GPU resumes bit for bit in another process, by
 TEST_CASE("arithmetic: a checkpoint that says nothing of its device is refused on a GPU, but for --other-gpu") {
   if (!available(Backend::cuda)) return;
   const Counting data;
-  TrainOptions o = tiny_options(gpu);
+  TrainPlan o = tiny_options(gpu);
   const Checkpoint checkpoint(o);  // after one step
   Trainer whole(o, data);
   const std::vector<float> want = finish(whole, o.steps);
@@ -231,7 +231,7 @@ TEST_CASE("arithmetic: a checkpoint that says nothing of its device is refused o
 TEST_CASE("arithmetic: a checkpoint of another GPU, driver or library is refused, but for --other-gpu") {
   if (!available(Backend::cuda)) return;
   const Counting data;
-  TrainOptions o = tiny_options(gpu);
+  TrainPlan o = tiny_options(gpu);
   const Checkpoint checkpoint(o);
   json record = checkpoint.state["device"];
   const std::string here = record["versions"]["GPU"];
@@ -259,7 +259,7 @@ TEST_CASE("arithmetic: a checkpoint made by sm_90's attention is not continued b
   const WithHopper use;
   if (!has_hopper()) return;  // another GPU
   const Counting data;
-  const TrainOptions o = tiny_options(gpu);
+  const TrainPlan o = tiny_options(gpu);
   const Checkpoint checkpoint(o);
   Trainer(o, data, checkpoint.dir);
   ::setenv("CROSSPLY_NO_HOPPER", "1", 1);
@@ -299,7 +299,7 @@ TEST_CASE("arithmetic: what no device has written is bad data") {
       {"versions": {"GPU": 1}, "choices": {}}, {"versions": {}, "choices": []}, {"versions": {}, "choices": "00"},
       {"versions": {}, "choices": {"1 2": 7}}])";
   for (const std::string& device : fast_devices()) {
-    const TrainOptions o = tiny_options(device);
+    const TrainPlan o = tiny_options(device);
     const Checkpoint checkpoint(o);
     CHECK(checkpoint.state.contains("device") == (device != "cpu"));
     const auto resume = [&] { Trainer(o, data, checkpoint.dir); };

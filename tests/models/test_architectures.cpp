@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "tests/support/twin.h"
-#include "train/settings/options.h"
+#include "train/settings/settings.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -298,11 +298,11 @@ namespace {
 
 Config preset_config(const std::string& preset, const std::string& text) {
   const ArchChoice choice = parse_arch_list(text)[0];
-  TrainOptions o;
+  Settings o;
   apply_preset(preset, o);
   o.config.arch = choice.arch;
   for (const auto& [key, value] : choice.options) o.config.options[key] = value;
-  apply_preset_to_architecture(o);
+  add_preset_options(preset, o.config);
   if (o.config.vocab_size == 0) o.config.vocab_size = 21;
   o.config.check(Exit::usage, "test");
   return o.config;

@@ -309,7 +309,7 @@ TEST_CASE("gpt2: stopping in the middle changes no bit of a training, with every
   size_t number = 0;
   for (const Case& c : one_in(2, gpt2_cases())) {
     CAPTURE(c.name);
-    TrainOptions o;
+    TrainPlan o;
     o.config = c.config;
     o.steps = 6, o.batch = 3, o.warmup = 1, o.lr = 1e-2;
     if (number % 3 == 2) o.dtype = "bf16";

@@ -23,8 +23,8 @@ using nlohmann::json;
 
 namespace {
 
-TrainOptions options_for(const std::string& model, const std::string& dtype, int64_t accumulate) {
-  TrainOptions o;
+TrainPlan options_for(const std::string& model, const std::string& dtype, int64_t accumulate) {
+  TrainPlan o;
   o.config = tiny_with(model);
   o.config.hidden_size = 32, o.config.intermediate_size = 48;  // so large that every rank has a slice
   o.batch = 1, o.accumulate = accumulate, o.steps = 100, o.warmup = 2, o.lr = 0.01;
@@ -37,19 +37,17 @@ TrainOptions options_for(const std::string& model, const std::string& dtype, int
 std::string step_dir(const Scratch& run, int64_t step) { return run.file(str("step_0000000", step)); }
 
 // `ranks` ranks continue `from`, or begin, and save after so many steps of the run.
-void continue_and_save(TrainOptions o, int ranks, const std::string& from, int64_t until, const std::string& to) {
+void continue_and_save(TrainPlan o, int ranks, const std::string& from, int64_t until, const std::string& to) {
   const Counting data(10);
   on_ranks(ranks, [&](const std::shared_ptr<Job>& job) {
-    TrainOptions own = o;
-    own.job = job;
-    Trainer trainer(own, data, from);
+    Trainer trainer(o, data, from, job);
     while (trainer.steps_done() < until) trainer.step();
     trainer.save(to, Tokenizer());
   });
 }
 
 // A checkpoint's weights and moments, as one rank has them in its files.
-std::string state_of(const TrainOptions& o, const std::string& checkpoint) {
+std::string state_of(const TrainPlan& o, const std::string& checkpoint) {
   const Scratch scratch;
   const std::string copy = scratch.file("copy");
   continue_and_save(o, 1, checkpoint, 0, copy);
@@ -57,7 +55,7 @@ std::string state_of(const TrainOptions& o, const std::string& checkpoint) {
 }
 
 // Saves and continues by so many ranks in turn, two steps each; compares with one rank that never stopped.
-void check_chain(const TrainOptions& o, const std::vector<int>& ranks) {
+void check_chain(const TrainPlan& o, const std::vector<int>& ranks) {
   const Scratch whole, chain;
   const int64_t steps = 2 * std::ssize(ranks);
   const Counting data(10);
@@ -80,7 +78,7 @@ json read(const std::string& path) { return known_json(read_text(path)); }
 // Four ranks' checkpoint, to be spoiled.
 struct Saved {
   Scratch run;
-  TrainOptions o = options_for("lime", "fp32", 4);
+  TrainPlan o = options_for("lime", "fp32", 4);
   std::string dir = run.file("step_00000001"), index_path = dir + "/optimizer.index.json";
   json index;
   std::string name;  // of a row that is in several files
@@ -200,16 +198,14 @@ TEST_CASE("elastic: a shard that is missing, cut short, or holds other tensors i
 TEST_CASE(
     "elastic: a rank that cannot write, or a job that may not publish, leaves the old checkpoint and nothing else") {
   const Scratch run;
-  const TrainOptions o = options_for("lime", "bf16", 4);
+  const TrainPlan o = options_for("lime", "bf16", 4);
   const Counting data(10);
   const std::string old = step_dir(run, 1);
   continue_and_save(o, 4, "", 1, old);
   const std::string before = read_text(old + "/manifest.json");
   const auto save = [&](int who, const std::string& to) {
     on_ranks(4, [&](const std::shared_ptr<Job>& job) {
-      TrainOptions own = o;
-      own.job = job;
-      Trainer trainer(own, data, old);
+      Trainer trainer(o, data, old, job);
       trainer.step();
       const bool failing = job->place.rank == who;
       const auto may_publish = [&] {
@@ -233,7 +229,7 @@ TEST_CASE(
 
 TEST_CASE("elastic: ranks that read other weights from their disks are told apart before the first step") {
   const Scratch runs[2];
-  const TrainOptions o = options_for("lime", "fp32", 4);
+  const TrainPlan o = options_for("lime", "fp32", 4);
   for (const Scratch& run : runs) continue_and_save(o, 1, "", 1, step_dir(run, 1));
   const std::string path = step_dir(runs[1], 1) + "/model.safetensors";
   std::string bytes = read_text(path);
@@ -242,9 +238,9 @@ TEST_CASE("elastic: ranks that read other weights from their disks are told apar
   const Counting data(10);
   const auto resume = [&](int64_t check_replicas) {
     on_ranks(2, [&](const std::shared_ptr<Job>& job) {
-      TrainOptions own = o;
-      own.job = job, own.check_replicas = check_replicas;
-      Trainer(own, data, step_dir(runs[job->place.rank], 1));
+      TrainPlan own = o;
+      own.check_replicas = check_replicas;
+      Trainer(own, data, step_dir(runs[job->place.rank], 1), job);
     });
   };
   check_fails(Exit::internal, {"after step 1 the weights of rank 1 are not those of rank 0"}, [&] { resume(1000); });
@@ -253,7 +249,7 @@ TEST_CASE("elastic: ranks that read other weights from their disks are told apar
 
 TEST_CASE("elastic: weights above the limit of a file are Hugging Face's shards, written in turns") {
   const Scratch run;
-  TrainOptions o = options_for("lime", "fp32", 4);
+  TrainPlan o = options_for("lime", "fp32", 4);
   continue_and_save(o, 2, "", 1, step_dir(run, 1));
   o.shard_bytes = 1500;
   continue_and_save(o, 2, step_dir(run, 1), 1, step_dir(run, 2));
@@ -282,7 +278,7 @@ TEST_CASE("elastic: weights above the limit of a file are Hugging Face's shards,
 TEST_CASE("elastic: an older checkpoint is of one rank and --sum running; another number of ranks is said") {
   const Scratch run;
   const Counting data(10);
-  TrainOptions o = options_for("llama", "fp32", 4);
+  TrainPlan o = options_for("llama", "fp32", 4);
   o.sum = "running";
   const std::string dir = step_dir(run, 1), path = dir + "/train_state.json";
   continue_and_save(o, 1, "", 1, dir);
@@ -294,13 +290,11 @@ TEST_CASE("elastic: an older checkpoint is of one rank and --sum running; anothe
   CHECK(Trainer(o, data, dir).changes().empty());
   CHECK(Trainer(o, data).changes().empty());
   on_ranks(2, [&](const std::shared_ptr<Job>& job) {
-    TrainOptions own = o;
-    own.job = job;
-    const std::string said = Trainer(own, data, dir).changes().at(0);
+    const std::string said = Trainer(o, data, dir, job).changes().at(0);
     CHECK(said.starts_with("resumed by 2 ranks, saved by 1"));
     CHECK(has(said, "last digits"));
   });
-  TrainOptions tree = o;
+  TrainPlan tree = o;
   tree.sum = "tree";
   check_fails(Exit::usage, {"--sum", "running", "tree"}, [&] { Trainer(tree, data, dir); });
   json wrong = now;
@@ -320,22 +314,20 @@ TEST_CASE("elastic: ranks continue a program's run, and programs read what they 
   check_outcome(train(scratch, joined(flags, split_words("--out " + run))), Exit::done, "step 4/4");
   const std::string tokenizer = read_text(fourth + "/tokenizer.json");
   fs::remove_all(fourth);
-  TrainOptions read_back;
+  Settings read_back;
   read_back.config.arch = "llama";
   take_run_settings(run, read_back);
   read_back.out = run, read_back.resume = true;
-  const auto go_on = [&](const std::shared_ptr<Job>& job) {
-    TrainOptions o = read_back;
-    o.job = job;
-    check_run_dir(o);
-    const Dataset data = open_inputs(o);
-    const RunDir dir = claim_run_dir(o);
-    Trainer trainer(o, *data.train, find_checkpoint(o));
+  const auto go_on = [&](std::shared_ptr<Job> job) {
+    check_run_dir(read_back, job->place);
+    const auto [plan, data] = open_inputs(read_back);
+    const RunDir dir = claim_run_dir(plan, job);
+    Trainer trainer(plan, *data.train, find_checkpoint(plan, dir), job);
     CHECK(trainer.steps_done() == 2);
     trainer.step(), trainer.step();
     dir.check_present();
     trainer.save(fourth, data.tokenizer, [&] { dir.check_mine(); });
-    o.job->finish();  // the job that claim_run_dir made of the threads'
+    job->finish();
   };
   on_ranks(4, go_on);
   std::string why;
@@ -355,9 +347,9 @@ TEST_CASE("elastic: ranks continue a program's run, and programs read what they 
   // The newest one is damaged: rank 0 sets it aside, and all continue the one before it.
   write_text(run + "/step_00000005/optimizer.safetensors", "x");
   on_ranks(2, [&](const std::shared_ptr<Job>& job) {
-    TrainOptions o = read_back;
-    o.job = job;
-    CHECK(find_checkpoint(o) == fourth);
+    RunDir dir(run, job->place);
+    dir.mark(job, 0);
+    CHECK(find_checkpoint(read_back, dir) == fourth);
   });
   CHECK(fs::exists(run + "/damaged_step_00000005"));
 }
@@ -369,7 +361,7 @@ TEST_CASE("run directory: all ranks must find this job's number in it, and a lat
   const auto claim = [&](int ranks, const std::string& other) {
     on_ranks(ranks, [&](const std::shared_ptr<Job>& job) {
       RunDir dir(job->place.rank == 1 ? other : shared, job->place);
-      dir.mark(*job, 0);
+      dir.mark(job, 0);
       dir.check_present();
       if (job->place.leads()) dir.check_mine();
     });
@@ -381,7 +373,7 @@ TEST_CASE("run directory: all ranks must find this job's number in it, and a lat
   check_fails(Exit::no_input, {local, "rank 1"}, [&] { claim(2, local); });
   on_ranks(2, [&](const std::shared_ptr<Job>& job) {
     RunDir cut_off(shared, job->place);
-    cut_off.mark(*job, 0);
+    cut_off.mark(job, 0);
     job->barrier("every rank has found it");
     if (!job->place.leads()) return;
     const std::string mine = read_text(shared + "/.job");
@@ -389,7 +381,7 @@ TEST_CASE("run directory: all ranks must find this job's number in it, and a lat
     check_fails(Exit::io, {shared, "another job"}, [&] { cut_off.check_mine(); });
     write_text(shared + "/.job", mine);
     cut_off.check_mine();
-    RunDir(local).mark(*one_rank_job());
+    RunDir(local).mark(one_rank_job());
     CHECK(!fs::exists(local + "/.job"));
     fs::remove(shared + "/.job");
     check_fails(Exit::io, {shared, "another job"}, [&] { cut_off.check_mine(); });
@@ -398,7 +390,7 @@ TEST_CASE("run directory: all ranks must find this job's number in it, and a lat
 
 TEST_CASE("run directory: what ranks find each other by does not make it one, nor is it removed") {
   const Scratch scratch;
-  TrainOptions o;
+  TrainPlan o;
   o.out = scratch.file("run");
   fs::create_directory(o.out);
   for (const char* name : {".job", ".meet", ".tmp-.job-1", ".tmp-.meet-1"}) write_text(o.out + "/" + name, "x");

@@ -24,8 +24,8 @@ using emulator::Transfers;
 
 namespace {
 
-TrainOptions options_for(const std::string& model, const std::string& dtype, int64_t accumulate = 4) {
-  TrainOptions o;
+TrainPlan options_for(const std::string& model, const std::string& dtype, int64_t accumulate = 4) {
+  TrainPlan o;
   o.config = tiny_with(model);
   o.config.num_hidden_layers = 2;
   o.device = "emulator";
@@ -36,8 +36,8 @@ TrainOptions options_for(const std::string& model, const std::string& dtype, int
 }
 
 // So many parameters that there are several buckets, whose exchange runs beside the backward.
-TrainOptions wide_options(const std::string& model, const std::string& dtype, int ranks) {
-  TrainOptions o = options_for(model, dtype);
+TrainPlan wide_options(const std::string& model, const std::string& dtype, int ranks) {
+  TrainPlan o = options_for(model, dtype);
   o.config.vocab_size = 1500, o.config.intermediate_size = 700;
   o.bucket_bytes = 40000;
   ParameterTable params;
@@ -69,23 +69,24 @@ std::string bits_of(Trainer& trainer, int64_t steps, const Source& tested = Coun
   return bits;
 }
 // The first step runs plainly, the second is recorded, the third comes from the recording.
-std::string train(const TrainOptions& o, int64_t steps, const std::string& checkpoint = "") {
+std::string train(const TrainPlan& o, int64_t steps, std::shared_ptr<Job> job = one_rank_job()) {
   const Counting data(5);
-  Trainer trainer(o, data, checkpoint);
+  Trainer trainer(o, data, "", std::move(job));
   return bits_of(trainer, steps);
 }
 
 // Each of `size` processes does this as a rank of a job, which it has met as trainers do.
-void with_job(int size, const TrainOptions& options, const std::function<void(const TrainOptions&)>& body) {
+void with_job(int size, const TrainPlan& options,
+              const std::function<void(const TrainPlan&, const std::shared_ptr<Job>&)>& body) {
   const TempDir scratch(memory_or_disk());
   const auto became = run_ranks(size, [&](const Place& place) {
-    TrainOptions o = options;
+    TrainPlan o = options;
     o.out = scratch.path.string();
-    o.job = one_rank_job(place);
-    join_ranks(o);
-    body(o);
-    o.job->finish();
-    o.job = one_rank_job();
+    std::shared_ptr<Job> job = one_rank_job(place);
+    join_ranks(o, job);
+    body(o, job);
+    job->finish();
+    job.reset();
     CHECK_THAT(standin::living() == 0, "a communicator was left");
   });
   for (size_t rank = 0; rank < became.size(); ++rank) CHECK_MESSAGE(became[rank].empty(), rank << ": " << became[rank]);
@@ -98,11 +99,11 @@ struct Policy {
 const std::vector<Policy> policies = {
     {Transfers::lazy, 0}, {Transfers::eager, 0}, {Transfers::by_lot, 1}, {Transfers::by_lot, 2}};
 
-void check_bits(int size, const TrainOptions& options, const Policy& policy, int64_t steps, const std::string& bits) {
+void check_bits(int size, const TrainPlan& options, const Policy& policy, int64_t steps, const std::string& bits) {
   CAPTURES(size, policy.transfers, policy.seed);
-  with_job(size, options, [&](const TrainOptions& o) {
+  with_job(size, options, [&](const TrainPlan& o, const auto& job) {
     emulator::set_transfers(policy.transfers, policy.seed);
-    CHECK_THAT(train(o, steps) == bits, "other bits than one rank's");
+    CHECK_THAT(train(o, steps, job) == bits, "other bits than one rank's");
   });
 }
 
@@ -116,7 +117,7 @@ TEST_CASE("emulated ranks: the bits of one rank, every architecture, fp32 and bf
     for (const char* dtype : {"fp32", "bf16"}) {
       CAPTURES(architecture.name, dtype);
       const int own = turn / 4 % 2 == 0 ? 2 : 4;
-      const TrainOptions o = options_for(architecture.name, dtype, all ? 4 : own);
+      const TrainPlan o = options_for(architecture.name, dtype, all ? 4 : own);
       const std::string one = train(o, 2);
       for (const int size : {2, 4})
         for (size_t policy = 0; policy < policies.size(); ++policy)
@@ -135,39 +136,39 @@ TEST_CASE("emulated ranks: buckets are exchanged beside the backward") {
   for (const Run& run : {Run{"lime", "fp32", 2, policies[0]}, Run{"mudd", "bf16", 2, policies[2]},
                          Run{"hyper", "fp32", 4, policies[3]}}) {
     CAPTURES(run.model, run.dtype);
-    const TrainOptions o = wide_options(run.model, run.dtype, run.size);
+    const TrainPlan o = wide_options(run.model, run.dtype, run.size);
     check_bits(run.size, o, run.policy, 3, train(o, 3));
   }
 }
 
 TEST_CASE("emulated ranks: with products of eight bits, too, the bits of one rank") {
-  TrainOptions o = options_for("llama", "bf16");
+  TrainPlan o = options_for("llama", "bf16");
   o.matmul = "fp8";
   o.config.hidden_size = o.config.intermediate_size = 64;
   o.config.num_attention_heads = o.config.num_key_value_heads = 4, o.config.head_dim = 16;
   o.data.seq_len = 16;
   const Counting data(5, 16);
-  const auto run = [&](const TrainOptions& options) {
-    Trainer trainer(options, data);
+  const auto run = [&](const TrainPlan& options, const std::shared_ptr<Job>& job) {
+    Trainer trainer(options, data, "", job);
     CHECK(!trainer.model().tape().scaled().empty());
     return bits_of(trainer, 3, data);
   };
-  const std::string one = run(o);
+  const std::string one = run(o, one_rank_job());
   for (const int size : {2, 4})
-    with_job(size, o, [&](const TrainOptions& options) {
+    with_job(size, o, [&](const TrainPlan& options, const auto& job) {
       emulator::set_transfers(policies[3].transfers, policies[3].seed);
-      CHECK_THAT(run(options) == one, "other bits than one rank's");
+      CHECK_THAT(run(options, job) == one, "other bits than one rank's");
     });
 }
 
 TEST_CASE("emulated ranks: other sums are the same at every rank, and no step waits") {
   for (const char* sum : {"running", "library"}) {
     CAPTURE(sum);
-    TrainOptions options = wide_options("lime", "bf16", 2);
+    TrainPlan options = wide_options("lime", "bf16", 2);
     options.sum = sum;
-    with_job(2, options, [&](const TrainOptions& o) {
+    with_job(2, options, [&](const TrainPlan& o, const auto& job) {
       const Counting data(5);
-      Trainer trainer(o, data);
+      Trainer trainer(o, data, "", job);
       trainer.step();
       std::vector<double> losses;
       for (int step = 0; step < 3; ++step) {
@@ -178,7 +179,7 @@ TEST_CASE("emulated ranks: other sums are the same at every rank, and no step wa
         losses.push_back(trainer.last.loss);
       }
       CHECK_THAT(losses[2] < losses[0], "the loss does not fall");
-      const std::vector<std::string> all = o.job->collect(bits_of(trainer, 1));
+      const std::vector<std::string> all = job->collect(bits_of(trainer, 1));
       CHECK_THAT(all.size() != 2 || all[0] == all[1], "the ranks know different numbers");
     });
   }
@@ -188,10 +189,10 @@ TEST_CASE(
     "emulated ranks: a loss that is not finite ends all, plain or from a recording, and nobody's weights change") {
   for (const int64_t step : {1, 2, 4}) {
     CAPTURE(step);
-    with_job(2, options_for("lime", "bf16"), [&](const TrainOptions& o) {
+    with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& o, const auto& job) {
       ::setenv("CROSSPLY_FAULT", str("1:", step, ":nan").c_str(), 1);
       const Counting data(5);
-      Trainer trainer(o, data);
+      Trainer trainer(o, data, "", job);
       const auto weights = [&] {
         std::vector<uint16_t> bits(static_cast<size_t>(trainer.params().narrow().numel()));
         trainer.device().copy_out(bits.data(), trainer.params().narrow().data, trainer.params().narrow().bytes());
@@ -214,25 +215,23 @@ TEST_CASE(
 
 // In a process of its own each, ranks would draw other lots for the order of a product's sums.
 TEST_CASE("emulated ranks: rank 0's choices for products are everybody's") {
-  with_job(2, options_for("lime", "bf16"), [&](const TrainOptions& o) {
-    TrainOptions alone = o;
-    alone.job = one_rank_job();
+  with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& o, const auto& job) {
     forget_choices();
-    if (!o.job->place.leads()) train(alone, 1);  // so that the next lots are others
+    if (!job->place.leads()) train(o, 1);  // so that the next lots are others
     forget_choices();
     const Counting data(5);
-    Trainer trainer(o, data);
+    Trainer trainer(o, data, "", job);
     bits_of(trainer, 2);
     std::string choices;
     for (const auto& [kind, choice] : choices_as_text()) choices += str(kind, ": ", choice, "\n");
-    const std::vector<std::string> all = o.job->collect(choices);
+    const std::vector<std::string> all = job->collect(choices);
     CHECK_THAT(all.size() != 2 || (all[0] == all[1] && all[0].size() > 100), all[0], "differ from\n", all[1]);
   });
 }
 
 TEST_CASE("emulated ranks: 1 -> 2 -> 4 -> 1 ranks have the bits of one that never stops") {
   const TempDir scratch(memory_or_disk());
-  const TrainOptions options = options_for("mudd", "bf16");
+  const TrainPlan options = options_for("mudd", "bf16");
   const auto dir = [&](int64_t step) { return scratch.file(str("step_", step)); };
   const Counting data(5);
   forget_choices();
@@ -243,15 +242,15 @@ TEST_CASE("emulated ranks: 1 -> 2 -> 4 -> 1 ranks have the bits of one that neve
   const std::string fourth = bits_of(whole, 0);
   whole.step(), whole.step();
   const std::string sixth = bits_of(whole, 0), eighth = bits_of(whole, 2);
-  const auto go_on = [&](const TrainOptions& o, int64_t from, const std::string& bits) {
+  const auto go_on = [&](const TrainPlan& o, const std::shared_ptr<Job>& job, int64_t from, const std::string& bits) {
     forget_choices();
-    Trainer trainer(o, data, dir(from));
+    Trainer trainer(o, data, dir(from), job);
     trainer.step(), trainer.step();
     trainer.save(dir(from + 2), Tokenizer());
     CHECK_THAT(bits_of(trainer, 0) == bits, "other bits after step ", from + 2);
   };
-  with_job(2, options, [&](const TrainOptions& o) { go_on(o, 2, fourth); });
-  with_job(4, options, [&](const TrainOptions& o) { go_on(o, 4, sixth); });
+  with_job(2, options, [&](const TrainPlan& o, const auto& job) { go_on(o, job, 2, fourth); });
+  with_job(4, options, [&](const TrainPlan& o, const auto& job) { go_on(o, job, 4, sixth); });
   forget_choices();
   const std::string resumed = [&] {
     Trainer trainer(options, data, dir(6));
@@ -279,17 +278,16 @@ TEST_CASE("emulated ranks: a rank that is killed, hangs, or has an error ends al
     for (int rank = 0; rank < 2; ++rank)
       crowd.start(rank, [&, rank] {
         omp_set_num_threads(1);
-        TrainOptions o = options_for("llama", "fp32");
+        const TrainPlan o = options_for("llama", "fp32");
         const std::shared_ptr<Job> job = join_job({rank, 2, rank, 2}, join, nullptr);
         job->set_comm(make_nccl_comm(job->place, job->share(rank == 0 ? new_nccl_id() : "")));
-        o.job = job;
         if (rank == 1) standin::inject(end.fault, end.transfer);
         const Counting data(5);
         try {
-          Trainer trainer(o, data);
+          Trainer trainer(o, data, "", job);
           while (true) trainer.step();
         } catch (const Error& error) {
-          end_rank(o, error, training_memory_remedy);
+          end_rank(o, *job, error, training_memory_remedy);
         }
         return 0;
       });

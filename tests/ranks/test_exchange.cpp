@@ -20,8 +20,8 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-TrainOptions options_for(const Config& config, const std::string& dtype, const std::string& sum, int64_t accumulate) {
-  TrainOptions o;
+TrainPlan options_for(const Config& config, const std::string& dtype, const std::string& sum, int64_t accumulate) {
+  TrainPlan o;
   o.config = config;
   o.batch = 2, o.accumulate = accumulate, o.steps = 100, o.warmup = 2, o.lr = 0.01;
   o.dtype = dtype, o.sum = sum;
@@ -29,14 +29,12 @@ TrainOptions options_for(const Config& config, const std::string& dtype, const s
   return o;
 }
 
-Outcome train(TrainOptions o, int ranks, int64_t steps) {
+Outcome train(TrainPlan o, int ranks, int64_t steps) {
   const Counting data(10);
   Outcome outcome;
   std::mutex mutex;
   on_ranks(ranks, [&](const std::shared_ptr<Job>& job) {
-    TrainOptions own = o;
-    own.job = job;
-    Trainer trainer(own, data);
+    Trainer trainer(o, data, "", job);
     std::vector<double> losses, norms;
     for (int64_t step = 0; step < steps; ++step) {
       const StepResult result = trainer.step();
@@ -87,7 +85,7 @@ TEST_CASE("ranks: the same where buckets are exchanged during the backward") {
       CAPTURES(arch, dtype);
       Config config = tiny_with(arch);
       config.vocab_size = 1500, config.intermediate_size = 700;
-      TrainOptions o = options_for(config, dtype, "tree", 4);
+      TrainPlan o = options_for(config, dtype, "tree", 4);
       o.batch = 1;
       ParameterTable params;
       declare(params, o);
@@ -110,7 +108,7 @@ TEST_CASE("ranks: the same where buckets are exchanged during the backward") {
 }
 
 TEST_CASE("ranks: micro-steps that are no power of two, and three ranks") {
-  TrainOptions o = options_for(tiny_with("lime"), "fp32", "tree", 12);
+  TrainPlan o = options_for(tiny_with("lime"), "fp32", "tree", 12);
   const Outcome one = train(o, 1, 3);
   CHECK(train(o, 3, 3) == one);  // four each
   o.accumulate = 5;
@@ -127,7 +125,7 @@ TEST_CASE("ranks: --sum tree gives the bits of one rank, every architecture, fp3
   for (const Case& c : one_in(5, cases()))
     for (const char* dtype : {"fp32", "bf16"}) {
       CAPTURES(c.name, dtype);
-      const TrainOptions o = options_for(c.config, dtype, "tree", 8);
+      const TrainPlan o = options_for(c.config, dtype, "tree", 8);
       const Outcome one = train(o, 1, 3);
       for (const int ranks : {2, 4}) {
         CAPTURE(ranks);

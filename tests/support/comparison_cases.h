@@ -11,11 +11,11 @@ namespace crossply::test {
 
 inline ComparedRun run_of(const std::string& text, RunState state) {
   ComparedRun run{parse_arch_list(text)[0], {}, {}};
-  run.options.config.arch = run.choice.arch;
-  run.options.config.options = run.choice.options;
-  run.options.config.vocab_size = 32;
-  run.options.config.check(Exit::usage, text);
-  run.options.steps = 6000;
+  run.plan.config.arch = run.choice.arch;
+  run.plan.config.options = run.choice.options;
+  run.plan.config.vocab_size = 32;
+  run.plan.config.check(Exit::usage, text);
+  run.plan.steps = 6000;
   run.state = state;
   run.result.parameters = 66496;
   run.result.flops_per_token = 381234.56;

@@ -72,9 +72,9 @@ TEST_CASE("comparison: the notes say of how many samples, what guessing gets, an
   CHECK(has(text, "one seed"));
   CHECK(has(text, "one after the other"));
   CHECK(has(text, "| ~2.0x |"));
-  comparison.runs[0].options.eval_rule = "spread";
+  comparison.runs[0].plan.eval_rule = "spread";
   CHECK(has(results_markdown(comparison), "over 512 of 1,000 test sequences, evenly spread.\n"));
-  comparison.runs[0].options.eval_rule = "first";
+  comparison.runs[0].plan.eval_rule = "first";
   CHECK(has(results_markdown(comparison), "over the first 512 of 1,000 test sequences.\n"));
   comparison.test_size = 50;
   CHECK(has(results_markdown(comparison), "over all 50 test sequences"));
@@ -197,10 +197,10 @@ TEST_CASE("comparison: resuming refuses a directory that is no comparison, or on
   comparison.runs.push_back(lime);
   comparison.runs.push_back(run_of("sla", RunState::waiting));  // more is no loss
   CHECK(code() == Exit::done);
-  comparison.runs[0].options.lr = 0.5;
+  comparison.runs[0].plan.lr = 0.5;
   Comparison other = comparison;
   CHECK(has(error_of([&] { take_up(other); }).what(), "has --lr 0.001, the flags say 0.5"));
-  comparison.runs[0].options.lr = 1e-3;
+  comparison.runs[0].plan.lr = 1e-3;
   CHECK(code() == Exit::done);
   const json all = read_json(scratch.file("results.json"));
   for (const json& damaged : {json(3), json(), json(1e300), json("75")}) {
@@ -222,15 +222,14 @@ TEST_CASE("comparison: resuming refuses other test samples beside runs that are 
   Comparison other = before;
   other.data_digest = "abd";
   CHECK(error_of([&] { take_up(other); }).code == Exit::bad_data);
-  for (const auto& [samples, flag] :
-       {std::pair{&TrainOptions::eval_samples, "--eval-samples 512, the flags say 7"},
-        std::pair{&TrainOptions::answer_samples, "--answer-samples 256, the flags say 7"}}) {
+  for (const auto& [samples, flag] : {std::pair{&Settings::eval_samples, "--eval-samples 512, the flags say 7"},
+                                      std::pair{&Settings::answer_samples, "--answer-samples 256, the flags say 7"}}) {
     Comparison changed = before;
-    for (ComparedRun& run : changed.runs) run.options.*samples = 7;
+    for (ComparedRun& run : changed.runs) run.plan.*samples = 7;
     CHECK(has(error_of([&] { take_up(changed); }).what(), flag));
   }
   Comparison changed = before;  // by one rule, or by the other
-  for (ComparedRun& run : changed.runs) run.options.eval_rule = "first";
+  for (ComparedRun& run : changed.runs) run.plan.eval_rule = "first";
   CHECK(has(error_of([&] { take_up(changed); }).what(), "was tested by the rule \"spread_then_all\""));
 }
 
@@ -271,12 +270,12 @@ TEST_CASE("comparison: resuming takes up every number that was there before") {
 TEST_CASE("comparison: resuming needs no flags: architectures and settings are read back, leftovers removed") {
   const TempDir scratch;
   Comparison before = example(scratch.path);
-  for (ComparedRun& run : before.runs) run.options.lr = 0.125;
+  for (ComparedRun& run : before.runs) run.plan.lr = 0.125;
   write_results(before);
   Experiment experiment;
   CHECK(!take_comparison_settings(scratch.file("nowhere"), experiment));
   REQUIRE(take_comparison_settings(scratch.path, experiment));
-  const TrainOptions& options = experiment.train;
+  const Settings& options = experiment.train;
   CHECK(experiment.rates == std::vector<double>{0.125});
   CHECK(experiment.seeds == std::vector<uint64_t>{42});
   CHECK(experiment.archs == "llama,lime,hyper:rate=2,mudd,vertical");
@@ -305,7 +304,7 @@ TEST_CASE("comparison: the time left counts only the runs that have steps to do"
   Comparison longer = example(scratch.path);
   take_up(longer);
   CHECK(runs_left(longer) == 3);
-  for (ComparedRun& run : longer.runs) run.options.steps = 7000;
+  for (ComparedRun& run : longer.runs) run.plan.steps = 7000;
   take_up(longer);
   CHECK(runs_left(longer) == 5);
   fs::remove_all(scratch.file("lime"));
@@ -328,7 +327,7 @@ TEST_CASE("comparison: any value of any type in results.json is taken or refused
   const auto two_runs = [&] {
     Comparison comparison = example(scratch.path);
     comparison.runs.resize(2, comparison.runs[0]);
-    comparison.runs[1].options.seed = 7;
+    comparison.runs[1].plan.seed = 7;
     return comparison;
   };
   write_results(two_runs());

@@ -20,8 +20,8 @@ namespace {
 const Counting data(12, 16, 7);
 
 // All linear layers of a block suit eight bits.
-TrainOptions options_for(const std::string& arch, const std::string& matmul = "fp8") {
-  TrainOptions o;
+TrainPlan options_for(const std::string& arch, const std::string& matmul = "fp8") {
+  TrainPlan o;
   o.config.arch = arch;
   if (arch == "gpt2") use_gpt2(o.config);
   o.config.vocab_size = 7, o.config.hidden_size = 64, o.config.intermediate_size = 64;
@@ -64,7 +64,7 @@ TEST_CASE("eight bits: models learn as in bf16, by products of eight bits") {
 
 TEST_CASE("eight bits: a run resumes bit for bit, with what was largest in its tensors") {
   if (!available(Backend::cuda)) return;
-  TrainOptions o = options_for("llama");
+  TrainPlan o = options_for("llama");
   o.accumulate = 2, o.steps = 5;
   forget_choices();
   Trainer whole(o, data);

@@ -24,7 +24,7 @@ Comparison experiment(const std::vector<double>& rates = {0.001, 0.003, 0.01},
     for (const double lr : rates)
       for (const uint64_t seed : seeds) {
         ComparedRun run = run_of(arch, RunState::waiting);
-        run.options.lr = lr, run.options.seed = seed;
+        run.plan.lr = lr, run.plan.seed = seed;
         run.directory = str(arch, "-", lr, "-", seed);
         comparison.runs.push_back(run);
       }
@@ -33,7 +33,7 @@ Comparison experiment(const std::vector<double>& rates = {0.001, 0.003, 0.01},
 
 ComparedRun& run_at(Comparison& comparison, const std::string& arch, double lr, uint64_t seed) {
   for (ComparedRun& run : comparison.runs)
-    if (run.choice.text == arch && run.options.lr == lr && run.options.seed == seed) return run;
+    if (run.choice.text == arch && run.plan.lr == lr && run.plan.seed == seed) return run;
   throw std::logic_error("no such run");
 }
 
@@ -71,7 +71,7 @@ TEST_CASE("comparison: rates are tried with the first seed, the other seeds get 
   CHECK(runs_in_all(comparison) == 10);
   const auto order = train_all(comparison, [](const ComparedRun& run) {
     const double best = run.choice.text == "llama" ? 0.003 : 0.01;
-    return 2 + std::abs(run.options.lr - best) + 0.001 * static_cast<double>(run.options.seed);
+    return 2 + std::abs(run.plan.lr - best) + 0.001 * static_cast<double>(run.plan.seed);
   });
   const std::vector<std::string> want = {"llama lr 0.001 seed 1", "llama lr 0.003 seed 1", "llama lr 0.01 seed 1",
                                          "lime lr 0.001 seed 1",  "lime lr 0.003 seed 1",  "lime lr 0.01 seed 1",
@@ -91,9 +91,9 @@ TEST_CASE("comparison: rates are tried with the first seed, the other seeds get 
 TEST_CASE("comparison: a rate at which a seed diverges is not the best one, and ends nothing") {
   Comparison comparison = experiment();
   const auto order = train_all(comparison, [](const ComparedRun& run) {
-    if (run.options.lr == 0.01) return double{NAN};
-    if (run.choice.text == "lime" && run.options.lr == 0.003 && run.options.seed == 2) return double{NAN};
-    return 2 - run.options.lr;
+    if (run.plan.lr == 0.01) return double{NAN};
+    if (run.choice.text == "lime" && run.plan.lr == 0.003 && run.plan.seed == 2) return double{NAN};
+    return 2 - run.plan.lr;
   });
   CHECK(order.size() == 11);  // lime went on at 0.001 with two seeds
   const std::vector<Arm> arms = arms_of(comparison);
@@ -218,7 +218,7 @@ TEST_CASE("comparison: of several rates and seeds as many runs at a time as --jo
   CHECK(has(choose_jobs(huge, 4).reason, "too small for 4 runs at a time; with --jobs 1 "));
   Comparison large = experiment();
   large.runs[0].result.flops_per_token = 1e12;
-  large.runs[0].options.data.seq_len = 16;
+  large.runs[0].plan.data.seq_len = 16;
   CHECK(choose_jobs(large, 0).count == 1);
 }
 
@@ -227,7 +227,7 @@ TEST_CASE("comparison: the picture of several seeds has bands") {
   Comparison comparison = experiment({0.001}, {1, 2}, scratch.path);
   for (ComparedRun& run : comparison.runs) {
     finish(run, 1);
-    run.result.curves.loss[1] += static_cast<double>(run.options.seed);
+    run.result.curves.loss[1] += static_cast<double>(run.plan.seed);
   }
   write_results(comparison);
   const std::string svg = read_text(scratch.file("compare.svg"));
@@ -239,7 +239,7 @@ TEST_CASE("comparison: the picture of several seeds has bands") {
 TEST_CASE("comparison: resumed with more or fewer seeds and rates, it keeps every run") {
   const TempDir scratch;
   Comparison before = experiment({0.001, 0.003}, {1, 2}, scratch.path);
-  train_all(before, [](const ComparedRun& run) { return 2 - run.options.lr; });
+  train_all(before, [](const ComparedRun& run) { return 2 - run.plan.lr; });
   for (const ComparedRun& run : before.runs) fs::create_directory(scratch.file(run.directory));
   write_results(before);
   Experiment read;

@@ -5,22 +5,22 @@
 #include "engine/params.h"
 #include "models/model.h"
 #include "tests/support/program.h"
-#include "train/settings/options.h"
+#include "train/settings/settings.h"
 
 using namespace crossply;
 using namespace crossply::test;
 
 namespace {
 
-TrainOptions gpt2_options(const std::string& preset) {
-  TrainOptions o;
+Settings gpt2_options(const std::string& preset) {
+  Settings o;
   o.config.arch = "gpt2";
   use_gpt2(o.config);
   apply_preset(preset, o);
   return o;
 }
 
-int64_t parameters(TrainOptions o, int64_t layers) {
+int64_t parameters(Settings o, int64_t layers) {
   o.config.num_hidden_layers = layers;
   o.config.check(Exit::usage, "test");
   ParameterTable params;
@@ -29,7 +29,7 @@ int64_t parameters(TrainOptions o, int64_t layers) {
 }
 
 // Of the update after k finished ones.
-double rate(const TrainOptions& o, int64_t k) {
+double rate(const Settings& o, int64_t k) {
   return o.lr * Schedule{schedule_kind(o.schedule), o.warmup, o.steps, o.lr_floor}.at(k);
 }
 
@@ -54,7 +54,7 @@ TEST_CASE("presets: the Inheritune paper's sizes, tokens a step and rates") {
   };
   for (const Row& row : rows) {
     CAPTURE(row.preset);
-    const TrainOptions o = gpt2_options(row.preset);
+    const Settings o = gpt2_options(row.preset);
     CHECK(o.config.num_hidden_layers == row.layers);
     CHECK(parameters(o, row.layers) == row.parameters);
     CHECK(parameters(o, row.fewer_layers) == row.fewer);
@@ -83,14 +83,14 @@ TEST_CASE("presets: the SATFormer paper's text beside its files") {
       CAPTURE(row.preset);
       CAPTURE(text);
       const auto options = [&](const std::string& arch) {
-        TrainOptions o;
+        Settings o;
         o.config.arch = arch;
         apply_preset(row.preset + std::string(text ? "-text" : ""), o);
-        apply_preset_to_architecture(o);
+        add_preset_options(o.preset, o.config);
         o.config.check(Exit::usage, "test");
         return o;
       };
-      const TrainOptions o = options("denseformer");
+      const Settings o = options("denseformer");
       CHECK((o.lr == (text ? row.of_text : row.of_files) && o.steps == row.steps && o.warmup == row.warmup));
       CHECK(
           (o.batch * o.accumulate * o.data.seq_len == 524288 && o.schedule == "cosine_to_floor" && o.lr_floor == 0.1));

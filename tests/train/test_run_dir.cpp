@@ -113,7 +113,7 @@ TEST_CASE("run directory: metrics.jsonl that is a pipe is refused, and one that 
 
 TEST_CASE("run directory: flags.json gives every setting back, and no value that a flag could not have") {
   const Scratch scratch;
-  TrainOptions o;
+  Settings o;
   o.config.arch = "lime";
   o.config.vocab_size = 19;
   o.config.options["window"] = "2";
@@ -130,16 +130,16 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   o.decay_all = true, o.seed = 18446744073709551615u;
   o.device = "reference", o.dtype = "bf16", o.matmul = "bf16x3", o.plan = "distinct", o.sum = "tree";
   o.eval_every = 3, o.eval_samples = 4, o.eval_rule = "spread", o.answer_samples = 5, o.save_every = 6, o.keep = 7;
-  o.tensorboard = o.csv = true;
+  o.tensorboard = o.csv = o.log_ranks = true, o.peer_timeout = 20, o.check_replicas = 9;
   const json saved = all_settings(o);
   auto write = [&](const json& settings) { write_text(scratch.file("flags.json"), json_text(settings)); };
   auto read = [&](const std::string& arch = "lime") {
-    TrainOptions other;
+    Settings other;
     other.config.arch = arch;
     if (!take_run_settings(scratch.path, other)) FAIL_CHECK("no flags.json");
     return all_settings(other);
   };
-  TrainOptions none;
+  Settings none;
   CHECK(!take_run_settings(scratch.path, none));
   const json defaults = all_settings(none);
   for (const auto& [key, value] : defaults.items()) CHECK_MESSAGE(saved[key] != value, key);
@@ -176,6 +176,36 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
     }
 }
 
+// As the program of November 2026 wrote them, before the flags were rows of a table.
+TEST_CASE(
+    "run directory: flags.json and the settings in a checkpoint of an older program are read as they were meant") {
+  const json older = R"({"accumulate": 3, "answer_samples": 0, "batch": 2, "beta1": 0.8, "beta2": 0.97, "clip": 2.0,
+      "csv": true, "data": "arith:3", "decay_all": true, "device": "cpu", "dtype": "bf16", "eval_every": 5,
+      "eval_rule": "spread", "eval_samples": 4, "init": "", "keep": 3, "lr": 0.002, "lr_floor": 0.1, "matmul": "fp32",
+      "plan": "distinct", "preset": "arith", "router_lr": 0.01, "save_every": 6, "schedule": "linear", "seed": 43,
+      "seq": 25, "steps": 12, "sum": "tree", "teacher": "", "tensorboard": true, "test_samples": 8, "tokenizer": "",
+      "train_samples": 40, "val_data": "", "warmup": 1, "weight_decay": 0.2,
+      "config": {"crossply": {"arch": "lime", "qk_norm": false, "routing": "last", "window": 1}, "head_dim": 8,
+      "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2,
+      "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "vocab_size": 21,
+      "tie_word_embeddings": true, "model_type": "crossply_lime", "max_position_embeddings": 2048}})"_json;
+  Settings s;
+  take_settings(older, "flags.json", s);
+  const json now = all_settings(s);
+  for (const auto& [key, value] : older.items())
+    if (key != "config") CHECK_MESSAGE(now[key] == value, key);
+  CHECK((s.check_replicas == 1000 && s.peer_timeout == 30 && !s.log_ranks));  // which it did not keep
+  CHECK((s.config.arch == "lime" && s.config.options.at("window") == "1"));
+  json checkpoint = trajectory(s);  // has the same of these as older ones
+  CHECK(checkpoint.size() == 26);
+  for (const auto& [key, value] : checkpoint.items()) CHECK_MESSAGE(older[key] == value, key);
+  refuse_other_settings(checkpoint, s, "RUN");
+  for (const char* key : {"matmul", "teacher", "tokenizer"}) checkpoint.erase(key);  // still older
+  refuse_other_settings(checkpoint, s, "RUN");
+  checkpoint["clip"] = 1;
+  check_fails(Exit::usage, {"RUN", "--clip 1", "2.0"}, [&] { refuse_other_settings(checkpoint, s, "RUN"); });
+}
+
 TEST_CASE("run directory: --resume --out alone continues, and more steps change the schedule from there on") {
   const Scratch scratch;
   const std::string run = scratch.file("run");
@@ -196,8 +226,11 @@ TEST_CASE("run directory: --resume --out alone continues, and more steps change 
     check_outcome(train(scratch, {"--resume", "--out", run, flag, value}), Exit::usage, flag);
   check_outcome(train(scratch, {"--resume", "--out", run, "--layers", "3"}), Exit::usage, "num_hidden_layers");
   check_outcome(train(scratch, {"--resume", "--out", run}, "lime"), Exit::usage, "train_llama");
-  check_outcome(train(scratch, {"--resume", "--out", run, "--keep", "1"}), Exit::done, "resumed after step 12");
+  check_outcome(train(scratch, {"--resume", "--out", run, "--keep", "1", "--check-replicas", "7"}), Exit::done,
+                "resumed after step 12");
+  check_outcome(train(scratch, {"--resume", "--out", run}), Exit::done, "resumed after step 12");
   CHECK(known_json(read_text(run + "/flags.json"))["keep"] == 1);
+  CHECK(known_json(read_text(run + "/flags.json"))["check_replicas"] == 7);
 
   const Outcome grown = train(scratch, {"--resume", "--out", run, "--steps", "20"});
   check_outcome(grown, Exit::done, "--steps grows from 12 to 20: from here on the cosine schedule is that of 20 steps");

@@ -130,16 +130,14 @@ TEST_CASE("plan of many ranks: the memory that each rank's trainer takes") {
     for (const char* sum : {"running", "tree", "library"})
       for (const int ranks : {1, 2, 4}) {
         CAPTURES(dtype, sum, ranks);
-        TrainOptions o;
+        TrainPlan o;
         o.config = tiny_config("lime");
         o.batch = 2, o.accumulate = 8, o.steps = 2, o.data.seq_len = data.seq_len();
         o.dtype = dtype, o.sum = sum, o.bucket_bytes = 40000;
         std::mutex mutex;
         on_ranks(ranks, [&](const std::shared_ptr<Job>& job) {
-          TrainOptions own = o;
-          own.job = job;
-          const Trainer trainer(own, data);
-          const TrainResult plan = plan_training(own);
+          const Trainer trainer(o, data, "", job);
+          const TrainResult plan = plan_training(o, ranks);
           const std::lock_guard lock(mutex);
           CHECK(plan.memory == trainer.memory());
         });
@@ -147,7 +145,7 @@ TEST_CASE("plan of many ranks: the memory that each rank's trainer takes") {
 }
 
 TEST_CASE("plan of many ranks: one rank has no more than it had, unless it asks for the tree") {
-  TrainOptions o;
+  TrainPlan o;
   o.config = tiny_config("llama");
   o.batch = 2, o.accumulate = 8, o.data.seq_len = 16;
   PlannedRun one(o, 1);

@@ -81,8 +81,8 @@ void save_teacher(const Config& config, const std::string& dir, const Tokenizer&
   tokenizer.save(dir);
 }
 
-TrainOptions options_with(const std::string& teacher, const std::string& arch = "llama") {
-  TrainOptions o;
+TrainPlan options_with(const std::string& teacher, const std::string& arch = "llama") {
+  TrainPlan o;
   o.config = tiny_config(arch);
   o.steps = 12, o.batch = 4, o.lr = 1e-2;
   o.teacher = teacher;
@@ -260,7 +260,7 @@ TEST_CASE("teacher: resuming twice gives the losses and weights of the uninterru
   for (const std::string dtype : {"fp32", "bf16"}) {
     CAPTURE(dtype);
     const Counting data(10);
-    TrainOptions o = options_with(run.file("teacher"));
+    TrainPlan o = options_with(run.file("teacher"));
     o.dtype = dtype, o.accumulate = dtype == "bf16" ? 2 : 1, o.kd.tau = 2;
     Trainer whole(o, data);
     std::vector<double> want, got;
@@ -281,7 +281,7 @@ TEST_CASE("teacher: resuming twice gives the losses and weights of the uninterru
   std::string bytes = read_text(teacher);
   bytes[bytes.size() - 2] ^= 1;
   write_text(teacher, bytes);
-  TrainOptions o = options_with(run.file("teacher"));
+  TrainPlan o = options_with(run.file("teacher"));
   o.kd.tau = 2;
   check_fails(Exit::bad_data, {"--teacher", "other weights"}, [&] { Trainer(o, Counting(10), run.file("fp320")); });
   o.kd.tau = 1;
@@ -293,16 +293,14 @@ TEST_CASE("teacher: resuming twice gives the losses and weights of the uninterru
 TEST_CASE("teacher: two ranks do what one does, and the cross entropy is of all of them") {
   const TempDir dir;
   save_teacher(gpt2_config(), dir.file("teacher"));
-  TrainOptions o = options_with(dir.file("teacher"), "lime");
+  TrainPlan o = options_with(dir.file("teacher"), "lime");
   o.accumulate = 4, o.sum = "tree";
   const Counting data(10);
   Trainer alone(o, data);
   std::vector<double> want;
   for (int i = 0; i < 3; ++i) alone.step(), want.push_back(alone.last.loss), want.push_back(alone.last.ce);
   on_ranks(2, [&](const std::shared_ptr<Job>& job) {
-    TrainOptions own = o;
-    own.job = job;
-    Trainer trainer(own, data);
+    Trainer trainer(o, data, "", job);
     std::vector<double> got;
     for (int i = 0; i < 3; ++i) trainer.step(), got.push_back(trainer.last.loss), got.push_back(trainer.last.ce);
     CHECK_THAT(got == want, "other losses");

@@ -22,8 +22,8 @@ using nlohmann::json;
 
 namespace {
 
-TrainOptions tiny_options(const std::string& arch) {
-  TrainOptions o;
+TrainPlan tiny_options(const std::string& arch) {
+  TrainPlan o;
   Config& config = o.config;
   config.arch = arch;
   config.vocab_size = 7, config.hidden_size = 8, config.intermediate_size = 12;
@@ -52,15 +52,15 @@ void write_story(const std::string& path) {
 }
 
 // A run of one step, saved.
-void save_one_step(const TrainOptions& o, const Source& data, const std::string& dir) {
+void save_one_step(const TrainPlan& o, const Source& data, const std::string& dir) {
   Trainer trainer(o, data);
   trainer.step();
   trainer.save(dir, Tokenizer());
 }
 
 // Four layers, so that every architecture reads across depth with its default options.
-TrainOptions across_depth(const std::string& arch, const std::string& data) {
-  TrainOptions o;
+TrainPlan across_depth(const std::string& arch, const std::string& data) {
+  TrainPlan o;
   const bool text = data.starts_with("text:");
   Config& config = o.config;
   config.arch = arch;
@@ -94,7 +94,7 @@ TEST_CASE("train: every architecture learns, and stopping in the middle changes 
     for (const Architecture& architecture : architectures()) {
       CAPTURE(architecture.name);
       CAPTURE(spec);
-      const TrainOptions o = across_depth(architecture.name, spec);
+      const TrainPlan o = across_depth(architecture.name, spec);
       const Dataset data = open_dataset(o.data);
       const std::string dir = scratch.file(architecture.name + "-" + spec.substr(0, 4));
 
@@ -137,7 +137,7 @@ TEST_CASE("train: resuming twice gives the losses and weights of the uninterrupt
                                          {"llama", "bf16", "fp32", 5, 2}}) {
     INFO(c.arch, " ", c.dtype, " ", c.matmul, ", batch ", c.batch);
     const Counting data(10);
-    TrainOptions o = tiny_options(c.arch);
+    TrainPlan o = tiny_options(c.arch);
     o.dtype = c.dtype, o.matmul = c.matmul;
     o.batch = c.batch, o.accumulate = c.accumulate;
     Trainer whole(o, data);
@@ -166,7 +166,7 @@ TEST_CASE("train: every architecture learns in bf16 about what it learns in fp32
   write_story(scratch.file("text"));
   for (const Architecture& architecture : one_in(4, architectures())) {
     CAPTURE(architecture.name);
-    TrainOptions o = across_depth(architecture.name, "text:" + scratch.file("text"));
+    TrainPlan o = across_depth(architecture.name, "text:" + scratch.file("text"));
     const Dataset data = open_dataset(o.data);
     double last[2] = {};
     for (const bool narrow : {false, true}) {
@@ -184,7 +184,7 @@ TEST_CASE("train: every architecture learns in bf16 about what it learns in fp32
 TEST_CASE("train: the profile counts every step and every op, with lanes and with one tape") {
   const Counting data(64);
   for (const int64_t batch : {1, 8}) {
-    TrainOptions o = tiny_options("lime");
+    TrainPlan o = tiny_options("lime");
     o.batch = batch;
     Trainer silent(o, data);
     silent.step();
@@ -202,7 +202,7 @@ TEST_CASE("train: resuming on data of which a part changed is refused, an older 
   const TempDir scratch;
   const std::string path = scratch.file("text"), dir = scratch.file("step_00000001");
   write_story(path);
-  TrainOptions o = across_depth("llama", "text:" + path);
+  TrainPlan o = across_depth("llama", "text:" + path);
   o.data.train_samples = o.data.test_samples = 0;
   save_one_step(o, *open_dataset(o.data).train, dir);
   CHECK(Trainer(o, *open_dataset(o.data).train, dir).steps_done() == 1);
@@ -220,12 +220,12 @@ TEST_CASE("train: resuming on data of which a part changed is refused, an older 
 
 TEST_CASE("train: resuming with other flags is refused by name") {
   const Counting data(10);
-  TrainOptions o = tiny_options("lime");
+  TrainPlan o = tiny_options("lime");
   TempDir run;
   save_one_step(o, data, run.file("step_00000001"));
   const auto resume = [&] { Trainer(o, data, newest_valid_checkpoint(run.path)); };
   resume();
-  const TrainOptions same = o;
+  const TrainPlan same = o;
   o.lr = 2e-2;
   check_fails(Exit::usage, {"lr"}, resume);
   o = same;
@@ -238,7 +238,7 @@ TEST_CASE("train: resuming with other flags is refused by name") {
 
 TEST_CASE("train: a checkpoint resumes whose schedule has the name that older builds gave it") {
   const Counting data(10);
-  TrainOptions o = tiny_options("llama");
+  TrainPlan o = tiny_options("llama");
   o.schedule = "cosine_to_floor";
   const TempDir run;
   const std::string dir = run.file("step_00000001"), path = dir + "/train_state.json";
@@ -254,7 +254,7 @@ TEST_CASE("train: a checkpoint resumes whose schedule has the name that older bu
 
 TEST_CASE("train: a checkpoint's state of wrong types or sizes is refused") {
   const Counting data(10);
-  const TrainOptions o = tiny_options("llama");
+  const TrainPlan o = tiny_options("llama");
   const TempDir run;
   save_one_step(o, data, run.file("step_00000001"));
   const std::string path = run.file("step_00000001/train_state.json");
@@ -279,7 +279,7 @@ TEST_CASE("train: a checkpoint's state of wrong types or sizes is refused") {
 
 TEST_CASE("train: accumulating two half batches is the whole batch") {
   const Counting data(11);
-  TrainOptions o = tiny_options("lime");
+  TrainPlan o = tiny_options("lime");
   o.batch = 4;
   Trainer whole(o, data);
   o.batch = 2, o.accumulate = 2;
@@ -295,7 +295,7 @@ TEST_CASE("train: accumulating two half batches is the whole batch") {
 
 TEST_CASE("train: loss, norm and update are of the mean over the tokens that are scored") {
   const Counting data(3);
-  TrainOptions o = tiny_options("lime");
+  TrainPlan o = tiny_options("lime");
   o.batch = 3, o.warmup = 0;
   o.adamw.eps = 1;  // so that the update depends on the size of the gradient
   o.adamw.clip = 0.5;
@@ -323,7 +323,7 @@ TEST_CASE("train: a frozen row never moves, whatever the flags of decay and rout
   const Counting data(10);
   for (const std::string scale : {"learned", "frozen"}) {
     CAPTURE(scale);
-    TrainOptions o = tiny_options("resformer");
+    TrainPlan o = tiny_options("resformer");
     o.config.options["lambda_scale"] = scale, o.config.options["lambda2"] = scale;
     o.config.check(Exit::usage, "test");
     o.router_lr = 0.5, o.decay_all = true;
@@ -343,7 +343,7 @@ TEST_CASE("train: a loss that is not finite changes nothing, and says where") {
   for (const std::string& device : fast_devices()) {
     for (const int good : {1, 0, 4}) {
       CAPTURES(device, good);
-      TrainOptions o = tiny_options("llama");
+      TrainPlan o = tiny_options("llama");
       o.device = device;
       Trainer trainer(o, data);
       for (int i = 0; i < good; ++i) trainer.step();
@@ -371,7 +371,7 @@ TEST_CASE("train: a recorded step has the bits of a plain one, at every rate and
   const Counting data(12);
   for (const std::string dtype : {"fp32", "bf16"}) {
     CAPTURE(dtype);
-    TrainOptions o = tiny_options("lime");
+    TrainPlan o = tiny_options("lime");
     o.dtype = dtype, o.device = gpu, o.warmup = 4, o.accumulate = 2;
     std::vector<double> norms;
     for (Trainer probe(o, data); norms.size() < 7;) norms.push_back(probe.step().norm);
@@ -399,7 +399,7 @@ TEST_CASE("train: steps that the GPU refuses to record have the bits of recorded
   if (!has_whole_models()) return;
   const TempDir scratch;
   const Counting data(12);
-  TrainOptions o = tiny_options("lime");
+  TrainPlan o = tiny_options("lime");
   o.device = gpu, o.accumulate = 2;
   const std::vector<std::string> smallest = {
       "--data",       "arith:3", "--width",  "8", "--ffn",          "8", "--layers",         "1", "--heads", "1",
@@ -422,7 +422,7 @@ TEST_CASE("train: steps that the GPU refuses to record have the bits of recorded
 
 TEST_CASE("train: the same seed gives the same run, another seed another") {
   const Counting data(10);
-  TrainOptions o = tiny_options("lime");
+  TrainPlan o = tiny_options("lime");
   Trainer a(o, data), b(o, data);
   o.seed = 7;
   Trainer c(o, data);
@@ -439,7 +439,7 @@ TEST_CASE("train: no step waits for all of the GPU's work, however many micro-st
   for (const std::string dtype : {"fp32", "bf16"}) {
     CAPTURE(dtype);
     const Counting data(12);
-    TrainOptions o = tiny_options("lime");
+    TrainPlan o = tiny_options("lime");
     o.dtype = dtype, o.device = gpu, o.accumulate = 2;
     Trainer trainer(o, data);
     for (int step = 0; step < 4; ++step) {  // at first plain runs, then recordings
@@ -463,7 +463,7 @@ TEST_CASE("train: a GPU's losses follow the CPU's; two runs, and one with a paus
   for (const Case& c : {Case{"fp32", emulated ? 40 : 100, 1e-5, 1e-3}, Case{"bf16", emulated ? 20 : 100, 1e-2, 0.1}}) {
     CAPTURE(c.dtype);
     const Counting data(10);
-    TrainOptions o = tiny_options("lime");
+    TrainPlan o = tiny_options("lime");
     o.dtype = c.dtype;
     o.steps = c.steps;
     Trainer cpu(o, data);

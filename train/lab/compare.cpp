@@ -30,9 +30,8 @@ namespace fs = std::filesystem;
 void print_time(const Comparison& comparison, const std::vector<Arm>& arms, size_t each) {
   double seconds = 0;
   for (const Arm& arm : arms) {
-    TrainOptions o = comparison.runs[arm.seeds[0]].options;
-    const Dataset data = open_inputs(o);
-    seconds += seconds_of_run(o, data) * static_cast<double>(each);
+    const auto [plan, data] = open_inputs(comparison.runs[arm.seeds[0]].plan);
+    seconds += seconds_of_run(plan, data) * static_cast<double>(each);
   }
   print_seconds(seconds, "a run", " of all runs, by three of each architecture; evaluations");
 }
@@ -45,7 +44,7 @@ void print_plans(const Comparison& comparison, int64_t jobs) {
   const size_t rates = rates_of(comparison).size(), seeds = seeds_of(comparison).size(), each = rates + seeds - 1;
   for (const Arm& arm : arms) {
     const ComparedRun& run = comparison.runs[arm.seeds[0]];
-    const TrainOptions& o = run.options;
+    const TrainPlan& o = run.plan;
     table.push_back({run.choice.text, format_count(run.result.parameters),
                      format_number("%.4g", run.result.flops_per_token), format_bytes(run.result.planned_memory)});
     flops += run.result.flops_per_token * static_cast<double>(o.batch * o.accumulate * o.data.seq_len) *
@@ -59,15 +58,15 @@ void print_plans(const Comparison& comparison, int64_t jobs) {
     line += rates > 1 ? str(", then ", seeds - 1, seeds > 2 ? " more seeds" : " more seed", " at the best of them")
                       : str(" x ", seeds, " seeds");
   line += str("; ", format_number("%.3g", flops), " FLOPs of training in all");
-  if (comparison.runs[0].options.resume) line += str("; ", runs_unfinished(comparison), " of the runs are left to do");
+  if (comparison.runs[0].plan.resume) line += str("; ", runs_unfinished(comparison), " of the runs are left to do");
   std::printf("%s\n", wrap(line, 80, 0).c_str());
-  if (comparison.runs[0].options.time) print_time(comparison, arms, each);
+  if (comparison.runs[0].plan.time) print_time(comparison, arms, each);
   if (jobs > 1)
     std::printf("memory of %lld runs at a time: at most about %s\n", static_cast<long long>(jobs),
                 format_bytes(static_cast<double>(jobs) * memory).c_str());
 }
 
-void refuse_flags_of_trainers(const TrainOptions& o) {
+void refuse_flags_of_trainers(const Settings& o) {
   if (!o.init.empty()) fail(Exit::usage, "compare trains from scratch; --init is for the trainers");
   if (!o.teacher.empty()) fail(Exit::usage, "compare trains without a teacher; --teacher is for the trainers");
   if (o.dump_tape || !o.dump_tensors.empty())
@@ -83,49 +82,52 @@ void add_runs(Comparison& comparison, const ComparedRun& plan, const Experiment&
   for (const double lr : experiment.rates)
     for (const uint64_t seed : experiment.seeds) {
       ComparedRun run = plan;
-      run.options.lr = lr, run.options.seed = seed;
+      run.plan.lr = lr, run.plan.seed = seed;
       run.directory = run.choice.file_name() + (one ? "" : str("-lr-", lr_text(lr), "-seed-", seed));
-      run.options.out = run.result.run_dir = comparison.out + "/" + run.directory;
+      run.plan.out = run.result.run_dir = comparison.out + "/" + run.directory;
       comparison.runs.push_back(run);
     }
 }
 
-// The runs in the order of --arch, complete. Claims the directory before it looks into it. Refuses here what would only
-// fail after hours of training.
+// The plan of another architecture at the same settings.
+TrainPlan plan_of(const ArchChoice& choice, TrainPlan plan) {
+  // A GPT-2 among LLaMAs learns as many positions as it is given.
+  if (choice.arch == "gpt2" && !plan.config.gpt2()) plan.config.max_position_embeddings = plan.data.seq_len;
+  plan.config.arch = choice.arch;
+  plan.config.options = choice.options;
+  add_preset_options(plan.preset, plan.config);
+  plan.config.check(Exit::usage, "--arch " + choice.text);
+  if (!plan.resume) refuse_idle_options(choice, plan.config);
+  std::fputs(note_idle_options(plan.config, "--arch " + choice.text).c_str(), stderr);
+  return plan;
+}
+
+// The runs in the order of --arch. Claims the directory before it looks into it. Refuses here what would only fail
+// after hours of training.
 Comparison prepare(Experiment& experiment, ComparisonDir& dir) {
   refuse_flags_of_trainers(experiment.train);
-  TrainOptions plain = experiment.train;
-  if (experiment.seeds.empty()) experiment.seeds = {plain.seed};
-  if (!experiment.rates.empty()) plain.lr = experiment.rates[0];
-  plain.seed = experiment.seeds[0];
-  const std::vector<ArchChoice> choices = parse_arch_list(experiment.archs, plain.config.backbone);
-  plain.config.arch = plain.config.backbone;
-  const Dataset data = open_inputs(plain);
-  if (experiment.rates.empty()) experiment.rates = {plain.lr};
-  experiment.notes = {plain.chosen, epochs_warning(plain, data)};
-  // A GPT-2 among LLaMAs learns as many as it is given.
-  const int64_t positions = plain.config.gpt2() ? plain.config.max_position_embeddings : plain.data.seq_len;
-  if (!plain.dry_run && !dir.is_held())
-    dir = plain.resume ? ComparisonDir::claim(plain.out) : ComparisonDir::claim_fresh(plain.out);
-  Comparison comparison{plain.data.spec, plain.dry_run ? plain.out : dir.path(), {}};
+  Settings said = experiment.train;
+  if (experiment.seeds.empty()) experiment.seeds = {said.seed};
+  if (!experiment.rates.empty()) said.lr = experiment.rates[0];
+  said.seed = experiment.seeds[0];
+  const std::vector<ArchChoice> choices = parse_arch_list(experiment.archs, said.config.backbone);
+  said.config.arch = said.config.backbone;
+  auto [plan, data] = open_inputs(said);
+  if (experiment.rates.empty()) experiment.rates = {plan.lr};
+  experiment.notes = {plan.chosen, epochs_warning(plan, data), warmup_warning(plan)};
+  if (!plan.dry_run && !dir.is_held())
+    dir = plan.resume ? ComparisonDir::claim(plan.out) : ComparisonDir::claim_fresh(plan.out);
+  Comparison comparison{plan.data.spec, plan.dry_run ? plan.out : dir.path(), {}};
   if (data.test != nullptr) comparison.test_size = data.test->size();
-  if (!plain.dry_run) comparison.data_digest = plain.data_digest = digest_of_files(plain, data);
+  if (!plan.dry_run) comparison.data_digest = plan.data_digest = digest_of_files(plan, data);
   comparison.data_note = validation_note(data);
-  std::vector<TrainOptions> plans;
+  std::vector<TrainPlan> plans;
   for (const ArchChoice& choice : choices) {
-    ComparedRun run{choice, plain, {}};
-    run.options.config.arch = choice.arch;
-    run.options.config.options = choice.options;
-    if (choice.arch == "gpt2") run.options.config.max_position_embeddings = positions;
-    apply_preset_to_architecture(run.options);
-    run.options.config.check(Exit::usage, "--arch " + choice.text);
-    if (!plain.resume) refuse_idle_options(choice, run.options.config);
-    std::fputs(note_idle_options(run.options.config, "--arch " + choice.text).c_str(), stderr);
-    run.result = plan_training(run.options);
-    plans.push_back(run.options);
+    plans.push_back(plan_of(choice, plan));
+    ComparedRun run{choice, plans.back(), plan_training(plans.back())};
     add_runs(comparison, run, experiment);
   }
-  if (experiment.router_lr_given) refuse_idle_router_lr(plans, "these architectures");
+  if (experiment.train.given.contains("--router-lr")) refuse_idle_router_lr(plans, "these architectures");
   return comparison;
 }
 
@@ -178,7 +180,7 @@ Exit conclude(const Comparison& comparison, const std::string& program, const st
 void draw_missing_figures(Comparison& comparison) {
   for (ComparedRun& run : comparison.runs) {
     if (!is_done(run)) continue;
-    const std::string error = draw_missing_figure(run.options);
+    const std::string error = draw_missing_figure(run.plan);
     run.result.code = error.empty() ? Exit::done : Exit::io;
     if (!error.empty()) print_line("note: " + error, false);
   }
@@ -210,12 +212,12 @@ Exit run(Experiment& o, ComparisonDir& dir) {
   }
   const auto device = make_device(o.train.device, o.train.matmul);  // refuses one that is not there
   for (const Arm& arm : arms_of(comparison))                        // not when their turns come
-    refuse_too_large(comparison.runs[arm.sweep[0]].options, *device);
+    refuse_too_large(comparison.runs[arm.sweep[0]].plan, *device);
   if (o.train.resume) take_up(comparison);
   if (comparison.out != o.train.out)
     std::printf("%s holds another comparison; this one is in %s\n", printable(o.train.out).c_str(),
                 printable(comparison.out).c_str());
-  for (const std::string& warning : {warmup_warning(o.train), parameter_warning(comparison), comparison.data_note})
+  for (const std::string& warning : {parameter_warning(comparison), comparison.data_note})
     if (!warning.empty()) std::printf("%s\n", printable(warning).c_str());
   // Before the first run ends: a kill then leaves what --resume needs.
   write_file_atomically(comparison.out + "/results.json", results_json(comparison));
@@ -263,7 +265,7 @@ std::vector<T> read_list(const std::string& flag, const std::string& text, Read&
 
 // What the defaults in brackets are of, and what they are with --data.
 std::string about_defaults() {
-  const TrainOptions plain;
+  const Settings plain;
   const Config& c = plain.config;
   return str("Without --data and --preset it trains the demonstration, --preset arith-quick, and [ ] are its values. ",
              "With --data the values are those of the trainers: --width ", c.hidden_size, " --layers ",
@@ -337,12 +339,12 @@ int main(int argc, char** argv) {
   };
   return run_program(app, argc, argv, flags, [&] {
     if (!request.empty()) return train_for_parent(request);
+    complete_flags(app, o.train, found);
     for (const char* refused : flags_of_ranks)
-      if (is_given(app, refused)) fail(Exit::usage, refused, " is for the trainers; compare trains in one process");
+      if (o.train.given.contains(refused))
+        fail(Exit::usage, refused, " is for the trainers; compare trains in one process");
     std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
-    if (is_given(app, "--seed")) o.seeds = {o.train.seed};
-    o.train.open = open_choices(app, o.train, found);
-    o.router_lr_given = is_given(app, "--router-lr");
+    if (o.train.given.contains("--seed")) o.seeds = {o.train.seed};
     if (!place_from_environment().alone())
       fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");
     return run(o, dir);

@@ -29,17 +29,17 @@ void choose_rate(const Comparison& comparison, const std::vector<size_t>& all, A
   arm.lr = NAN;
   for (const size_t i : arm.sweep) {
     const ComparedRun& first = comparison.runs[i];
-    const double lr = first.options.lr;
+    const double lr = first.plan.lr;
     if (!has_score(first)) continue;
     const bool works = std::none_of(all.begin(), all.end(), [&](size_t k) {
-      return comparison.runs[k].options.lr == lr && diverged(comparison.runs[k]);
+      return comparison.runs[k].plan.lr == lr && diverged(comparison.runs[k]);
     });
     if (works < arm.works || (works == arm.works && first.result.test_loss >= best)) continue;
     best = first.result.test_loss, arm.lr = lr, arm.works = works;
   }
-  if (std::isnan(arm.lr) && arm.sweep.size() == 1) arm.lr = comparison.runs[arm.sweep[0]].options.lr;
+  if (std::isnan(arm.lr) && arm.sweep.size() == 1) arm.lr = comparison.runs[arm.sweep[0]].plan.lr;
   for (const size_t k : all)
-    if (comparison.runs[k].options.lr == arm.lr) arm.seeds.push_back(k);
+    if (comparison.runs[k].plan.lr == arm.lr) arm.seeds.push_back(k);
   if (arm.seeds.empty()) arm.seeds = {arm.sweep[0]};
 }
 
@@ -50,8 +50,8 @@ Arm arm_of(const Comparison& comparison, const std::string& name) {
     if (comparison.runs[i].choice.text == name) all.push_back(i);
   double lowest = INFINITY, highest = 0;
   for (const size_t i : all) {
-    const TrainOptions& o = comparison.runs[i].options;
-    if (o.seed != comparison.runs[all[0]].options.seed) continue;
+    const Settings& o = comparison.runs[i].plan;
+    if (o.seed != comparison.runs[all[0]].plan.seed) continue;
     arm.sweep.push_back(i);
     lowest = std::min(lowest, o.lr), highest = std::max(highest, o.lr);
   }
@@ -85,7 +85,7 @@ Measured last_of(const std::vector<double>& values, const std::vector<double>& s
 }
 
 Measured task_share(const ComparedRun& run, double at_the_end, const std::vector<double>& before) {
-  if (is_done(run)) return {at_the_end < 0 ? NAN : at_the_end, run.options.steps};
+  if (is_done(run)) return {at_the_end < 0 ? NAN : at_the_end, run.plan.steps};
   return last_of(before, run.result.curves.answer_step);
 }
 
@@ -114,17 +114,17 @@ int64_t steps_of(const ComparedRun& run) {
 std::string remark(const ComparedRun& run) {
   if (is_done(run)) return "";
   if (run.state == RunState::waiting) return name_of(run.state);
-  const std::string at = str(" after step ", steps_of(run), " of ", run.options.steps);
+  const std::string at = str(" after step ", steps_of(run), " of ", run.plan.steps);
   return name_of(run.state) + at + (run.error.empty() ? "" : ": " + run.error);
 }
 
 Measured train_loss(const ComparedRun& run) {
-  if (is_done(run)) return {run.result.train_loss, run.options.steps};
+  if (is_done(run)) return {run.result.train_loss, run.plan.steps};
   return {final_loss(run.result.curves), steps_of(run)};
 }
 Measured test_loss(const ComparedRun& run) {
   const RunCurves& curves = run.result.curves;
-  return is_done(run) ? Measured{run.result.test_loss, run.options.steps} : last_of(curves.test_loss, curves.test_step);
+  return is_done(run) ? Measured{run.result.test_loss, run.plan.steps} : last_of(curves.test_loss, curves.test_step);
 }
 Measured answers(const ComparedRun& run) { return task_share(run, run.result.answers, run.result.curves.answers); }
 Measured steps_valid(const ComparedRun& run) {
@@ -141,13 +141,13 @@ std::vector<Arm> arms_of(const Comparison& comparison) {
 
 std::vector<double> rates_of(const Comparison& comparison) {
   std::vector<double> rates;
-  for (const ComparedRun& run : comparison.runs) add_new(rates, run.options.lr);
+  for (const ComparedRun& run : comparison.runs) add_new(rates, run.plan.lr);
   return rates;
 }
 
 std::vector<uint64_t> seeds_of(const Comparison& comparison) {
   std::vector<uint64_t> seeds;
-  for (const ComparedRun& run : comparison.runs) add_new(seeds, run.options.seed);
+  for (const ComparedRun& run : comparison.runs) add_new(seeds, run.plan.seed);
   return seeds;
 }
 
@@ -203,8 +203,8 @@ std::vector<const ComparedRun*> failures_of(const Comparison& comparison) {
 std::string lr_text(double lr) { return json_text(nlohmann::json(lr)); }
 
 std::string run_name(const Comparison& comparison, const ComparedRun& run) {
-  return run.choice.text + (rates_of(comparison).size() > 1 ? " lr " + lr_text(run.options.lr) : "") +
-         (seeds_of(comparison).size() > 1 ? str(" seed ", run.options.seed) : "");
+  return run.choice.text + (rates_of(comparison).size() > 1 ? " lr " + lr_text(run.plan.lr) : "") +
+         (seeds_of(comparison).size() > 1 ? str(" seed ", run.plan.seed) : "");
 }
 
 std::string run_directory(const ComparedRun& run) {
@@ -235,7 +235,7 @@ Spread paired_difference(const Comparison& comparison, const Arm& arm, const Arm
   for (const size_t i : arm.seeds)
     for (const size_t k : yardstick.seeds) {
       const ComparedRun &mine = comparison.runs[i], &theirs = comparison.runs[k];
-      if (mine.options.seed == theirs.options.seed && has_score(mine) && has_score(theirs))
+      if (mine.plan.seed == theirs.plan.seed && has_score(mine) && has_score(theirs))
         differences.push_back(mine.result.test_loss - theirs.result.test_loss);
     }
   return spread_of(differences);

@@ -20,8 +20,8 @@ enum class RunState { waiting, running, done, stopped, failed };
 // An architecture at one rate, from one seed.
 struct ComparedRun {
   ArchChoice choice;
-  TrainOptions options;  // complete
-  TrainResult result;    // before the run, and where it failed: the plan
+  TrainPlan plan;
+  TrainResult result;  // before the run, and where it failed: the plan
   RunState state = RunState::waiting;
   std::string error = "";      // why it failed
   std::string directory = "";  // in that of the comparison
@@ -47,10 +47,9 @@ struct Experiment {
   std::vector<double> rates;       // none: that of `train`
   std::vector<uint64_t> seeds;     // the same
   int64_t jobs = 0;                // runs side by side; 0: chosen
-  bool router_lr_given = false;    // on the command line, and not by a preset
   std::vector<std::string> notes;  // on its data, to be printed
   std::string program;             // compare as it was called, for commands to paste
-  TrainOptions train;
+  Settings train;
 };
 
 // An architecture in a comparison. Numbers are places in Comparison::runs.

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "cli/bounds.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "engine/io/json_file.h"
@@ -13,7 +14,6 @@
 #include "models/disk/config_json.h"
 #include "train/lab/comparison.h"
 #include "train/run/environment.h"
-#include "train/settings/setting_io.h"
 
 namespace crossply {
 namespace {
@@ -25,7 +25,7 @@ json json_of(const Comparison& comparison, const Arm& arm, const Arm& yardstick)
   json rates = json::array();
   for (const size_t i : arm.sweep)
     rates.push_back(
-        {{"lr", comparison.runs[i].options.lr}, {"test_loss", number_or_null(test_loss(comparison.runs[i]).value)}});
+        {{"lr", comparison.runs[i].plan.lr}, {"test_loss", number_or_null(test_loss(comparison.runs[i]).value)}});
   const Spread loss = spread_over(comparison, arm, test_loss);
   const Spread difference = paired_difference(comparison, arm, yardstick);
   return {{"name", arm.name},
@@ -135,8 +135,8 @@ Exit exit_code_of(const json& run, const std::string& path) {
 bool is_same(const json& saved, const ComparedRun& run) {
   if (saved["name"] != run.choice.text || !saved.contains("flags")) return false;
   const json& flags = saved["flags"];
-  return flags.is_object() && flags.value("lr", json()) == json(run.options.lr) &&
-         flags.value("seed", json()) == json(run.options.seed);
+  return flags.is_object() && flags.value("lr", json()) == json(run.plan.lr) &&
+         flags.value("seed", json()) == json(run.plan.seed);
 }
 
 // A name and nothing more: what is read here is written to.
@@ -150,17 +150,17 @@ std::string directory_of(const json& saved, const ComparedRun& run, const std::s
 
 void refuse_other_run(const json& saved, const ComparedRun& run, const std::string& where, const std::string& path) {
   const json flags = saved.value("flags", json());
-  refuse_other_settings(flags, run.options, where);
-  refuse_other_config(parse_config(flags.value("config", json()), path + ": config"), run.options.config, where);
+  refuse_other_settings(flags, run.plan, where);
+  refuse_other_config(parse_config(flags.value("config", json()), path + ": config"), run.plan.config, where);
 }
 
 // Test losses of runs that stand beside each other are of the same sequences.
 void refuse_other_tests(const json& flags, const ComparedRun& run, const std::string& where) {
-  if (const json was = flags.value("eval_rule", json("first")); was != json(run.options.eval_rule))
+  if (const json was = flags.value("eval_rule", json("first")); was != json(run.plan.eval_rule))
     fail(Exit::usage, "--resume: the run in ", where, " is done and was tested by the rule ", json_text(was),
-         ", the others would be by \"", run.options.eval_rule, "\"; start a new comparison with another --out");
+         ", the others would be by \"", run.plan.eval_rule, "\"; start a new comparison with another --out");
   for (const auto& [key, now] :
-       {std::pair{"eval_samples", run.options.eval_samples}, std::pair{"answer_samples", run.options.answer_samples}})
+       {std::pair{"eval_samples", run.plan.eval_samples}, std::pair{"answer_samples", run.plan.answer_samples}})
     if (const json was = flags.value(key, json(now)); was != json(now))
       fail(Exit::usage, "--resume: the run in ", where, " is done and was tested with ",
            std::string(key) == "eval_samples" ? "--eval-samples " : "--answer-samples ", json_text(was),
@@ -218,20 +218,20 @@ json to_json(const Comparison& comparison, const ComparedRun& run) {
       {"state", name_of(run.state)},
       {"exit_code", run.state == RunState::waiting ? json() : json(static_cast<int>(r.code))},
       {"error", run.error},
-      {"lr", run.options.lr},
-      {"seed", run.options.seed},
-      {"flags", all_settings(run.options)},
-      {"steps_done", is_done(run) ? run.options.steps : steps_of(run)},
+      {"lr", run.plan.lr},
+      {"seed", run.plan.seed},
+      {"flags", all_settings(run.plan)},
+      {"steps_done", is_done(run) ? run.plan.steps : steps_of(run)},
       {"parameters", r.parameters},
       {"flops_per_token", r.flops_per_token},
       {"memory_bytes", r.memory},
       {"relative_memory", relative_memory(comparison, run)},
       {"tokens_per_second", r.tokens_per_second > 0 ? json(r.tokens_per_second) : json()},
-      {"tokens_per_step", run.options.batch * run.options.accumulate * run.options.data.seq_len},
+      {"tokens_per_step", run.plan.batch * run.plan.accumulate * run.plan.data.seq_len},
       {"training_seconds", r.curves.seconds.empty() ? json() : number_or_null(r.curves.seconds.back())},
       {"runs_side_by_side", run.side_by_side},
       {"test_loss_sequences",
-       comparison.test_size > 0 ? json(sequences_tested(run.options, comparison.test_size, is_done(run))) : json()},
+       comparison.test_size > 0 ? json(sequences_tested(run.plan, comparison.test_size, is_done(run))) : json()},
       {"relative_time", number_or_null(relative_time(comparison, {place}))}};
   const auto put = [&](const std::string& key, const Measured& number, const std::string& step_key) {
     const bool known = std::isfinite(number.value);
@@ -265,7 +265,7 @@ void take_up(ComparedRun& run, const json& saved, const std::string& out, const 
   if (r.curves.step.empty()) take_evaluations(r.curves, saved.value("evaluations", json()));
   run.side_by_side = static_cast<int64_t>(std::clamp(number("runs_side_by_side", 1), 1.0, 1e6));
   if (saved.contains("error") && saved["error"].is_string()) run.error = saved["error"];
-  if (is_done(run) && number("steps_done", 0) < static_cast<double>(run.options.steps)) run.state = RunState::stopped;
+  if (is_done(run) && number("steps_done", 0) < static_cast<double>(run.plan.steps)) run.state = RunState::stopped;
 }
 
 std::string results_json(const Comparison& comparison) {
@@ -273,9 +273,9 @@ std::string results_json(const Comparison& comparison) {
   const std::vector<Arm> all_arms = arms_of(comparison);
   for (const Arm& arm : all_arms) arms.push_back(json_of(comparison, arm, all_arms[0]));
   // A run that is not needed, or not yet known to be, is one more only if it was begun.
-  const uint64_t first_seed = comparison.runs[0].options.seed;
+  const uint64_t first_seed = comparison.runs[0].plan.seed;
   for (const ComparedRun& run : comparison.runs) {
-    if (run.state == RunState::waiting && run.options.seed != first_seed) continue;
+    if (run.state == RunState::waiting && run.plan.seed != first_seed) continue;
     runs.push_back(to_json(comparison, run));
     runs.back()["evaluations"] = evaluations_of(run.result.curves);
     runs.back()["environment"] = recorded_environment(comparison.out + "/" + run_directory(run) + "/environment.jsonl");
@@ -314,12 +314,12 @@ void take_experiment(const json& old, const std::string& path, Experiment& exper
   const auto llama = std::find_if(runs.begin(), runs.end(), [](const json& run) {
     return run["flags"].contains("config") && run["flags"]["config"].contains("hidden_size");
   });
-  TrainOptions& options = experiment.train;
+  Settings& options = experiment.train;
   take_settings((llama == runs.end() ? runs[0] : *llama)["flags"], path + ": flags", options);
   options.config.arch = "llama";  // what the first one has of its own is in its name
   options.config.options.clear();
   experiment.rates = list_of<double>(old, "rates", "lr", max_number, path);
-  experiment.seeds = list_of<uint64_t>(old, "seeds", "seed", max_of<uint64_t>, path);
+  experiment.seeds = list_of<uint64_t>(old, "seeds", "seed", max_number, path);
 }
 
 void take_results(Comparison& comparison, const json& old, const std::string& path) {
@@ -344,13 +344,13 @@ void take_results(Comparison& comparison, const json& old, const std::string& pa
         continue;
       }
       run->directory = directory_of(saved, *run, path);
-      run->options.out = out + "/" + run->directory;
-      refuse_other_run(saved, *run, run->options.out, path);
+      run->plan.out = out + "/" + run->directory;
+      refuse_other_run(saved, *run, run->plan.out, path);
       take_up(*run, saved, out, path);
-      run->result.run_dir = run->options.out;
+      run->result.run_dir = run->plan.out;
       // What somebody removed is trained again.
-      if (is_done(*run) && !path_exists(run->options.out)) run->state = RunState::waiting;
-      if (is_done(*run)) refuse_other_tests(saved["flags"], *run, run->options.out);
+      if (is_done(*run) && !path_exists(run->plan.out)) run->state = RunState::waiting;
+      if (is_done(*run)) refuse_other_tests(saved["flags"], *run, run->plan.out);
     }
   }
 }

@@ -227,7 +227,7 @@ std::string notes_on_rates(const View& view) {
 }
 
 // "all 1,000 test sequences; before the last step over 512, evenly spread".
-std::string test_part(const TrainOptions& o, int64_t size) {
+std::string test_part(const Settings& o, int64_t size) {
   if (size == 0)
     return o.eval_samples > 0 ? str("at most ", format_count(o.eval_samples), " test sequences") : "all test sequences";
   const int64_t tested = sequences_tested(o, size, true), before = sequences_tested(o, size, false);
@@ -242,7 +242,7 @@ std::string test_part(const TrainOptions& o, int64_t size) {
 // What the test numbers are of, and how much of a difference between them may be chance.
 std::string notes_on_tests(const View& view) {
   const Comparison& comparison = view.comparison;
-  const TrainOptions& o = comparison.runs[0].options;
+  const Settings& o = comparison.runs[0].plan;
   const auto part = [&](int64_t samples, const std::string& what) {
     if (comparison.test_size == 0) return str("at most ", format_count(samples), " ", what);
     if (samples >= comparison.test_size) return str("all ", format_count(comparison.test_size), " ", what);
@@ -273,7 +273,7 @@ std::string diverged_at(const View& view, double lr) {
   for (const Arm& arm : view.arms)
     for (const size_t i : arm.sweep) {
       const ComparedRun& run = view.comparison.runs[i];
-      if (arm.works && diverged(run) && run.options.lr == lr) names += (names.empty() ? "" : ", ") + arm.name;
+      if (arm.works && diverged(run) && run.plan.lr == lr) names += (names.empty() ? "" : ", ") + arm.name;
     }
   return names.empty() ? "" : "diverged at lr " + lr_text(lr) + ": " + names + "\n";
 }
@@ -284,7 +284,7 @@ std::string remarks(const View& view) {
   for (const double lr : view.rates) out += diverged_at(view, lr);
   for (const Arm& arm : view.arms)
     for (const ComparedRun& run : view.comparison.runs) {
-      const bool first = run.options.seed == view.seeds[0], waits = run.state == RunState::waiting;
+      const bool first = run.plan.seed == view.seeds[0], waits = run.state == RunState::waiting;
       if (run.choice.text != arm.name || is_done(run) || (waits && view.several)) continue;
       if (!(arm.works && first && diverged(run))) out += run_name(view.comparison, run) + ": " + remark(run) + "\n";
     }
@@ -321,9 +321,9 @@ std::string table_of_runs(const View& view) {
                                          "steps valid", "directory", "state"}) +
                     "|---|---|---|---|---|---|---|---|---|\n";
   for (const ComparedRun& run : view.comparison.runs) {
-    if (run.state == RunState::waiting && run.options.seed != view.seeds[0]) continue;
+    if (run.state == RunState::waiting && run.plan.seed != view.seeds[0]) continue;
     const auto number = [&](Measure measure, Text text) { return measured_text(run, measure(run), text); };
-    out += format_markdown_row({run.choice.text, lr_text(run.options.lr), std::to_string(run.options.seed),
+    out += format_markdown_row({run.choice.text, lr_text(run.plan.lr), std::to_string(run.plan.seed),
                                 number(train_loss, four_digits), number(test_loss, four_digits),
                                 number(answers, percent_text), number(steps_valid, percent_text), run_directory(run),
                                 is_done(run) ? "done" : remark(run)});
@@ -413,7 +413,7 @@ std::string results_verdicts(const Comparison& comparison, size_t width) {
 
 std::string results_markdown(const Comparison& comparison) {
   const View view(comparison);
-  const TrainOptions& o = comparison.runs[0].options;
+  const Settings& o = comparison.runs[0].plan;
   const std::string seeds = (view.seeds.size() > 1 ? "seeds " : "seed ") + list_of_seeds(view);
   std::string out = "# " + format_markdown(short_name(comparison.data)) + "\n\n" +
                     str(o.steps, " steps of ", o.batch * o.accumulate, " sequences of ", o.data.seq_len, " tokens, ",

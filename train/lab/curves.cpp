@@ -34,7 +34,7 @@
 #include "train/lab/routing_curves.h"
 #include "train/run/environment.h"
 #include "train/run/run_curves.h"
-#include "train/settings/options.h"
+#include "train/settings/settings.h"
 
 using namespace crossply;
 

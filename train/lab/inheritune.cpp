@@ -12,8 +12,8 @@
 #include "engine/io/printable.h"
 #include "eval/loaded_model.h"
 #include "models/disk/checkpoint.h"
+#include "train/lab/setting_io.h"
 #include "train/run/run_curves.h"
-#include "train/settings/setting_io.h"
 #include "train/step/trainer.h"
 
 namespace crossply {
@@ -23,7 +23,7 @@ using nlohmann::json;
 
 std::string nats(double loss) { return std::isfinite(loss) ? format_number("%.4f", loss) : "-"; }
 
-// Calls visit for each flag that a resumed run must keep (train/settings/setting_io.h).
+// Calls visit for each flag that a resumed run must keep (train/lab/setting_io.h).
 template <class Any, class Visit>
 void each_of_recipe(Any& recipe, Visit&& visit) {
   visit("reference", recipe.reference);
@@ -44,12 +44,12 @@ json to_json(const Recipe& recipe) {
 
 json json_of_round(const Inheritance& all, size_t i) {
   const Round& round = all.rounds[i];
-  const auto within = [&](const std::string& dir) { return dir.substr(all.options.out.size() + 1); };
+  const auto within = [&](const std::string& dir) { return dir.substr(all.plan.out.size() + 1); };
   const std::string dir = within(all.run_dir(i));
   return {{"round", i + 1},
           {"blocks", round.blocks},
           {"parameters", round.parameters},
-          {"steps", all.options.steps},
+          {"steps", all.plan.steps},
           {"initial", within(all.initial_dir(i))},
           {"directory", dir},
           {"metrics", dir + "/metrics.jsonl"},
@@ -76,7 +76,7 @@ std::string state_text(const Inheritance& all) {
                     {"validation_tokens", all.tokens},
                     {"data_digest", all.data_digest},
                     {"verdict", all.verdict()},
-                    {"flags", all_settings(all.options)},
+                    {"flags", all_settings(all.plan)},
                     {"rounds", rounds}};
   return json_text_mended(out, 2) + "\n";
 }
@@ -88,7 +88,7 @@ std::vector<std::vector<std::string>> cells_of(const Inheritance& all) {
     const Round& round = all.rounds[i];
     const double difference = round.final_loss - all.reference_loss;
     table.push_back({std::to_string(i + 1), std::to_string(round.blocks), format_count(round.parameters),
-                     format_count(all.options.steps), nats(round.initial_loss), nats(round.final_loss),
+                     format_count(all.plan.steps), nats(round.initial_loss), nats(round.final_loss),
                      nats(all.reference_loss), std::isfinite(difference) ? format_number("%+.4f", difference) : "-"});
   }
   return table;
@@ -101,7 +101,7 @@ std::string notes_on_losses(const Inheritance& all) {
 }
 
 std::string markdown(const Inheritance& all) {
-  const TrainOptions& o = all.options;
+  const TrainPlan& o = all.plan;
   std::string out = str("# Inheritune from ", all.depth(), " blocks\n\n", o.steps, " steps a round of ",
                         o.batch * o.accumulate, " sequences of ", o.data.seq_len, " tokens, seed ", o.seed,
                         "; all settings: inheritune.json.\n\n![loss](inheritune.svg)\n\n");
@@ -117,7 +117,7 @@ std::string markdown(const Inheritance& all) {
 Curve curve_of(const Inheritance& all, size_t i) {
   const Round& round = all.rounds[i];
   const RunCurves run = read_curves(all.run_dir(i) + "/metrics.jsonl");
-  const auto steps = static_cast<double>(all.options.steps);
+  const auto steps = static_cast<double>(all.plan.steps);
   Curve curve{str("round ", i + 1, ", ", round.blocks, " blocks"), {0}, {round.initial_loss}};
   for (size_t j = 0; j < run.test_step.size(); ++j) {
     if (round.is_done() && run.test_step[j] == steps) continue;
@@ -129,15 +129,15 @@ Curve curve_of(const Inheritance& all, size_t i) {
 }
 
 void draw_rounds(const Inheritance& all) {
-  const std::string part = all.options.eval_samples > 0 && all.options.eval_samples < all.sequences
-                               ? str(" (between the ends: of ", format_count(all.options.eval_samples), " sequences)")
+  const std::string part = all.plan.eval_samples > 0 && all.plan.eval_samples < all.sequences
+                               ? str(" (between the ends: of ", format_count(all.plan.eval_samples), " sequences)")
                                : "";
   Panel panel{"validation loss" + part, "", {}};
   panel.curves.push_back({str("reference, ", all.depth(), " blocks"),
-                          {0, static_cast<double>(all.options.steps)},
+                          {0, static_cast<double>(all.plan.steps)},
                           {all.reference_loss, all.reference_loss}});
   for (size_t i = 0; i < all.rounds.size(); ++i) panel.curves.push_back(curve_of(all, i));
-  write_curve_svg(all.options.out + "/inheritune.svg", "Inheritune on " + all.options.data.spec, "step of the round",
+  write_curve_svg(all.plan.out + "/inheritune.svg", "Inheritune on " + all.plan.data.spec, "step of the round",
                   {panel});
 }
 
@@ -156,11 +156,11 @@ std::optional<std::string> recorded_teacher(const Inheritance& all) {
 }
 
 // A reference or a teacher under another name must have the weights that it had.
-std::set<std::string> moved_models(const Inheritance& all, const Recipe& recipe, const TrainOptions& before,
+std::set<std::string> moved_models(const Inheritance& all, const Recipe& recipe, const Settings& before,
                                    const std::string& path) {
   std::set<std::string> moved = data_settings;  // whose digest take_up() compares
   moved.insert("init");                         // the reference, here
-  const TrainOptions& o = all.options;
+  const TrainPlan& o = all.plan;
   if (all.recipe.reference != recipe.reference && !all.reference_digest.empty() &&
       digest_of(LoadedModel(all.reference_dir, "cpu", false).params) != all.reference_digest)
     fail(Exit::bad_data, "--resume: --reference ", all.recipe.reference, " holds other weights than ", recipe.reference,
@@ -172,16 +172,16 @@ std::set<std::string> moved_models(const Inheritance& all, const Recipe& recipe,
   return moved;
 }
 
-void refuse_other_recipe(const Inheritance& all, const Recipe& recipe, const TrainOptions& before,
+void refuse_other_recipe(const Inheritance& all, const Recipe& recipe, const Settings& before,
                          const std::string& path) {
   const json now = to_json(all.recipe), was = to_json(recipe);
   for (const auto& [key, value] : now.items())
     if (key != "rounds" && key != "reference" && was[key] != value)
       fail(Exit::usage, "--resume: ", path, " has ", key, " ", json_text(was[key]), ", the flags say ",
            json_text(value), "; resume with the flags it was started with");
-  if (before.steps != all.options.steps)
-    fail(Exit::usage, "--resume: ", path, " has --steps ", before.steps, " a round, the flags say ", all.options.steps);
-  refuse_other_config(before.config, all.options.config, path);
+  if (before.steps != all.plan.steps)
+    fail(Exit::usage, "--resume: ", path, " has --steps ", before.steps, " a round, the flags say ", all.plan.steps);
+  refuse_other_config(before.config, all.plan.config, path);
 }
 
 // The next round of inheritune.json.
@@ -202,11 +202,11 @@ Round parse_round(const json& line, const Inheritance& all, const std::string& p
 }  // namespace
 
 std::string Inheritance::run_dir(size_t i) const {
-  return str(options.out, "/round_", i + 1, "_blocks_", rounds[i].blocks);
+  return str(plan.out, "/round_", i + 1, "_blocks_", rounds[i].blocks);
 }
 
 std::string Inheritance::initial_dir(size_t i) const {
-  return str(options.out, "/initial_", i + 1, "_blocks_", rounds[i].blocks);
+  return str(plan.out, "/initial_", i + 1, "_blocks_", rounds[i].blocks);
 }
 
 int64_t Inheritance::next_blocks() const {
@@ -235,17 +235,16 @@ std::string rounds_table(const Inheritance& all) {
   return format_table(cells_of(all)) + notes_on_losses(all) + verdict + "\n";
 }
 
-void write_state(const Inheritance& all) { write_file_atomically(state_path(all.options.out), state_text(all)); }
+void write_state(const Inheritance& all) { write_file_atomically(state_path(all.plan.out), state_text(all)); }
 
 std::string write_rounds(const Inheritance& all) {
   const auto state = [&] { write_state(all); };
   if (all.rounds.empty()) return io_error_of(state);
   return first_io_error_of(
-      state, [&] { write_file_atomically(all.options.out + "/inheritune.md", markdown(all)); },
-      [&] { draw_rounds(all); });
+      state, [&] { write_file_atomically(all.plan.out + "/inheritune.md", markdown(all)); }, [&] { draw_rounds(all); });
 }
 
-bool take_recipe(const std::string& out, Recipe& recipe, TrainOptions& options) {
+bool take_recipe(const std::string& out, Recipe& recipe, Settings& settings) {
   const std::string path = state_path(out);
   if (out.empty() || !path_exists(path)) return false;
   const json old = read_json(path), saved = old.value("recipe", json());
@@ -253,16 +252,16 @@ bool take_recipe(const std::string& out, Recipe& recipe, TrainOptions& options) 
   const TakeSetting take{saved, path, /*complete=*/true};
   each_of_recipe(recipe, take);
   take("rounds", recipe.rounds);
-  take_settings(old.value("flags", json()), path + ": flags", options);
+  take_settings(old.value("flags", json()), path + ": flags", settings);
   return true;
 }
 
 bool take_up(Inheritance& all) {
-  const TrainOptions& o = all.options;
+  const TrainPlan& o = all.plan;
   const std::string path = state_path(o.out);
   if (!path_exists(path)) return false;
   Recipe recipe;
-  TrainOptions before;
+  Settings before;
   take_recipe(o.out, recipe, before);
   refuse_other_recipe(all, recipe, before, path);
   const json old = read_json(path);

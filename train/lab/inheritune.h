@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "train/settings/options.h"
+#include "train/settings/train_plan.h"
 
 namespace crossply {
 
@@ -30,7 +30,7 @@ struct Round {
 
 struct Inheritance {
   Recipe recipe;
-  TrainOptions options;  // complete: of a round, but with the reference's configuration, and it for --init
+  TrainPlan plan;  // of a round, but with the reference's configuration, and it for --init
   int64_t reference_parameters = 0;
   double reference_loss = NAN;
   int64_t sequences = 0, tokens = 0;                    // of the validation set
@@ -38,7 +38,7 @@ struct Inheritance {
   std::vector<Round> rounds = {};
   std::string reference_dir = "";  // the reference's model directory, as long as this process holds it
 
-  int64_t depth() const { return options.config.num_hidden_layers; }  // of the reference
+  int64_t depth() const { return plan.config.num_hidden_layers; }  // of the reference
   bool matches(const Round& round) const { return round.final_loss <= reference_loss + recipe.tolerance; }
   // The directories of round i (from 0): OUT/round_1_blocks_4 is its run, OUT/initial_1_blocks_4 what that starts from.
   std::string run_dir(size_t i) const;
@@ -58,7 +58,7 @@ void write_state(const Inheritance& all);
 std::string write_rounds(const Inheritance& all);
 
 // Of the run in a directory: its flags. False if there is none. Throws Exit::bad_data if inheritune.json is damaged.
-bool take_recipe(const std::string& out, Recipe& recipe, TrainOptions& options);
+bool take_recipe(const std::string& out, Recipe& recipe, Settings& settings);
 // For a run that is resumed: takes what is known of its rounds from inheritune.json. Throws Exit::usage where that has
 // other flags, but for --rounds and what a resumed trainer may change; Exit::bad_data where the data is another. False
 // if there is none.

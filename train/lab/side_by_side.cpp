@@ -48,25 +48,25 @@ void record_end(ComparedRun& run, RunState state, Exit code, const std::string& 
   run.result.code = code;
   run.result.curves = {};
   run.result.tokens_per_second = 0;
-  const std::string error = io_error_of([&] { run.result.curves = read_curves(run.options.out + "/metrics.jsonl"); });
-  if (!error.empty()) Progress(run.choice.text, run.options.steps).say("note: " + error);
+  const std::string error = io_error_of([&] { run.result.curves = read_curves(run.plan.out + "/metrics.jsonl"); });
+  if (!error.empty()) Progress(run.choice.text, run.plan.steps).say("note: " + error);
 }
 
 // A run that fails ends itself, not the comparison; but flags that are wrong for one are wrong for all.
 void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_after,
                      const std::function<void(const RunCurves&)>& evaluated = {}) {
   run.error.clear();
-  TrainOptions options = run.options;
-  options.label = label;
-  options.runs_after = runs_after;
+  Settings settings = run.plan;
+  settings.label = label;
+  settings.runs_after = runs_after;
   try {
-    run.result = train_run(std::move(options), evaluated);
+    run.result = train_run(settings, evaluated);
     run.state = run.result.code == Exit::stopped ? RunState::stopped : RunState::done;
   } catch (const std::exception& error) {
     const Error known = error_of(error, training_memory_remedy);
     if (known.code == Exit::usage) throw;
     record_end(run, RunState::failed, known.code, known.what());
-    Progress(label, run.options.steps).say("failed: " + run.error);
+    Progress(label, run.plan.steps).say("failed: " + run.error);
   }
 }
 
@@ -105,8 +105,8 @@ class RunProcess {
   void take_result(ComparedRun& run, const std::string& out);
   // Steps that its metrics have so far.
   int64_t steps();
-  // Whether it has been evaluated since the last such call, as often as these options say.
-  bool evaluated(const TrainOptions& options);
+  // Whether it has been evaluated since the last such call, as often as the plan says.
+  bool evaluated(const TrainPlan& plan);
 
  private:
   size_t place_;
@@ -118,7 +118,7 @@ class RunProcess {
 };
 
 std::string request_for(const ComparedRun& run, const std::string& label) {
-  const TrainOptions& o = run.options;
+  const TrainPlan& o = run.plan;
   const json request = {
       {"name", run.choice.text},   {"settings", all_settings(o)}, {"out", name_as_utf8(o.out)},   {"resume", o.resume},
       {"other_gpu", o.other_gpu},  {"profile", o.profile},        {"data_digest", o.data_digest}, {"label", label},
@@ -127,7 +127,7 @@ std::string request_for(const ComparedRun& run, const std::string& label) {
 }
 
 RunProcess::RunProcess(const Comparison& comparison, size_t place, const std::string& label)
-    : place_(place), label_(label), metrics_(comparison.runs[place].options.out + "/metrics.jsonl") {
+    : place_(place), label_(label), metrics_(comparison.runs[place].plan.out + "/metrics.jsonl") {
   std::string name = "compare", flag = "--one-run", request = request_for(comparison.runs[place], label);
   char* arguments[] = {name.data(), flag.data(), request.data(), nullptr};
   posix_spawn_file_actions_t actions;
@@ -191,9 +191,9 @@ int64_t RunProcess::steps() {
   return steps_;
 }
 
-bool RunProcess::evaluated(const TrainOptions& o) {
+bool RunProcess::evaluated(const TrainPlan& plan) {
   const int64_t before = evaluations_;
-  evaluations_ = steps() / (o.eval_every > 0 ? o.eval_every : std::max<int64_t>(1, o.steps / 10));
+  evaluations_ = steps() / plan.steps_between_evaluations();
   return evaluations_ > before;
 }
 
@@ -219,7 +219,7 @@ class Overview {
 
  private:
   static double tokens_per_step(const Comparison& comparison) {
-    const TrainOptions& o = comparison.runs[0].options;
+    const TrainPlan& o = comparison.runs[0].plan;
     return static_cast<double>(o.batch * o.accumulate * o.data.seq_len);
   }
   // For this overview: no process is at it.
@@ -249,7 +249,7 @@ void Overview::show(std::vector<RunProcess>& processes) {
   if (since(shown_at_) < 0.2) return;
   shown_at_ = Clock::now();
   const int64_t in_all = runs_in_all(comparison_), runs_to_do = runs_left(comparison_),
-                steps_each = comparison_.runs[0].options.steps;
+                steps_each = comparison_.runs[0].plan.steps;
   const double done = steps(processes) - begun_, seconds = since(start_);
   double to_do = static_cast<double>(runs_to_do * steps_each);
   for (RunProcess& process : processes) to_do -= static_cast<double>(process.steps());
@@ -280,9 +280,9 @@ std::vector<size_t> wait_for(std::vector<RunProcess>& processes, Overview& overv
   return ended;
 }
 
-double seconds_of_step(const TrainOptions& options, const Source& data, int threads) {
+double seconds_of_step(const TrainPlan& plan, const Source& data, int threads) {
   omp_set_num_threads(threads);
-  Trainer trainer(options, data);
+  Trainer trainer(plan, data);
   trainer.step();  // the first one takes memory
   const Clock::time_point start = Clock::now();
   int64_t steps = 0;
@@ -296,9 +296,9 @@ void draw_evaluated(Comparison& comparison, std::vector<RunProcess>& processes) 
   bool any = false;
   for (RunProcess& process : processes) {
     ComparedRun& run = comparison.runs[process.place()];
-    if (!process.evaluated(run.options)) continue;
+    if (!process.evaluated(run.plan)) continue;
     any = true;
-    io_error_of([&] { run.result.curves = read_curves(run.options.out + "/metrics.jsonl"); });
+    io_error_of([&] { run.result.curves = read_curves(run.plan.out + "/metrics.jsonl"); });
   }
   if (any) draw_comparison(comparison);
 }
@@ -318,22 +318,21 @@ Jobs choose_jobs(const Comparison& comparison, int64_t asked) {
   const int64_t fitting = runs_that_fit(comparison);
   if (asked > 0) {
     const int64_t count = std::max<int64_t>(1, std::min(asked, runs));
-    if (count <= fitting || backend_of(first.options.device) == Backend::cuda) return {count, ""};
+    if (count <= fitting || backend_of(first.plan.device) == Backend::cuda) return {count, ""};
     return {count, str("warning: the memory of this machine may be too small for ", count,
                        " runs at a time; with --jobs ", fitting, " it is large enough")};
   }
   const bool several = comparison.runs.size() > arms_of(comparison).size();
   const int cores = omp_get_max_threads();
-  const double tokens =
-      static_cast<double>(first.options.batch * first.options.accumulate * first.options.data.seq_len);
+  const double tokens = static_cast<double>(first.plan.batch * first.plan.accumulate * first.plan.data.seq_len);
   const int64_t most = std::min<int64_t>({cores, runs, fitting});
-  if (!several || backend_of(first.options.device) == Backend::cuda || most < 2) return {};
+  if (!several || backend_of(first.plan.device) == Backend::cuda || most < 2) return {};
   if (first.result.flops_per_token * tokens > max_to_try)
     return {1, "one run at a time: a step is large enough for all threads (--jobs changes that)"};
-  TrainOptions trial = first.options;
+  Settings trial = first.plan;
   trial.lr = trial.router_lr = 0;  // where a rate is too high
-  const Dataset data = open_inputs(trial);
-  const double all = seconds_of_step(trial, *data.train, cores), one = seconds_of_step(trial, *data.train, 1);
+  const auto [plan, data] = open_inputs(trial);
+  const double all = seconds_of_step(plan, *data.train, cores), one = seconds_of_step(plan, *data.train, 1);
   omp_set_num_threads(cores);
   const int64_t count = static_cast<double>(most) * all > 1.1 * one ? most : 1;
   return {count, str(count == 1 ? "one run" : str(count, " runs"), " at a time (--jobs): a step takes ",
@@ -403,14 +402,14 @@ static ComparedRun read_request(const std::string& request) {
     die_with_parent();  // as one process: what kills the comparison kills its runs
     if (task.at("parent") != ::getppid()) fail(Exit::usage, "the comparison has ended");
     ComparedRun run{parse_arch_list(task.at("name").get<std::string>())[0], {}, {}};
-    take_settings(task.at("settings"), "--one-run", run.options);
-    run.options.out = name_from_utf8(task.at("out").get<std::string>());
-    task.at("label").get_to(run.options.label);
-    task.at("resume").get_to(run.options.resume);
-    task.at("other_gpu").get_to(run.options.other_gpu);
-    task.at("profile").get_to(run.options.profile);
-    task.at("data_digest").get_to(run.options.data_digest);
-    task.at("command").get_to(run.options.command);
+    take_settings(task.at("settings"), "--one-run", run.plan);  // a plan, as flags.json has it
+    run.plan.out = name_from_utf8(task.at("out").get<std::string>());
+    task.at("label").get_to(run.plan.label);
+    task.at("resume").get_to(run.plan.resume);
+    task.at("other_gpu").get_to(run.plan.other_gpu);
+    task.at("profile").get_to(run.plan.profile);
+    task.at("data_digest").get_to(run.plan.data_digest);
+    task.at("command").get_to(run.plan.command);
     return run;
   } catch (const json::exception&) {
     fail(Exit::usage, "--one-run is for compare itself");
@@ -420,7 +419,7 @@ static ComparedRun read_request(const std::string& request) {
 Exit train_for_parent(const std::string& request) {
   Comparison alone{"", "", {read_request(request)}};
   ComparedRun& run = alone.runs[0];
-  const TrainOptions& o = run.options;
+  const TrainPlan& o = run.plan;
   const std::string label = o.label;
   run.result = plan_training(o);
   try {

@@ -162,9 +162,9 @@ Exit run(const Options& o) {
   const int64_t L = source.config.num_hidden_layers;
   t.blocks = parse_blocks(o.blocks == "all" ? str("0-", L - 1) : o.blocks, L);
 
-  TrainOptions target;
+  TrainPlan target;
   target.config = transplanted_config(source.config, t, o.width, o.heads);
-  target.initial.files = read_carried_files(source.dir);
+  target.carried = read_carried_files(source.dir);
   const Tokenizer tokenizer = Tokenizer::load(source.dir);
   ParameterTable params;
   declare_model(params, target.config);
@@ -182,7 +182,7 @@ Exit run(const Options& o) {
   require_finite(params, values_of(params, target.config), Exit::bad_data);  // --rescale-q multiplies
   CheckpointWriter writer;
   writer.begin(o.out);
-  write_model(writer, target, params, tokenizer);
+  write_model(writer, target, {}, params, tokenizer);
   writer.commit({}, [&] { require_new(o.out); });
 
   report(o, source, target.config, params, t, kept);

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "cli/version.h"
+#include "engine/io/file.h"
 #include "engine/io/json.h"
 
 namespace crossply {
@@ -118,8 +119,8 @@ std::vector<std::string> command_line() {
   return words;
 }
 
-void record_environment(const std::string& path, const TrainOptions& o, const Trainer& trainer, const Dataset& data) {
-  Job& job = *o.job;
+void record_environment(const std::string& path, const TrainPlan& o, const Trainer& trainer, const Dataset& data) {
+  Job& job = trainer.job();
   const json line = {{"time", time_in_utc()},
                      {"steps_done", trainer.steps_done()},
                      {"command", o.command.empty() ? command_line() : o.command},

@@ -35,10 +35,10 @@ double resident_memory() {
 }
 
 // The emulator has neither a library nor a driver.
-bool is_emulated(const TrainOptions& o) { return o.device == "emulator"; }
+bool is_emulated(const TrainPlan& o) { return o.device == "emulator"; }
 
 // Of the kernels' scratch what weighs: logits, the blocks that products pack, and a head's rows in attention.
-double scratch_memory(const TrainOptions& o, const Layout& layout) {
+double scratch_memory(const TrainPlan& o, const Layout& layout) {
   const Config& c = o.config;
   const int64_t T = o.data.seq_len, threads = omp_get_max_threads();
   const int64_t widest = std::max({c.hidden_size, c.intermediate_size, c.vocab_size});
@@ -46,7 +46,7 @@ double scratch_memory(const TrainOptions& o, const Layout& layout) {
   const int64_t rows = layout.sequences * T, V = c.vocab_size, C = c.hidden_size;
   const double logits = static_cast<double>(
       o.teacher.empty() ? cross_entropy_scratch(rows, V, C, storage_type(o))
-                        : distill_scratch(rows, V, C, o.teacher_config.hidden_size, storage_type(o)));
+                        : distill_scratch(rows, V, C, o.teacher_config->hidden_size, storage_type(o)));
   const int64_t left_operand = widest > 384 ? 384 : 0;  // smaller ones are read where they are
   const double packed = bytes(std::min<int64_t>(256, widest) * (std::min<int64_t>(1024, widest) + left_operand));
   const double attention = bytes(4 * T * c.head_dim);
@@ -55,7 +55,7 @@ double scratch_memory(const TrainOptions& o, const Layout& layout) {
 }
 
 // The same on a GPU: what the nodes of the training tape say, and what a product needs beside its operands.
-double gpu_scratch(const TrainOptions& o, const Tape& tape) {
+double gpu_scratch(const TrainPlan& o, const Tape& tape) {
   ScratchBytes most{};
   for (const auto& node : tape.nodes()) {
     const ScratchBytes bytes = node->scratch();
@@ -65,7 +65,7 @@ double gpu_scratch(const TrainOptions& o, const Tape& tape) {
 }
 
 // The cache and the activations of answering a task's prompts, as an evaluation does.
-double answering_memory(const TrainOptions& o, ParameterTable& params) {
+double answering_memory(const TrainPlan& o, ParameterTable& params) {
   const bool task = o.data.spec.starts_with("arith:") || o.data.spec.starts_with("prosqa");
   if (!task || o.answer_samples == 0) return 0;
   const int64_t rows = std::min(o.answer_samples, answer_rows(o));
@@ -76,7 +76,7 @@ double answering_memory(const TrainOptions& o, ParameterTable& params) {
 }
 
 // Of a rank's parameters and what goes with them: values, copies, gradients, moments (train/step/trainer.cpp).
-std::vector<MemoryPart> flat_parts(const TrainOptions& o, const PlannedRun& plan) {
+std::vector<MemoryPart> flat_parts(const TrainPlan& o, const PlannedRun& plan) {
   const bool narrow = storage_type(o) == Dtype::bf16, many = plan.buckets.size() > 1;
   const int64_t flat = plan.params.flat_size(), values = narrow && many ? plan.params.narrow_begin() : flat;
   const auto floats = [](int64_t n) { return 4.0 * static_cast<double>(n); };
@@ -94,7 +94,7 @@ std::vector<MemoryPart> flat_parts(const TrainOptions& o, const PlannedRun& plan
   return parts;
 }
 
-Layout record(Tape& tape, ParameterTable& params, Teacher* teacher, const TrainOptions& o) {
+Layout record(Tape& tape, ParameterTable& params, Teacher* teacher, const TrainPlan& o) {
   declare(params, o);
   const Batch batch = batch_of(o, o.data.seq_len, teacher);
   const Layout layout = choose_layout(params, o.config, batch, backend_of(o.device));
@@ -104,7 +104,7 @@ Layout record(Tape& tape, ParameterTable& params, Teacher* teacher, const TrainO
 
 }  // namespace
 
-PlannedRun::PlannedRun(const TrainOptions& o, int ranks)
+PlannedRun::PlannedRun(const TrainPlan& o, int ranks)
     : teacher(declare_teacher(o)),
       tape(storage_type(o)),
       layout(record(tape, params, teacher.get(), o)),
@@ -119,7 +119,7 @@ double total(const std::vector<MemoryPart>& parts) {
   return sum;
 }
 
-std::vector<MemoryPart> memory_parts(const TrainOptions& o, PlannedRun& plan) {
+std::vector<MemoryPart> memory_parts(const TrainPlan& o, PlannedRun& plan) {
   const double lanes = static_cast<double>(plan.layout.lanes),
                activations = static_cast<double>(plan.tape.arena_bytes());
   std::vector<MemoryPart> parts = flat_parts(o, plan);
@@ -138,7 +138,7 @@ std::vector<MemoryPart> memory_parts(const TrainOptions& o, PlannedRun& plan) {
   return parts;
 }
 
-std::vector<MemoryPart> planned_parts(const TrainOptions& o, PlannedRun& plan) {
+std::vector<MemoryPart> planned_parts(const TrainPlan& o, PlannedRun& plan) {
   std::vector<MemoryPart> parts = memory_parts(o, plan);
   if (backend_of(o.device) == Backend::cuda && !is_emulated(o))
     parts.push_back({"CUDA and its libraries, about", cuda_itself});
@@ -147,7 +147,7 @@ std::vector<MemoryPart> planned_parts(const TrainOptions& o, PlannedRun& plan) {
 
 namespace {
 
-void print_memory(const TrainOptions& options, PlannedRun& plan) {
+void print_memory(const TrainPlan& options, PlannedRun& plan) {
   const std::vector<MemoryPart> parts = planned_parts(options, plan);
   std::printf("memory: %s in all%s\n", format_bytes(total(parts)).c_str(),
               backend_of(options.device) == Backend::cuda ? ", on the GPU" : "");
@@ -161,7 +161,7 @@ void print_memory(const TrainOptions& options, PlannedRun& plan) {
 }
 
 // How many steps, and on what data.
-std::string steps_lines(const TrainOptions& o, const Dataset& dataset) {
+std::string steps_lines(const TrainPlan& o, const Dataset& dataset) {
   if (dataset.train == nullptr) return "steps: " + format_count(o.steps) + "\n";
   std::string text = describe_data(o, dataset);
   for (size_t at = 0; (at = text.find("; ", at)) != std::string::npos; ++at) text.replace(at, 2, "\n  ");
@@ -178,8 +178,8 @@ double peak_memory() {
   return 1024.0 * static_cast<double>(usage.ru_maxrss);
 }
 
-TrainResult plan_training(const TrainOptions& options) {
-  PlannedRun plan(options, options.job->place.size);
+TrainResult plan_training(const TrainPlan& options, int ranks) {
+  PlannedRun plan(options, ranks);
   TrainResult result;
   result.parameters = plan.params.count();
   result.flops_per_token = plan.training_flops_per_token;
@@ -189,8 +189,8 @@ TrainResult plan_training(const TrainOptions& options) {
   return result;
 }
 
-void refuse_idle_router_lr(const std::vector<TrainOptions>& runs, const std::string& what) {
-  for (TrainOptions usual : runs) {
+void refuse_idle_router_lr(const std::vector<TrainPlan>& runs, const std::string& what) {
+  for (TrainPlan usual : runs) {
     usual.router_lr = 0;
     ParameterTable params;
     declare(params, usual);
@@ -200,11 +200,11 @@ void refuse_idle_router_lr(const std::vector<TrainOptions>& runs, const std::str
   fail(Exit::usage, "--router-lr has no effect: nothing in ", what, " learns at another rate than --lr");
 }
 
-void refuse_too_large(const TrainOptions& options, const Device& device) {
+void refuse_too_large(const TrainPlan& options, const Device& device, int ranks) {
   const auto has = static_cast<double>(device.memory().bytes);
   const bool eight_bits = options.matmul == "fp8";
   if (has == 0 && !eight_bits) return;
-  PlannedRun plan(options, options.job->place.size);
+  PlannedRun plan(options, ranks);
   if (eight_bits && plan.tape.scaled().empty())
     fail(Exit::usage,
          "--matmul fp8: no linear layer of this model suits it, which needs widths of 64 or more, and widths and ",
@@ -219,7 +219,7 @@ void refuse_too_large(const TrainOptions& options, const Device& device) {
        "). Use a smaller --batch with --accumulate, a shorter --seq, or a smaller model");
 }
 
-double seconds_of_run(const TrainOptions& options, const Dataset& data) {
+double seconds_of_run(const TrainPlan& options, const Dataset& data) {
   if (data.train == nullptr) fail(Exit::usage, "--time needs --data: ", data_specs);
   const bool cpu = backend_of(options.device) != Backend::cuda;
   if (cpu && plan_training(options).planned_memory > static_cast<double>(available_memory())) return NAN;
@@ -239,10 +239,10 @@ void print_seconds(double seconds, const std::string& run, const std::string& wh
   else std::printf("time: %s for the steps%s come on top\n", format_seconds(seconds).c_str(), which_steps.c_str());
 }
 
-void print_plan(const TrainOptions& options, const Dataset& data) {
+void print_plan(const TrainPlan& options, const Dataset& data) {
   const bool world = options.world.ranks > 0;
   if (world) check_ranks(options, options.world.ranks);
-  PlannedRun plan(options, world ? static_cast<int>(options.world.ranks) : options.job->place.size);
+  PlannedRun plan(options, world ? static_cast<int>(options.world.ranks) : 1);
   if (options.dump_tape) {
     std::printf("%s", plan.tape.dump(world ? bucket_notes(plan) : std::multimap<size_t, std::string>()).c_str());
     return;

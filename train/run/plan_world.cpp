@@ -16,9 +16,9 @@
 namespace crossply {
 namespace {
 
-const Gpu& gpu_of(const TrainOptions& o) { return find_gpu(o.world.gpu.empty() ? "h100" : o.world.gpu); }
+const Gpu& gpu_of(const TrainPlan& o) { return find_gpu(o.world.gpu.empty() ? "h100" : o.world.gpu); }
 
-int64_t tokens_of_rank(const TrainOptions& o, const PlannedRun& plan) {
+int64_t tokens_of_rank(const TrainPlan& o, const PlannedRun& plan) {
   return o.batch * plan.micro_steps * o.data.seq_len;
 }
 
@@ -68,7 +68,7 @@ std::string rows_in(const ParameterTable& params, const Range& range, size_t roo
   return text.size() <= room ? text : text.substr(0, room - 3) + "...";
 }
 
-std::string bucket_lines(const TrainOptions& o, const PlannedRun& plan) {
+std::string bucket_lines(const TrainPlan& o, const PlannedRun& plan) {
   const std::vector<FinalBucket> buckets = final_buckets(plan);
   const bool lanes = plan.layout.lanes > 1, narrow = storage_type(o) == Dtype::bf16;
   char line[200];
@@ -124,7 +124,7 @@ double weight_bytes(const PlannedRun& plan, Dtype storage) {
 }
 
 // What moves, which way, and in what time the rest is done. Without a rate to compute by, t_c stays 0.
-ScalingInput scaling_input(const TrainOptions& o, const PlannedRun& plan) {
+ScalingInput scaling_input(const TrainPlan& o, const PlannedRun& plan) {
   const PlannedWorld& world = o.world;
   const auto flat = static_cast<double>(plan.params.flat_size()), tokens = static_cast<double>(tokens_of_rank(o, plan));
   ScalingInput in;
@@ -157,7 +157,7 @@ ScalingInput scaling_input(const TrainOptions& o, const PlannedRun& plan) {
   return in;
 }
 
-std::string sent_table(const TrainOptions& o, const ScalingInput& in) {
+std::string sent_table(const TrainPlan& o, const ScalingInput& in) {
   std::vector<std::vector<std::string>> rows = {{"sent by a rank in a step"}};
   if (on_gpus(o)) rows[0].insert(rows[0].end(), {"inside its node", "to other nodes"});
   else rows[0].push_back("to other ranks");
@@ -180,7 +180,7 @@ std::string format_time(double seconds) {
   return seconds < 1 ? format_number("%.2f ms", 1e3 * seconds) : format_number("%.2f s", seconds);
 }
 
-std::string rates_line(const TrainOptions& o, const ScalingInput& in) {
+std::string rates_line(const TrainPlan& o, const ScalingInput& in) {
   const auto rate = [](double bytes) { return format_number("%.4g GB/s", 1e-9 * bytes); };
   if (!on_gpus(o)) return str("  a rank sends ", rate(in.links.b_ib), " (--net); nodes are not told apart\n");
   const PlannedWorld& world = o.world;
@@ -191,7 +191,7 @@ std::string rates_line(const TrainOptions& o, const ScalingInput& in) {
              "\n  and ", rate(in.links.b_ib), " to other nodes", source(world.net > 0, "--net"), "\n");
 }
 
-std::string computing(const TrainOptions& o, const PlannedRun& plan) {
+std::string computing(const TrainPlan& o, const PlannedRun& plan) {
   if (o.world.rate > 0) return str("by --rank-rate; AdamW is in it");
   const bool narrow = storage_type(o) == Dtype::bf16;
   return str(format_number("%.3g", plan.training_flops_per_token), " FLOPs each, ",
@@ -200,7 +200,7 @@ std::string computing(const TrainOptions& o, const PlannedRun& plan) {
              o.matmul == "fp8" ? ", as in bf16" : "");
 }
 
-std::string time_lines(const TrainOptions& o, const PlannedRun& plan, const ScalingInput& in, const Scaling& t) {
+std::string time_lines(const TrainPlan& o, const PlannedRun& plan, const ScalingInput& in, const Scaling& t) {
   char line[200];
   std::string out = "time of a step, predicted; nothing of it was measured here\n" + rates_line(o, in);
   const auto add = [&](const char* name, const std::string& value, const std::string& what) {
@@ -237,7 +237,7 @@ std::string time_lines(const TrainOptions& o, const PlannedRun& plan, const Scal
 // -----------------------------------------------------------------------------------------------------------------
 // What binds
 
-std::string memory_limit(const TrainOptions& o, const std::vector<MemoryPart>& parts) {
+std::string memory_limit(const TrainPlan& o, const std::vector<MemoryPart>& parts) {
   if (!on_gpus(o) || total(parts) <= gpu_of(o).memory) return "";
   const bool batch = bytes_of(parts, "activations") > total(parts) - gpu_of(o).memory && o.batch > 1;
   const bool tree = bytes_of(parts, "parked gradients (--sum tree)") > 0;
@@ -248,7 +248,7 @@ std::string memory_limit(const TrainOptions& o, const std::vector<MemoryPart>& p
                      : "a shorter --seq, a smaller --batch or model; --dtype bf16");
 }
 
-std::string time_limit(const TrainOptions& o, const ScalingInput& in, const Scaling& t) {
+std::string time_limit(const TrainPlan& o, const ScalingInput& in, const Scaling& t) {
   const double slower = (t.s - 1) * t.t_c;
   const double most = std::max({slower, t.rs_exposed, t.ag_exposed, t.t_hbm, t.t_sums});
   const auto costs = [&](const char* what) {
@@ -265,7 +265,7 @@ std::string time_limit(const TrainOptions& o, const ScalingInput& in, const Scal
   return costs("the gather of weights") + (in.weights < in.gradients ? more : more + ";\n  or --dtype bf16");
 }
 
-std::string bits_line(const TrainOptions& o, int64_t micro_steps, int64_t W) {
+std::string bits_line(const TrainPlan& o, int64_t micro_steps, int64_t W) {
   if (W == 1) return "bits: one rank's own";
   if (o.sum == "library") return "bits: in an order of the library's; not those of one rank";
   if (has_bits_of_one_rank(o.sum, micro_steps)) return "bits: those of one rank with --sum tree";
@@ -286,7 +286,7 @@ std::string checkpoint_lines(const PlannedRun& plan, int64_t W) {
 
 }  // namespace
 
-std::string describe_world(const TrainOptions& o, PlannedRun& plan) {
+std::string describe_world(const TrainPlan& o, PlannedRun& plan) {
   const int64_t W = o.world.ranks;
   PlannedRun one(o, 1);
   const std::vector<MemoryPart> parts = planned_parts(o, plan);

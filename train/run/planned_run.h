@@ -8,13 +8,13 @@
 
 #include "engine/buckets.h"
 #include "models/batch/batch_model.h"
-#include "train/settings/options.h"
+#include "train/settings/train_plan.h"
 
 namespace crossply {
 
 struct PlannedRun {
   // One rank of a job of so many, which divide the micro-steps.
-  PlannedRun(const TrainOptions& options, int ranks);
+  PlannedRun(const TrainPlan& options, int ranks);
   std::unique_ptr<Teacher> teacher;  // null: there is none
   ParameterTable params;
   Tape tape;
@@ -30,11 +30,11 @@ struct MemoryPart {
 };
 double total(const std::vector<MemoryPart>& parts);
 // Of one rank. The second one with what is no more than an estimate.
-std::vector<MemoryPart> memory_parts(const TrainOptions& options, PlannedRun& plan);
-std::vector<MemoryPart> planned_parts(const TrainOptions& options, PlannedRun& plan);
+std::vector<MemoryPart> memory_parts(const TrainPlan& options, PlannedRun& plan);
+std::vector<MemoryPart> planned_parts(const TrainPlan& options, PlannedRun& plan);
 
 // --world: memory, buckets, bytes sent and the predicted time of a job, as text.
-std::string describe_world(const TrainOptions& options, PlannedRun& plan);
+std::string describe_world(const TrainPlan& options, PlannedRun& plan);
 // A line for each bucket, by the node after whose backward it is final: for --dump-tape.
 std::multimap<size_t, std::string> bucket_notes(const PlannedRun& plan);
 

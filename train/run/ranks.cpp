@@ -51,7 +51,7 @@ struct Deadline {
 
 }  // namespace
 
-void check_ranks(const TrainOptions& o, int64_t ranks) {
+void check_ranks(const Settings& o, int64_t ranks) {
   const int64_t V = o.accumulate, sequences = o.batch * V;
   if (ranks >= 1 << max_levels)
     fail(Exit::usage, ranks, " ranks are too many: at most ", (1 << max_levels) - 1, " add up their gradients");
@@ -72,27 +72,26 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
        ". Possible are ", ways);
 }
 
-void become_rank(TrainOptions& o) {
+void become_rank(const Settings& o, std::shared_ptr<Job>& job) {
   const Place place = place_from_environment();
   const std::string advice = take_cpu_share(place);
   if (!advice.empty() && place.leads()) std::printf("%s %s\n", o.label.c_str(), advice.c_str());
   if (place.alone()) return;
   catch_stop_signals();  // a launcher may send them early
-  o.job = one_rank_job(place);
+  job = one_rank_job(place);
   if (!place.leads() && !o.log_ranks) silence_standard_output();
-  if (!place.leads()) o.label += str(" rank ", place.rank);
   if (!place.leads() && o.accumulate % place.size != 0) throw SharedError(Exit::usage, "rank 0 says why");
   check_ranks(o, place.size);
   if (on_gpus(o)) return choose_gpu(place.local_rank);
   const Deadline deadline;
   auto mpi = make_mpi_comm(place);
   if (mpi == nullptr) refuse_build(place);
-  o.job->set_comm(std::move(mpi));
+  job->set_comm(std::move(mpi));
 }
 
-void join_ranks(TrainOptions& o) {
-  const Place place = o.job->place;
-  if (!o.job->apart) return;
+void join_ranks(const TrainPlan& o, std::shared_ptr<Job>& job) {
+  const Place place = job->place;
+  if (!job->apart) return;
   JoinOptions join;
   join.run_dir = o.out;
   join.peer_timeout = o.peer_timeout;
@@ -100,16 +99,14 @@ void join_ranks(TrainOptions& o) {
   const nlohmann::json settings = all_settings(o);
   for (const auto& [key, value] : settings.items()) join.same[key] = json_text(value);
   join.same["--resume"] = str(o.resume), join.same["--other-gpu"] = str(o.other_gpu);
-  join.same["--profile"] = str(o.profile), join.same["--check-replicas"] = str(o.check_replicas);
+  join.same["--profile"] = str(o.profile);
   // Of the GPUs, too: what rank 0 chooses for its products must hold for all.
   for (const auto& [of, version] : make_device(o.device)->arithmetic().versions) join.same[of] = version;
-  std::unique_ptr<Comm> comm = o.job->take_comm();
-  std::shared_ptr<Job> job;
+  std::unique_ptr<Comm> comm = job->take_comm();
   {
     const Deadline deadline;
     job = join_job(place, join, comm.get());
   }
-  o.job = job;
   if (on_gpus(o)) {
     refuse_shared_gpu(*job, gpu_in_the_world());
     comm = make_nccl_comm(place, job->share(place.leads() ? new_nccl_id() : ""));
@@ -118,11 +115,11 @@ void join_ranks(TrainOptions& o) {
   job->set_comm(std::move(comm));
 }
 
-std::string describe_ranks(const TrainOptions& o) {
-  const int64_t W = o.job->place.size, V = o.accumulate, A = V / W;
+std::string describe_ranks(const TrainPlan& o, const Job& job) {
+  const int64_t W = job.place.size, V = o.accumulate, A = V / W;
   if (V == 1) return "";
   std::string text = str(V, " micro-steps");
-  if (W > 1) text = str(W, " ranks, ", o.job->comm().describe(), ", ", A, " of ", V, " micro-steps each");
+  if (W > 1) text = str(W, " ranks, ", job.comm().describe(), ", ", A, " of ", V, " micro-steps each");
   text += ", --sum " + o.sum;
   if (W == 1 && o.sum == "tree") return text + ": the bits of more ranks, where each has a power of two";
   if (W == 1) return text + ": last digits as with no other number of ranks";
@@ -131,10 +128,10 @@ std::string describe_ranks(const TrainOptions& o) {
                                                 : ": last digits as with no other number of ranks");
 }
 
-void end_rank(const TrainOptions& o, const std::exception& failure, const std::string& remedy) {
+void end_rank(const Settings& o, Job& job, const std::exception& failure, const std::string& remedy) {
   const Error error = error_of(failure, remedy);
-  const Place place = o.job->place;
-  o.job->farewell(error.code, error.what());
+  const Place place = job.place;
+  job.farewell(error.code, error.what());
   const std::string who = place.leads() ? "" : str("rank ", place.rank, ": ");
   std::fflush(stdout);
   // All ranks find a loss that is not finite.

@@ -40,7 +40,7 @@ std::string step_dir(const std::string& run_dir, int64_t step) {
   return run_dir + name;
 }
 
-TrainResult summarise(const Trainer& trainer, const TrainOptions& o) {
+TrainResult summarise(const Trainer& trainer, const TrainPlan& o) {
   TrainResult result;
   result.run_dir = o.out;
   result.parameters = trainer.params().count();
@@ -57,7 +57,7 @@ TrainResult summarise(const Trainer& trainer, const TrainOptions& o) {
 }
 
 // "teacher: DIR, a gpt2 with 1,234 parameters; loss = 0.6 CE + 0.4 KL (tau 1, per token), of which the status shows CE"
-std::string describe_teacher(const TrainOptions& o, const Trainer& trainer) {
+std::string describe_teacher(const TrainPlan& o, const Trainer& trainer) {
   const Teacher* teacher = trainer.teacher();
   if (teacher == nullptr) return "";
   return str("teacher: ", o.teacher, ", a ", teacher->config.arch, " with ", format_count(teacher->params.count()),
@@ -76,19 +76,19 @@ std::string describe_eight_bits(const Tape& tape) {
 }
 
 // --steps 0: the initialised model itself, as a plain model directory.
-void write_initialised(const TrainOptions& o, const Dataset& dataset) {
+void write_initialised(const TrainPlan& o, const Dataset& dataset) {
   Trainer trainer(o, *dataset.train);
   require_finite(trainer.params(), values_of(trainer.params(), o.config), Exit::bad_data);
   CheckpointWriter writer;
   writer.begin(o.out);
-  write_model(writer, o, trainer.params(), dataset.tokenizer);
+  write_model(writer, o, {}, trainer.params(), dataset.tokenizer);
   writer.commit();
   std::printf("wrote an initialised %s with %s parameters to %s\n", o.config.arch.c_str(),
               format_count(trainer.params().count()).c_str(), printable(o.out).c_str());
 }
 
 // --dump-tensors: of the batch that the run would take next.
-void write_tensors(const TrainOptions& o, const Dataset& data) {
+void write_tensors(const TrainPlan& o, const Dataset& data) {
   const RunDir dir(o.out);
   const std::string path = o.out + "/tensors.safetensors";
   remove_leftovers_of(path);
@@ -107,62 +107,46 @@ void write_tensors(const TrainOptions& o, const Dataset& data) {
               printable(path).c_str(), dumped.loss);
 }
 
-// And not only looking.
-bool is_training(const TrainOptions& o) { return !o.plans_only() && o.dump_tensors.empty() && o.steps > 0; }
-
-// Ranks end together, so that none takes another for lost.
-Exit train_to_end(TrainOptions& o, const Dataset& data,
-                  const std::function<Exit(TrainOptions&, const Dataset&)>& train) {
-  const Exit code = train(o, data);
-  o.job->finish();
-  o.job = one_rank_job();
-  if (code == Exit::io)
-    fail(code, "the run is done and saved, but its figure ", o.out,
-         "/curve.svg could not be written: see the note above");
-  return code;
-}
-
-void write_figure(const TrainOptions& o, const RunCurves& curves) {
+void write_figure(const Settings& o, const RunCurves& curves) {
   write_run_picture(o.out + "/curve.svg", o.config.arch + " on " + short_name(o.data.spec), curves);
 }
 
-// How often something is done that is done ten times where no flag says otherwise.
-int64_t every(int64_t flag, int64_t steps) { return flag > 0 ? flag : std::max<int64_t>(1, steps / 10); }
-
 }  // namespace
 
-RunDir claim_run_dir(TrainOptions& o) {
-  refuse_too_large(o, *make_device(o.device, o.matmul));  // as one that is not there, before the run directory exists
-  catch_stop_signals();                                   // before there is anything to leave behind
-  RunDir dir(o.out, o.job->place);
-  if (o.job->place.leads()) {
-    check_run_dir(o);  // again, now that nobody else changes it
-    remove_leftovers_of(o.out);
-    remove_leftovers_in(o.out);
+RunDir claim_run_dir(const TrainPlan& plan, std::shared_ptr<Job>& job) {
+  // A device that is not there is refused before the run directory exists, and so is a model that it has no room for.
+  refuse_too_large(plan, *make_device(plan.device, plan.matmul), job->place.size);
+  catch_stop_signals();  // before there is anything to leave behind
+  RunDir dir(plan.out, job->place);
+  if (job->place.leads()) {
+    check_run_dir(plan);  // again, now that nobody else changes it
+    remove_leftovers_of(plan.out);
+    remove_leftovers_in(plan.out);
   }
-  join_ranks(o);
-  dir.mark(*o.job);
+  join_ranks(plan, job);
+  dir.mark(job);
   return dir;
 }
 
-Run::Run(const TrainOptions& options, const Dataset& data, const RunDir& dir, Trainer& trainer)
-    : o_(options),
+Run::Run(const TrainPlan& plan, const Dataset& data, const RunDir& dir, Trainer& trainer)
+    : o_(plan),
       data_(data),
       dir_(dir),
       trainer_(trainer),
+      job_(trainer.job()),
       first_(trainer.steps_done()),
-      eval_every_(every(options.eval_every, options.steps)),
-      save_every_(every(options.save_every, options.steps)),
+      eval_every_(plan.steps_between_evaluations()),
+      save_every_(plan.steps_between_saves()),
       saved_(first_),
-      progress_(options.label, options.steps, options.runs_after,
-                !options.job->place.alone()) {  // mpirun gives its processes a terminal where it has none
+      progress_(plan.label + (job_.place.leads() ? "" : str(" rank ", job_.place.rank)), plan.steps, plan.runs_after,
+                !job_.place.alone()) {  // mpirun gives its processes a terminal where it has none
   // Without flags.json nothing else in the directory could be resumed.
-  if (o_.job->place.leads()) {
+  if (job_.place.leads()) {
     write_file_atomically(o_.out + "/flags.json", json_text(all_settings(o_), 2) + "\n");
     record_environment(o_.out + "/environment.jsonl", o_, trainer_, data_);
   }
   begin();
-  if (!o_.job->place.leads()) return;
+  if (!job_.place.leads()) return;
   metrics_.emplace(o_.out + "/metrics.jsonl", first_);
   for (const std::string& note : metrics_->notes()) progress_.say(note);
   if (o_.csv) table_.emplace(o_.out + "/metrics.csv", o_.out + "/metrics.jsonl");
@@ -187,15 +171,15 @@ void Run::begin() {
   const double chance = data_.test->task() != nullptr && o_.answer_samples > 0 ? chance_of(o_.data.spec) : NAN;
   if (std::isfinite(chance)) say(format_number("answers: guessing gets %.1f%%", 100 * chance));
   if (first_ == 0) say(vocabulary_note(o_, data_));
-  say(describe_ranks(o_));
+  say(describe_ranks(o_, job_));
   say(describe_eight_bits(trainer_.model().tape()));
 }
 
 bool Run::more() const {
   const int64_t done = trainer_.steps_done();
-  const bool stop = o_.job->place.alone() ? stop_requested() : trainer_.tally.stop;  // what all ranks know
+  const bool stop = job_.place.alone() ? stop_requested() : trainer_.tally.stop;  // what all ranks know
   if (done >= o_.steps || (stop && done > first_)) return false;
-  if (o_.job->place.leads()) dir_.check_present();
+  if (job_.place.leads()) dir_.check_present();
   return true;
 }
 
@@ -220,7 +204,7 @@ void Run::note_straggler() {
 void Run::look_at_routing() {
   if (!has_learned_routing(trainer_.config())) return;
   trainer_.gather_values();
-  if (o_.job->place.leads()) {
+  if (job_.place.leads()) {
     try {
       routing_ = std::make_shared<const json>(
           routing_summary(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test));
@@ -229,11 +213,11 @@ void Run::look_at_routing() {
       progress_.say(str("note: metrics.jsonl has no routing of this step: ", error.what()));
     }
   }
-  o_.job->barrier("routing");
+  job_.barrier("routing");
 }
 
 void Run::evaluate() {
-  o_.job->enter(Stage::evaluate, trainer_.steps_done());
+  job_.enter(Stage::evaluate, trainer_.steps_done());
   const int64_t size = data_.test->size(), tested = sequences_tested(o_, size, trainer_.steps_done() == o_.steps);
   if (o_.eval_samples > 0 && tested / 8 > o_.eval_samples)
     progress_.say(str("the last evaluation is over all ", format_count(size), " test sequences (--eval-samples)"));
@@ -248,8 +232,8 @@ void Run::evaluate() {
   if (data_.test->task() != nullptr && o_.answer_samples > 0) {
     trainer_.gather_values();
     const Answers answers = answer_task(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test,
-                                        o_.answer_samples, answer_rows(o_), *o_.job);
-    if (!o_.job->place.leads()) return;
+                                        o_.answer_samples, answer_rows(o_), job_);
+    if (!job_.place.leads()) return;
     scores_.emplace_back("answers_correct", answers.correct());
     scores_.emplace_back("steps_valid", answers.steps_valid());
     if (answers.hard > 0) scores_.emplace_back("hard_correct", answers.hard_correct());
@@ -290,11 +274,11 @@ void Run::write_metrics() {
 
 void Run::save() {
   saved_ = trainer_.steps_done();
-  o_.job->enter(Stage::save, saved_);
+  job_.enter(Stage::save, saved_);
   if (metrics_) metrics_->sync();
   if (events_) events_->sync();
   trainer_.save(step_dir(o_.out, saved_), data_.tokenizer, [&] { dir_.check_mine(); });
-  if (!o_.job->place.leads()) return;
+  if (!job_.place.leads()) return;
   dir_.check_present();
   remove_old_checkpoints(o_.out, o_.keep, step_dir(o_.out, saved_));
   draw();
@@ -351,14 +335,15 @@ std::string generate_command(const std::string& program, const std::string& mode
   return shell_command(program, "generate") + " --model " + shell_word(model) + " --prompt " + prompt;
 }
 
-TrainResult train_run(TrainOptions options, const std::function<void(const RunCurves&)>& evaluated) {
-  check_run_dir(options);
-  const Dataset data = open_inputs(options);
-  if (!options.data_digest.empty() && digest_of_files(options, data) != options.data_digest)
-    fail(Exit::bad_data, options.data.spec, " was changed since the first of these runs began; put it back");
-  const RunDir dir = claim_run_dir(options);
-  Trainer trainer(options, *data.train, find_checkpoint(options));
-  Run run(options, data, dir, trainer);
+TrainResult train_run(const Settings& settings, const std::function<void(const RunCurves&)>& evaluated) {
+  check_run_dir(settings);
+  const auto [plan, data] = open_inputs(settings);
+  if (!plan.data_digest.empty() && digest_of_files(plan, data) != plan.data_digest)
+    fail(Exit::bad_data, plan.data.spec, " was changed since the first of these runs began; put it back");
+  std::shared_ptr<Job> job = one_rank_job();
+  const RunDir dir = claim_run_dir(plan, job);
+  Trainer trainer(plan, *data.train, find_checkpoint(plan, dir));
+  Run run(plan, data, dir, trainer);
   while (run.more()) {
     trainer.step();
     run.show_progress();
@@ -368,12 +353,12 @@ TrainResult train_run(TrainOptions options, const std::function<void(const RunCu
     if (run.time_to_save()) run.save();
   }
   const Exit code = run.finish();
-  TrainResult result = summarise(trainer, options);
+  TrainResult result = summarise(trainer, plan);
   result.code = code;
   return result;
 }
 
-std::string draw_missing_figure(const TrainOptions& o) {
+std::string draw_missing_figure(const Settings& o) {
   std::error_code ignored;
   if (fs::is_regular_file(o.out + "/curve.svg", ignored)) return "";
   return io_error_of([&] {
@@ -382,46 +367,63 @@ std::string draw_missing_figure(const TrainOptions& o) {
   });
 }
 
-int train_program(int argc, char** argv, const std::string& arch,
-                  const std::function<Exit(TrainOptions&, const Dataset&)>& train) {
+// Ranks end together, so that none takes another for lost.
+static Exit train_to_end(const TrainPlan& plan, const Dataset& data, std::shared_ptr<Job>& job, const Train& train) {
+  const RunDir dir = claim_run_dir(plan, job);
+  const Exit code = train(plan, data, dir);
+  job->finish();
+  job = one_rank_job();
+  if (code == Exit::io)
+    fail(code, "the run is done and saved, but its figure ", plan.out,
+         "/curve.svg could not be written: see the note above");
+  return code;
+}
+
+// What the settings ask for.
+static Exit run_plan(const Settings& settings, std::shared_ptr<Job>& job, const Train& train) {
+  if (!settings.plans_only()) check_run_dir(settings, job->place);
+  const auto [plan, data] = open_inputs(settings);
+  if (job->place.leads())
+    for (const std::string& line : {plan.chosen, warmup_warning(plan), epochs_warning(plan, data)})
+      if (!line.empty()) std::printf("%s\n", line.c_str());
+  if (job->place.alone()) note_single_process(plan);
+  if (plan.given.contains("--router-lr")) refuse_idle_router_lr({plan}, plan.config.arch);
+  if (plan.plans_only()) print_plan(plan, data);
+  else if (!plan.dump_tensors.empty()) write_tensors(plan, data);
+  else if (plan.steps == 0) write_initialised(plan, data);
+  else return train_to_end(plan, data, job, train);
+  return Exit::done;
+}
+
+int train_program(int argc, char** argv, const std::string& arch, const Train& train) {
   CommandLine app("Trains " + arch + ": " + find_architecture(arch).meaning + ".", "train_" + arch);
-  TrainOptions options;
-  options.label = arch;
-  auto flags = [&] {
-    options.config.arch = arch;
-    if (arch == "gpt2" || find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(options.config);
+  Settings settings;
+  settings.label = arch;
+  settings.program = argv[0];
+  bool goes_on = false;
+  const auto flags = [&] {
+    settings.config.arch = arch;
+    if (arch == "gpt2" || find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(settings.config);
     // A run that is resumed has its flags; those given beside --resume come on top.
-    if (has_flag(argc, argv, "--resume")) take_run_settings(find_flag(argc, argv, "--out"), options);
+    goes_on = has_flag(argc, argv, "--resume") && take_run_settings(find_flag(argc, argv, "--out"), settings);
     const std::string preset = find_flag(argc, argv, "--preset");
-    if (!preset.empty() && preset != options.preset) apply_preset(preset, options);
-    add_train_flags(app, options);
-    add_architecture_flags(app, options);
+    if (!preset.empty() && preset != settings.preset) apply_preset(preset, settings);
+    add_train_flags(app, settings);
+    add_architecture_flags(app, settings);
     set_short_help(app, training_help("train_" + arch));
   };
   return run_program(app, argc, argv, flags, [&] {
-    options.program = argv[0];
-    options.given_sizes = given_flags(app, "Model");
-    options.given_options = given_flags(app, arch);
-    options.open = open_choices(app, options, options.resume && !read_run_settings(options.out).is_null());
-    if (!is_training(options) && !place_from_environment().leads()) return Exit::done;  // one process is enough
-    if (place_from_environment().leads()) std::fputs(notes_on_train_flags(app, options.config).c_str(), stderr);
+    complete_flags(app, settings, goes_on);
+    const bool first = place_from_environment().leads();
+    if (!settings.trains() && !first) return Exit::done;  // one process is enough
+    if (first) std::fputs(notes_on_train_flags(app, settings.config).c_str(), stderr);
+    std::shared_ptr<Job> job = one_rank_job();
     try {
-      if (is_training(options)) become_rank(options);
-      if (!options.plans_only()) check_run_dir(options);
-      const Dataset data = open_inputs(options);
-      if (options.job->place.leads())
-        for (const std::string& line : {options.chosen, warmup_warning(options), epochs_warning(options, data)})
-          if (!line.empty()) std::printf("%s\n", line.c_str());
-      note_single_process(app, options);
-      if (is_given(app, "--router-lr")) refuse_idle_router_lr({options}, arch);
-      if (options.plans_only()) print_plan(options, data);
-      else if (!options.dump_tensors.empty()) write_tensors(options, data);
-      else if (options.steps == 0) write_initialised(options, data);
-      else return train_to_end(options, data, train);
-      return Exit::done;
+      if (settings.trains()) become_rank(settings, job);
+      return run_plan(settings, job, train);
     } catch (const std::exception& failure) {
-      if (options.job->place.alone()) throw;
-      end_rank(options, failure, memory_remedy(app));
+      if (job->place.alone()) throw;
+      end_rank(settings, *job, failure, memory_remedy(app));
     }
   });
 }

@@ -20,21 +20,23 @@
 
 namespace crossply {
 
-// main() of a trainer. Parses the flags of the architecture and opens the data; then calls `train`, unless --dry-run,
-// --dump-tape, --dump-tensors or --steps 0 ask for less. The result is the exit code, also of what is thrown.
-int train_program(int argc, char** argv, const std::string& arch,
-                  const std::function<Exit(TrainOptions&, const Dataset&)>& train);
+// The directory --out, created and held for the ranks of `job`, who meet: from then on they are in it. Signals only ask
+// to stop from now on. Throws Exit::device where the device is not there, or too small, before there is a directory.
+RunDir claim_run_dir(const TrainPlan& plan, std::shared_ptr<Job>& job);
 
-// The directory --out, created and held, after a check that the device is there; from now on signals only ask to stop.
-// Of several ranks the first holds it for all, and they meet.
-RunDir claim_run_dir(TrainOptions& options);
+// The loop of a trainer. dir: --out, created and held for the ranks of this job, who have met.
+using Train = std::function<Exit(const TrainPlan& plan, const Dataset& data, const RunDir& dir)>;
+// main() of a trainer. Parses the flags of the architecture, opens the data, resolves the plan and claims --out, after
+// a check that the device is there; then calls `train`, unless --dry-run, --dump-tape, --dump-tensors or --steps 0 ask
+// for less. The result is the exit code, also of what is thrown.
+int train_program(int argc, char** argv, const std::string& arch, const Train& train);
 
 // Keeps the run directory: metrics.jsonl and what is asked for beside it, curve.svg, flags.json, environment.jsonl,
-// checkpoints; prints progress under options.label. Of several ranks the first does, the others take their part in
+// checkpoints; prints progress under plan.label. Of several ranks the first does, the others take their part in
 // evaluations and checkpoints.
 class Run {
  public:
-  Run(const TrainOptions& options, const Dataset& data, const RunDir& dir, Trainer& trainer);
+  Run(const TrainPlan& plan, const Dataset& data, const RunDir& dir, Trainer& trainer);
 
   // Whether another step is to be done: --steps are not, and since the first one no SIGINT, SIGTERM, SIGHUP or SIGUSR1
   // has asked any rank to stop. Throws Exit::io if the run directory was removed.
@@ -64,13 +66,14 @@ class Run {
   void note_straggler();
   void look_at_routing();
   // On a GPU the host waits once a step, for loss and norm.
-  bool times_waiting() const { return !o_.job->place.alone() && backend_of(o_.device) != Backend::cuda; }
+  bool times_waiting() const { return !job_.place.alone() && backend_of(o_.device) != Backend::cuda; }
   bool is_due(int64_t every) const { return trainer_.steps_done() % every == 0 || trainer_.steps_done() == o_.steps; }
 
-  const TrainOptions& o_;
+  const TrainPlan& o_;
   const Dataset& data_;
   const RunDir& dir_;
   Trainer& trainer_;
+  Job& job_;
   const int64_t first_;  // the steps done before this run
   const int64_t eval_every_, save_every_;
   int64_t saved_;                                       // the step of the last checkpoint
@@ -85,15 +88,15 @@ class Run {
   int laggard_ = -1;           // this one
 };
 
-// A whole run in this process, by the loop of the trainers, for a program of several runs. The options are those of a
-// trainer, its flags read; throws as a trainer ends. evaluated: called after each evaluation.
-TrainResult train_run(TrainOptions options, const std::function<void(const RunCurves&)>& evaluated = {});
+// A whole run in this process, by the loop of the trainers, for a program of several runs; throws as a trainer ends.
+// evaluated: called after each evaluation.
+TrainResult train_run(const Settings& settings, const std::function<void(const RunCurves&)>& evaluated = {});
 // The command that continues a prompt with a model, beside `program`. data: what it was trained on, as in --data; text:
 // whether the model reads any text.
 std::string generate_command(const std::string& program, const std::string& model, const std::string& data, bool text);
 
 // Draws curve.svg of a run that is done, where --out has no such file but metrics. Returns the text of an Exit::io
 // error, "" if there is none.
-std::string draw_missing_figure(const TrainOptions& options);
+std::string draw_missing_figure(const Settings& settings);
 
 }  // namespace crossply

@@ -40,10 +40,10 @@ std::string random_number() { return str(std::hex, system_random_bits(), "-", sy
 
 }  // namespace
 
-void check_run_dir(const TrainOptions& o) {
+void check_run_dir(const Settings& o, const Place& place) {
   if (o.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
   if (o.resume && o.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
-  if (!o.job->place.leads()) return;
+  if (!place.leads()) return;
   if (o.steps == 0 && o.dump_tensors.empty()) require_replaceable(o.out);
   std::error_code error;
   const fs::file_type type = fs::status(o.out, error).type();
@@ -83,7 +83,9 @@ void RunDir::open() {
   if (fd_.get() < 0) fail_io("open", path_, errno);
 }
 
-void RunDir::mark(Job& job, double patience) {
+void RunDir::mark(std::shared_ptr<Job> ranks, double patience) {
+  job_ = std::move(ranks);
+  Job& job = *job_;
   if (job.place.alone()) {
     if (::unlink((path_ + "/" + mark_name).c_str()) != 0 && errno != ENOENT) fail_io("remove", mark_name, errno);
     return;
@@ -122,7 +124,7 @@ void RunDir::check_present() const {
 namespace {
 
 // Of rank 0.
-std::string choose_checkpoint(const TrainOptions& o) {
+std::string choose_checkpoint(const Settings& o) {
   std::vector<std::string> skipped;
   const std::string checkpoint = newest_valid_checkpoint(o.out, &skipped);
   for (const std::string& line : skipped) std::printf("%s %s\n", o.label.c_str(), printable(line).c_str());
@@ -152,10 +154,11 @@ std::string choose_checkpoint(const TrainOptions& o) {
 
 }  // namespace
 
-std::string find_checkpoint(const TrainOptions& o) {
+std::string find_checkpoint(const Settings& o, const RunDir& dir) {
+  Job& job = *dir.job();
   if (!o.resume) return "";
-  const std::string chosen = o.job->place.leads() ? fs::path(choose_checkpoint(o)).filename().string() : "";
-  const std::string name = o.job->share(chosen);
+  const std::string chosen = job.place.leads() ? fs::path(choose_checkpoint(o)).filename().string() : "";
+  const std::string name = job.share(chosen);
   return name.empty() ? "" : o.out + "/" + name;
 }
 

@@ -1,13 +1,13 @@
 // A run's settings as JSON, in the flags' own words: what flags.json holds, what a checkpoint keeps of it, and back.
+#include <algorithm>
 #include <filesystem>
 
+#include "engine/io/byte_names.h"
 #include "engine/io/json.h"
 #include "engine/io/json_file.h"
 #include "models/disk/checkpoint.h"
 #include "models/disk/config_json.h"
-#include "train/settings/idle_flags.h"
-#include "train/settings/options.h"
-#include "train/settings/setting_io.h"
+#include "train/settings/flag_table.h"
 
 namespace crossply {
 namespace {
@@ -15,66 +15,63 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// Calls visit for what a resumed run must keep: with the flag, underscores for its dashes; the variable; and what the
-// flag refuses beside the usual, as the smallest and largest number or as the words that it takes.
-template <class Options, class Visit>
-void each_kept(Options& o, Visit&& visit) {
-  visit("data", o.data.spec);
-  visit("val_data", o.data.val_spec);
-  visit("tokenizer", o.data.tokenizer);
-  visit("train_samples", o.data.train_samples);
-  visit("test_samples", o.data.test_samples);
-  visit("seq", o.data.seq_len);
-  visit("init", o.init);
-  visit("teacher", o.teacher);
-  if (!o.teacher.empty()) {
-    visit("kd_alpha", o.kd.alpha, 0, 1);
-    visit("kd_tau", o.kd.tau, min_tau, max_tau);
-    visit("kd_reduction", o.kd_reduction, reductions);
+// Calls visit(row, member) for the rows up to this class that are kept, one after the other: whether a row is may
+// depend on what the visit of an earlier one has set.
+template <class Visit>
+void each_kept(Settings& settings, Resume last, Visit&& visit) {
+  for (const FlagGroup& group : training_flags())
+    for (const FlagRow& row : group.rows)
+      if (row.resume <= last && (row.kept_if == nullptr || row.kept_if(settings)))
+        std::visit([&](auto* member) { visit(row, *member); }, row.member(settings));
+}
+
+// A text as this program has it, from any directory; older runs have paths as they were typed, and another name.
+std::string renewed(const FlagRow& row, const std::string& text) {
+  if (row.flag == "--schedule" && text == "cosine1") return "cosine_to_floor";
+  if (row.takes.text == "FILE" || row.takes.text == "DIR") return absolute_path(text);
+  return row.takes.text == "SOURCE" || row.takes.text == "GLOB" ? absolute_data(text) : text;
+}
+
+// What is kept of the settings, up to this class.
+json kept(const Settings& s, Resume last) {
+  json settings;
+  Settings all = s;
+  each_kept(all, last, [&]<class T>(const FlagRow& row, const T& member) {
+    if constexpr (std::is_same_v<T, std::string>) settings[row.key()] = name_as_utf8(renewed(row, member));
+    else settings[row.key()] = member;
+  });
+  return settings;
+}
+
+// One setting out of flags.json, if it is there: older runs do not have all. The seed may be any.
+struct TakeKept {
+  const json& settings;
+  const std::string& path;
+
+  template <class T>
+  static bool take(const FlagRow& row, const json& value, T& member) {
+    constexpr bool bounded = std::is_same_v<T, int64_t> || std::is_same_v<T, double>;
+    if (row.resume == Resume::may_grow && value == 0) return false;  // no run has no steps
+    if (!(bounded ? holds<T>(value, row.takes.least, row.takes.most) : holds<T>(value))) return false;
+    value.get_to(member);
+    return true;
   }
-  visit("steps", o.steps, 1);
-  visit("batch", o.batch, 1);
-  visit("accumulate", o.accumulate, 1);
-  visit("lr", o.lr);
-  visit("router_lr", o.router_lr);
-  visit("schedule", o.schedule, schedules);
-  visit("warmup", o.warmup);
-  visit("lr_floor", o.lr_floor, 0, 1);
-  visit("weight_decay", o.adamw.weight_decay);
-  visit("decay_all", o.decay_all);
-  visit("beta1", o.adamw.beta1, 0, max_beta);
-  visit("beta2", o.adamw.beta2, 0, max_beta);
-  visit("clip", o.adamw.clip);
-  visit("seed", o.seed);
-  visit("device", o.device);
-  visit("dtype", o.dtype, dtypes);
-  visit("matmul", o.matmul, matmuls);
-  visit("sum", o.sum, sums);
-}
+  static bool take(const FlagRow& row, const json& value, std::string& member) {
+    if (!value.is_string()) return false;
+    member = renewed(row, name_from_utf8(value));
+    const std::vector<std::string>& words = row.takes.words;
+    return words.empty() || std::ranges::count(words, member) > 0;
+  }
+  static bool take(const FlagRow&, const json&, std::vector<std::string>&) { return false; }  // never kept
 
-// The same for what a resumed run may change, because it does not touch the numbers.
-template <class Options, class Visit>
-void each_free(Options& o, Visit&& visit) {
-  visit("preset", o.preset);
-  visit("plan", o.plan);
-  visit("eval_every", o.eval_every);
-  visit("eval_samples", o.eval_samples);
-  visit("eval_rule", o.eval_rule, eval_rules);
-  visit("answer_samples", o.answer_samples);
-  visit("save_every", o.save_every);
-  visit("keep", o.keep, 1);
-  visit("tensorboard", o.tensorboard);
-  visit("csv", o.csv);
-}
-
-// A setting as this program has it, from any directory; older runs have paths as they were typed, and another name.
-json renewed(const std::string& key, const json& value) {
-  if (!value.is_string()) return value;
-  if (key == "schedule" && value == "cosine1") return "cosine_to_floor";
-  const std::string name = name_from_utf8(value);
-  if (key == "init" || key == "teacher" || key == "tokenizer") return name_as_utf8(absolute_path(name));
-  return key == "data" || key == "val_data" ? json(name_as_utf8(absolute_data(name))) : value;
-}
+  template <class T>
+  void operator()(const FlagRow& row, T& member) const {
+    const std::string key = row.key();
+    if (settings.contains(key) && !take(row, settings[key], member))
+      fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", json_text(settings[key]),
+           "; mend it or start a new run");
+  }
+};
 
 // For a message.
 std::string shown(const json& value) {
@@ -100,18 +97,11 @@ std::string absolute_data(const std::string& spec) {
   return parts.prefix + (full.find("/../") == full.npos ? fs::path(full).lexically_normal().string() : full);
 }
 
-json trajectory(const TrainOptions& o) {
-  json settings;
-  each_kept(o, PutSetting{settings});
-  for (const char* key : {"data", "val_data", "tokenizer", "init", "teacher"})
-    settings[key] = renewed(key, settings[key]);
-  return settings;
-}
+json trajectory(const Settings& s) { return kept(s, Resume::may_grow); }
 
-json all_settings(const TrainOptions& o) {
-  json settings = trajectory(o);
-  each_free(o, PutSetting{settings});
-  settings["config"] = to_json(o.config);
+json all_settings(const Settings& s) {
+  json settings = kept(s, Resume::free);
+  settings["config"] = to_json(s.config);
   return settings;
 }
 
@@ -120,17 +110,14 @@ json read_run_settings(const std::string& run_dir) {
   return !run_dir.empty() && path_exists(path) ? read_json(path) : json();
 }
 
-void take_settings(const json& settings, const std::string& path, TrainOptions& o) {
+void take_settings(const json& settings, const std::string& path, Settings& s) {
   if (!settings.is_object() || !settings.contains("config")) fail(Exit::bad_data, path, ": \"config\" is missing");
-  json now = settings;
-  for (const auto& [key, value] : now.items()) value = renewed(key, value);
-  if (!now.contains("eval_rule")) now["eval_rule"] = "first";  // older runs had no other
-  each_kept(o, TakeSetting{now, path});
-  each_free(o, TakeSetting{now, path});
-  o.config = parse_config(settings["config"], path + ": config");
+  if (!settings.contains("eval_rule")) s.eval_rule = "first";  // older runs had no other
+  each_kept(s, Resume::free, TakeKept{settings, path});
+  s.config = parse_config(settings["config"], path + ": config");
 }
 
-bool take_run_settings(const std::string& run_dir, TrainOptions& o) {
+bool take_run_settings(const std::string& run_dir, Settings& o) {
   const json settings = read_run_settings(run_dir);
   if (settings.is_null()) return false;
   const std::string arch = o.config.arch;
@@ -140,27 +127,25 @@ bool take_run_settings(const std::string& run_dir, TrainOptions& o) {
   return true;
 }
 
-void refuse_other_settings(const json& saved, const TrainOptions& now, const std::string& where,
+void refuse_other_settings(const json& saved, const Settings& now, const std::string& where,
                            const std::set<std::string>& moved) {
   if (!saved.is_object()) fail(Exit::bad_data, where, ": the flags of the run are missing");
-  const json current = trajectory(now);
-  for (const auto& [key, value] : current.items()) {
-    // older runs had no choice of these
-    const json before = key == "matmul"                          ? json("fp32")
-                        : key == "sum"                           ? json("running")
-                        : key == "teacher" || key == "tokenizer" ? json("")
-                                                                 : json();
-    const json was = renewed(key, saved.value(key, before));
-    const bool files = data_settings.contains(key);
-    if (was == value || moved.contains(key) || (key == "init" && now.init_moved)) continue;
-    if (key == "steps" && was.is_number_unsigned() && was < value) continue;
-    fail(Exit::usage, "--resume: the run in ", where, " has ", flag_of(key), " ", shown(was), ", the flags say ",
+  const json current = trajectory(now), usual = trajectory(Settings());
+  Settings settings = now;
+  each_kept(settings, Resume::may_grow, [&](const FlagRow& row, const auto&) {
+    const std::string key = row.key();
+    const json &value = current[key], found = saved.value(key, usual.value(key, json()));  // older runs had no choice
+    const json was = found.is_string() ? json(name_as_utf8(renewed(row, name_from_utf8(found)))) : found;
+    if (was == value || moved.contains(key) || (key == "init" && now.init_moved)) return;
+    if (row.resume == Resume::may_grow && was.is_number_unsigned() && was < value) return;
+    const bool teacher = key == "teacher" && was != "" && value != "";
+    fail(Exit::usage, "--resume: the run in ", where, " has ", row.flag, " ", shown(was), ", the flags say ",
          shown(value),
-         key == "steps"                                 ? "; it can only grow"
-         : files                                        ? "; only other files with the same contents can take its place"
-         : key == "teacher" && was != "" && value != "" ? "; only a directory with the same weights can take its place"
-                                                        : "; resume with the flags it was started with");
-  }
+         row.resume == Resume::may_grow ? "; it can only grow"
+         : data_settings.contains(key)  ? "; only other files with the same contents can take its place"
+         : teacher                      ? "; only a directory with the same weights can take its place"
+                                        : "; resume with the flags it was started with");
+  });
 }
 
 void refuse_other_config(const Config& saved, const Config& now, const std::string& where) {

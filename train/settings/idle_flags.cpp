@@ -14,21 +14,21 @@ std::string flag_of(std::string key) {
   return "--" + key;
 }
 
-void check_options(const TrainOptions& o) {
+std::string check_options(const Settings& o) {
   for (const IdleOption& idle : idle_options(o.config)) {
-    const std::string flag = flag_of(idle.key), &value = o.config.options.at(idle.key);
+    const std::string flag = option_flag(o.config.arch, idle.key), &value = o.config.options.at(idle.key);
     const std::string wanted = wanted_values(idle.need);
-    if (std::ranges::count(o.given_options, flag) > 0)
+    if (o.given.contains(flag))
       fail(Exit::usage, flag, idle.need.only_for.empty() ? "" : " " + value, " has no effect without ",
            flag_of(idle.need.key), wanted.empty() ? "" : " ", wanted, "; add that, or leave it out");
   }
-  if (o.init.empty())  // its config.json was read, and said so
-    std::fputs(note_idle_options(o.config, o.resume ? o.out + "/flags.json" : "--preset " + o.preset).c_str(), stderr);
+  if (!o.init.empty()) return "";  // its config.json was read, and said so
+  return note_idle_options(o.config, o.resume ? o.out + "/flags.json" : "--preset " + o.preset);
 }
 
 std::string notes_on_train_flags(CLI::App& app, const Config& config) {
   CommandLine usual("", "");
-  TrainOptions o;
+  Settings o;
   o.config.arch = config.arch;
   if (config.gpt2()) use_gpt2(o.config);
   add_train_flags(usual, o);
@@ -46,10 +46,10 @@ void refuse_idle_options(const ArchChoice& choice, const Config& config) {
 }
 
 // No refusal: the launcher says how many processes there are, and the same command may have several elsewhere.
-void note_single_process(const CLI::App& app, const TrainOptions& options) {
-  if (!options.job->place.alone() || options.world.ranks > 0) return;
+void note_single_process(const Settings& settings) {
+  if (settings.world.ranks > 0) return;
   for (const char* flag : flags_of_ranks)
-    if (is_given(app, flag))
+    if (settings.given.contains(flag))
       std::fprintf(stderr, "note: %s has no effect in a single process; mpirun, torchrun or srun starts several\n",
                    flag);
 }

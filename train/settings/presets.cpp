@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "train/settings/options.h"
+#include "train/settings/settings.h"
 
 namespace crossply {
 namespace {
 
-void set_size(TrainOptions& o, const Preset& preset) {
+void set_size(Settings& o, const Preset& preset) {
   o.config.hidden_size = preset.C;
   o.config.intermediate_size = preset.F;
   o.config.num_hidden_layers = preset.L;
@@ -18,7 +18,7 @@ void set_size(TrainOptions& o, const Preset& preset) {
 }
 
 // Language modelling: 20,000 steps of 1024 sequences of 2048 tokens, GPT-2's vocabulary.
-void language_model(TrainOptions& o, const Preset& preset) {
+void language_model(Settings& o, const Preset& preset) {
   set_size(o, preset);
   o.config.vocab_size = 50257;
   o.config.max_position_embeddings = 2048;
@@ -34,13 +34,13 @@ void language_model(TrainOptions& o, const Preset& preset) {
 }
 
 // The deep models of LIMe's first version: narrow, a quarter of the steps.
-void deep_model(TrainOptions& o, const Preset& preset) {
+void deep_model(Settings& o, const Preset& preset) {
   language_model(o, preset);
   o.steps = 5000;
 }
 
 // Generated tasks: 4 blocks, 4 heads, width 32, as in the paper; F and the decay are ours.
-void arithmetic(TrainOptions& o, const Preset& preset) {
+void arithmetic(Settings& o, const Preset& preset) {
   set_size(o, preset);
   o.config.vocab_size = 0;
   o.data.spec = "arith:6";
@@ -54,7 +54,7 @@ void arithmetic(TrainOptions& o, const Preset& preset) {
 }
 
 // The same model at the same rate with 4 operators, for minutes instead of hours.
-void arithmetic_quick(TrainOptions& o, const Preset& preset) {
+void arithmetic_quick(Settings& o, const Preset& preset) {
   arithmetic(o, preset);
   o.data.spec = "arith:4";
   o.batch = 64;
@@ -65,7 +65,7 @@ void arithmetic_quick(TrainOptions& o, const Preset& preset) {
 
 // Fine-tuning on ProsQA, 10 epochs of about 18,000 graphs; the paper starts from a pre-trained 150M model (--init),
 // whose own tokenizer encodes questions, steps and answers. Without --init the tokens are the task's words.
-void prosqa(TrainOptions& o, const Preset& preset) {
+void prosqa(Settings& o, const Preset& preset) {
   language_model(o, preset);
   o.config.vocab_size = 0;
   o.data.spec = "prosqa";
@@ -81,7 +81,7 @@ void prosqa(TrainOptions& o, const Preset& preset) {
 }
 
 // The SATFormer paper: V 32,000, q/k norm, 524,288 tokens a step in rows of 4096, cosine to a tenth.
-void sat_model(TrainOptions& o, const Preset& preset) {
+void sat_model(Settings& o, const Preset& preset) {
   language_model(o, preset);
   o.config.vocab_size = 32000;
   o.config.qk_norm = true;
@@ -126,7 +126,7 @@ const std::vector<Preset::Own> sat_text_own = [] {
 
 // The vertical attention paper: Llama 3's vocabulary and rotation, heads of 128, a constant rate without warm-up. The
 // initialisation, the second moment's decay and the absence of clipping are ours.
-void vertical_model(TrainOptions& o, const Preset& preset) {
+void vertical_model(Settings& o, const Preset& preset) {
   language_model(o, preset);
   o.config.vocab_size = 128256;
   o.config.head_dim = 128;
@@ -148,7 +148,7 @@ void vertical_model(TrainOptions& o, const Preset& preset) {
 // nanochat's sizes, tokens and vocabulary on this backbone: a SwiGLU of as many weights in place of a squared ReLU,
 // norms of queries and keys in front of the rotation, attention to all tokens in every layer. It has another optimiser,
 // Muon: AdamW, the rate and its cosine are ours.
-void nanochat(TrainOptions& o, const Preset& preset) {
+void nanochat(Settings& o, const Preset& preset) {
   language_model(o, preset);
   o.config.vocab_size = 32768;
   o.config.head_dim = 128;
@@ -166,7 +166,7 @@ void nanochat(TrainOptions& o, const Preset& preset) {
 // GPT-2 as in the Inheritune paper's code: no biases, V padded, 384 sequences of 1024 tokens a step. Where text and
 // code disagree: Medium's rate ends at the text's 1e-5, not at the code's 6e-5; logits are divided by i + 1, too, which
 // the code alone says, and not for the small size, whose tokens a step are ours. docs/inheritune.md has the runs.
-void gpt2_medium(TrainOptions& o, const Preset& preset) {
+void gpt2_medium(Settings& o, const Preset& preset) {
   if (!o.config.gpt2())
     fail(Exit::usage, "--preset ", preset.name, " is of the backbone gpt2: train_gpt2 has it, and other architectures ",
          "have it with --backbone gpt2");
@@ -185,20 +185,20 @@ void gpt2_medium(TrainOptions& o, const Preset& preset) {
   o.adamw.weight_decay = 0.1;
 }
 
-void gpt2_small(TrainOptions& o, const Preset& preset) {
+void gpt2_small(Settings& o, const Preset& preset) {
   gpt2_medium(o, preset);
   o.config.scale_attn_by_inverse_layer_idx = false;
   o.lr_floor = 0.05;
 }
 
 // Large and XL: 128 sequences a step.
-void gpt2_large(TrainOptions& o, const Preset& preset) {
+void gpt2_large(Settings& o, const Preset& preset) {
   gpt2_medium(o, preset);
   o.batch = 4;
 }
 
 // FineWeb-Edu: 60 sequences a step, and another decay of the second moment.
-void gpt2_fineweb(TrainOptions& o, const Preset& preset) {
+void gpt2_fineweb(Settings& o, const Preset& preset) {
   gpt2_medium(o, preset);
   o.batch = 5;
   o.accumulate = 12;
@@ -207,14 +207,14 @@ void gpt2_fineweb(TrainOptions& o, const Preset& preset) {
 
 // Students of --teacher: half the steps, the rate ends at a tenth. An earlier version of the text has 49,152 tokens a
 // step.
-void gpt2_student(TrainOptions& o, const Preset& preset) {
+void gpt2_student(Settings& o, const Preset& preset) {
   gpt2_medium(o, preset);
   o.steps = 50000;
   o.lr_floor = 0.1;
 }
 
 // The extra runs of the paper's appendix: 48 sequences a step.
-void gpt2_extra(TrainOptions& o, const Preset& preset) {
+void gpt2_extra(Settings& o, const Preset& preset) {
   gpt2_medium(o, preset);
   o.batch = 6;
   o.accumulate = 8;
@@ -263,7 +263,7 @@ const std::vector<Preset>& presets() {
   return all;
 }
 
-void apply_preset(const std::string& name, TrainOptions& options) {
+void apply_preset(const std::string& name, Settings& options) {
   std::string known;
   for (const Preset& preset : presets()) {
     known += " " + preset.name;
@@ -275,14 +275,14 @@ void apply_preset(const std::string& name, TrainOptions& options) {
   fail(Exit::usage, "unknown preset '", name, "'; known:", known);
 }
 
-void apply_preset_to_architecture(TrainOptions& o) {
+void add_preset_options(const std::string& name, Config& config) {
   for (const Preset& preset : presets()) {
-    if (preset.name != o.preset) continue;
+    if (preset.name != name) continue;
     for (const Preset::Own& own : preset.options) {
-      if (own.arch != o.config.arch) continue;
+      if (own.arch != config.arch) continue;
       const bool rising = own.value == "rising";
-      const std::string widths = rising ? rising_widths(o.config.intermediate_size, o.config.num_hidden_layers) : "";
-      o.config.options.emplace(own.key, rising ? widths : own.value);
+      const std::string widths = rising ? rising_widths(config.intermediate_size, config.num_hidden_layers) : "";
+      config.options.emplace(own.key, rising ? widths : own.value);
     }
   }
 }

@@ -1,12 +1,17 @@
-#include "train/settings/text_defaults.h"
+#include "train/settings/resolve.h"
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <utility>
 
+#include "cli/flags.h"
 #include "cli/format.h"
+#include "engine/io/printable.h"
 #include "models/model.h"
+#include "models/registry.h"
+#include "train/settings/flag_table.h"
+#include "train/settings/idle_flags.h"
 
 namespace crossply {
 
@@ -49,24 +54,155 @@ int64_t usual_steps_of(int64_t sequences, int64_t seq_len, int64_t batch, int64_
   return std::max<int64_t>(1, std::llround(std::floor(read / static_cast<double>(batch))));
 }
 
-void choose_text_defaults(TrainOptions& o, const Source& train) {
-  const OpenChoices open = std::exchange(o.open, {});
+namespace {
+
+// The same architecture: the note says what is taken of it.
+std::string note_of_start(const Settings& said, const Config& model, int64_t blocks) {
+  const int64_t taken = model.num_hidden_layers;
+  const std::string part = taken < blocks ? str(", the first ", taken, " of its ", blocks, " blocks") : "";
+  return str("note: starting from the weights of ", printable(said.init), ", a ", model.arch, part, "\n");
+}
+
+// What --init's model becomes: its own architecture, or from a plain LLaMA or GPT-2 one that can start as it.
+Config choose_architecture(const Settings& said, Config model, int64_t blocks, std::string& notes) {
+  const std::string from = model.arch, &asked = said.config.arch;
+  if (from == asked) {
+    for (const Option& option : find_architecture(asked).options)
+      if (const std::string flag = option_flag(asked, option.key); said.given.contains(flag))
+        fail(Exit::usage, "--init takes the options from its config.json; leave out ", flag);
+    notes += note_of_start(said, model, blocks);
+    return model;
+  }
+  const auto plain = [](const std::string& arch) { return arch == "llama" || arch == "gpt2"; };
+  if (!plain(from) || plain(asked))
+    fail(Exit::usage, "--init ", said.init, " holds ", with_article(from), ", not ", with_article(asked),
+         plain(from) ? "; their blocks differ" : "; only a llama or a gpt2 can become another architecture");
+  model.arch = asked;
+  model.options = said.config.options;
+  model.check(Exit::usage, "flags");
+  ParameterTable params;
+  declare_model(params, model);
+  const std::string remark = find_architecture(asked).make(model)->start_as_plain(params, model);
+  notes += str("note: ", asked, " starts as the ", from, " of ", printable(said.init), remark.empty() ? "" : ": ",
+               remark, "\n");
+  return model;
+}
+
+// The sizes of --init's model, of which --layers may take the first blocks.
+Config take_initial(const Settings& said, const Config& initial, std::string& notes) {
+  Config model = initial;
+  bool fewer = false;
+  for (const FlagGroup& group : training_flags())
+    for (const FlagRow& row : group.rows) {
+      if (row.resume != Resume::of_model || !said.given.contains(row.flag)) continue;
+      if (row.flag == "--layers") fewer = true;
+      // Presets of the backbone need it.
+      else if (row.flag != "--backbone" || said.config.backbone != initial.backbone)
+        fail(Exit::usage, "--init takes the sizes from its config.json; leave out ", row.flag);
+    }
+  const int64_t layers = said.config.num_hidden_layers, blocks = initial.num_hidden_layers;
+  if (fewer && (layers < 1 || layers > blocks))
+    fail(Exit::usage, "--layers ", layers, ": --init ", said.init, " has ", blocks,
+         " blocks, of which the first so many can be taken");
+  if (fewer) model.num_hidden_layers = layers;
+  return choose_architecture(said, model, blocks, notes);
+}
+
+// A LLaMA without a window takes sequences of any length; a GPT-2 has learned so many positions.
+void choose_positions(TrainPlan& plan) {
+  const int64_t T = plan.data.seq_len;
+  if (const int64_t window = plan.config.sliding_window; window > 0 && window < T)
+    fail(Exit::usage, "sequences of ", T, " tokens: the model attends within a window of ", window,
+         ", which is not computed here; give a smaller --seq");
+  int64_t& positions = plan.config.max_position_embeddings;
+  if (!plan.config.gpt2() || positions == 0) positions = std::max(positions, T);
+  const bool task = parse_data_spec(plan.data.spec).kind == DataSpec::Kind::generated;
+  if (positions < T)
+    fail(Exit::usage, "sequences of ", T, " tokens: the model has ", positions, " positions; give a smaller --seq",
+         task ? " if the samples of " + plan.data.spec + " fit into it" : "",
+         plan.init.empty() ? ", or more --positions"
+         : task            ? ", or start from a model with more positions"
+                           : "");
+}
+
+void choose_vocabulary(TrainPlan& plan, const DataFacts& data) {
+  int64_t& vocab = plan.config.vocab_size;
+  if (vocab == 0) vocab = data.vocab;
+  if (vocab < 1) fail(Exit::usage, "--vocab is needed: token shards do not say their vocabulary");
+  if (vocab < data.vocab)
+    fail(Exit::bad_data, plan.data.spec, " has a vocabulary of ", data.vocab, ", the model's is ", vocab,
+         plan.init.empty() ? str("; give --vocab ", data.vocab) : " (" + plan.init + ")");
+}
+
+// The settings that were left open, from the size of the data and of the model.
+void choose_open(TrainPlan& plan, const DataFacts& data) {
+  const LeftOpen open = std::exchange(plan.open, {});
   if (!open.seq && !open.steps && !open.lr && !open.warmup) return;
   ParameterTable params;
-  declare_model(params, o.config);
-  const int64_t T = train.seq_len(), batch = o.batch * o.accumulate;
+  declare_model(params, plan.config);
+  const int64_t batch = plan.batch * plan.accumulate;
   std::string flags;
   const auto choose = [&](bool chosen, auto& setting, auto value, const char* flag) {
     if (!chosen) return;
     setting = value;
     flags += str(" ", flag, " ", value);
   };
-  choose(open.seq, o.data.seq_len, T, "--seq");
-  choose(open.steps, o.steps, usual_steps_of(train.size(), T, batch, params.count()), "--steps");
-  choose(open.lr, o.lr, usual_lr_of(params.count()), "--lr");
-  choose(open.warmup, o.warmup, o.steps / 20, "--warmup");
-  o.chosen = str("chosen for ", format_count(train.size() * T), " tokens and ", format_count(params.count()),
-                 " parameters:", flags);
+  choose(open.seq, plan.data.seq_len, data.T, "--seq");
+  choose(open.steps, plan.steps, usual_steps_of(data.sequences, data.T, batch, params.count()), "--steps");
+  choose(open.lr, plan.lr, usual_lr_of(params.count()), "--lr");
+  choose(open.warmup, plan.warmup, plan.steps / 20, "--warmup");
+  plan.chosen = str("chosen for ", format_count(data.sequences * data.T), " tokens and ", format_count(params.count()),
+                    " parameters:", flags);
+}
+
+// The teacher's logits are for the same tokens as the model's.
+void check_teacher(const TrainPlan& plan, const Config& teacher) {
+  if (const int64_t theirs = teacher.vocab_size, own = plan.config.vocab_size; theirs != own)
+    fail(Exit::usage, "--teacher ", plan.teacher, " has a vocabulary of ", theirs, ", the model's is ", own,
+         "; a teacher needs the same one", plan.init.empty() && theirs > own ? str(": give --vocab ", theirs) : "");
+  if (teacher.gpt2() && teacher.max_position_embeddings < plan.data.seq_len)
+    fail(Exit::usage, "sequences of ", plan.data.seq_len, " tokens: --teacher ", plan.teacher, " has ",
+         teacher.max_position_embeddings, " positions; give a smaller --seq");
+}
+
+}  // namespace
+
+Config resolve_model(const Settings& said, const InitialModel* initial, std::string& notes) {
+  if (initial != nullptr) return initial->goes_on ? said.config : take_initial(said, initial->config, notes);
+  Config model = said.config;
+  add_preset_options(said.preset, model);
+  return model;
+}
+
+// Of a GPT-2 that is trained on, at most as many as it has positions.
+int64_t resolve_seq(const Settings& said, const Config& model, const Tokenizer& tokenizer) {
+  if (said.data.seq_len > 0 || !parse_data_spec(said.data.spec).files()) return said.data.seq_len;
+  const int64_t positions = model.max_position_embeddings, usual = 256;
+  if (!said.init.empty() && model.gpt2() && positions > 0 && positions < usual) return positions;
+  DataOptions data = said.data;
+  data.of_model = tokenizer;
+  return said.open.seq ? usual_seq_of(tokens_about(data)) : 0;
+}
+
+TrainPlan resolve(const Settings& said, Config model, const InitialModel* initial, const DataFacts& data,
+                  const std::optional<Config>& teacher) {
+  TrainPlan plan(said);
+  plan.config = std::move(model);
+  if (initial != nullptr) plan.initial_config = initial->config, plan.carried = initial->files;
+  if (data.T > 0) {
+    plan.config.token_ids.insert(data.token_ids.begin(), data.token_ids.end());
+    plan.data = data.opened;
+    plan.data.seq_len = data.T;
+    choose_vocabulary(plan, data);
+  }
+  choose_positions(plan);
+  plan.config.check(Exit::usage, "flags");
+  plan.notes += check_options(plan);
+  if (data.T > 0) choose_open(plan, data);
+  if (teacher) check_teacher(plan, *teacher);
+  plan.teacher_config = teacher;
+  check_together(plan);
+  return plan;
 }
 
 }  // namespace crossply

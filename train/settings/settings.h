@@ -1,10 +1,10 @@
-// Everything that decides a training run, its command-line flags, and the papers' presets.
+// What a user says of a training run: by flags, by a preset, or long ago, in the flags.json of a run that goes on. It
+// is read once, and constant from then on. What the data, --init and --teacher add to it is in the plan
+// (train_plan.h).
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <string>
@@ -15,7 +15,6 @@
 #include "kernels/block/distill.h"
 #include "kernels/optim/optimizer.h"
 #include "models/config.h"
-#include "ranks/job.h"
 #include "train/settings/schedule.h"
 
 namespace CLI {
@@ -25,13 +24,6 @@ class App;
 namespace crossply {
 
 struct ShortHelp;  // cli/flags.h
-
-// What --init's directory gives a run, read once at its start.
-struct InitialModel {
-  Config config;
-  Tokenizer tokenizer;
-  std::map<std::string, std::string> files;  // that saved models carry along, by name
-};
 
 // --world: a job of several ranks, planned and not run (train/run/plan.h). Rates of 0: what a GPU is assumed to have.
 struct PlannedWorld {
@@ -43,28 +35,20 @@ struct PlannedWorld {
   bool operator==(const PlannedWorld&) const = default;
 };
 
-// Settings that the size of data in files decides: those whose flags were not given, in a new run without a preset.
-struct OpenChoices {
+// What is left to the size of the data: of a new run on files, without a preset, what no flag says.
+struct LeftOpen {
   bool seq = false, steps = false, lr = false, warmup = false;
 };
 
-struct TrainOptions {
-  TrainOptions();  // a small model, for `train_llama --data text:FILE --out DIR`
+// Each member with a flag is explained in flag_table.cpp.
+struct Settings {
+  Settings();  // a small model, for `train_llama --data text:FILE --out DIR`
   std::string preset;
   Config config;
   DataOptions data;
-  std::string program;  // as it was called, for the command that continues the run; "": part of another program
-  std::vector<std::string> command;  // what the user called, where that is not this process; for environment.jsonl
-  std::string data_digest;           // of a run among others, which its files must have; "": any
-  std::string out;
-  std::string init;  // model or run directory to start from
-  InitialModel initial;
-  std::string teacher;    // model or run directory to learn from; "": none
-  Config teacher_config;  // of it, read once at the start
-  Distillation kd;        // how; its per_element is what the next says
+  std::string out, init, teacher;
+  Distillation kd;  // its per_element is what the next says
   std::string kd_reduction = "token";
-  std::vector<std::string> given_sizes;    // the model flags on the command line: --init takes --layers of them
-  std::vector<std::string> given_options;  // and the architecture's: --init takes them from a model of another one
   int64_t steps = 1000;
   int64_t batch = 16;      // sequences per micro-step
   int64_t accumulate = 1;  // micro-steps per optimizer step
@@ -76,36 +60,39 @@ struct TrainOptions {
   AdamwOptions adamw;
   bool decay_all = false;  // also what the parameter table exempts
   uint64_t seed = 42;
-  std::string device = "cpu";
-  std::string dtype = "fp32";
-  std::string matmul = "fp32";
+  std::string device = "cpu", dtype = "fp32", matmul = "fp32";
   std::string plan = "reuse";
-  std::string sum = "running";          // train/step/exchange.h
-  int64_t bucket_bytes = 0;             // of gradients that are exchanged at once; 0: enough
-  int64_t shard_bytes = 5'000'000'000;  // of weights in a file, where several ranks write; tests have smaller ones
-  double peer_timeout = 30;             // seconds of silence after which another rank is lost
-  int64_t check_replicas = 1000;        // steps between comparisons of the ranks' weights; 0: never
-  bool log_ranks = false;               // print what other ranks than the first say
-  std::shared_ptr<Job> job = one_rank_job();
+  std::string sum = "running";  // train/step/exchange.h
+  double peer_timeout = 30;
+  int64_t check_replicas = 1000;
+  bool log_ranks = false;
   int64_t eval_every = 0;                     // 0: a tenth of the run
   int64_t eval_samples = 512;                 // for the loss; 0: all
   std::string eval_rule = "spread_then_all";  // which sequences these are: sequences_tested()
   int64_t answer_samples = 256;               // for a task's accuracy
   int64_t save_every = 0;                     // 0: a tenth of the run
   int64_t keep = 2;
-  bool tensorboard = false, csv = false;  // write event files, metrics.csv
+  bool tensorboard = false, csv = false;
   PlannedWorld world;
-  bool init_moved = false;  // --init lies in a directory that was renamed with this run in it, which is resumed
-  bool resume = false, other_gpu = false, dry_run = false, dump_tape = false, profile = false;
-  std::vector<std::string> dump_tensors;                    // names; not empty: one step, and no training
+  bool resume = false, other_gpu = false, dry_run = false, time = false, dump_tape = false, profile = false;
+  std::vector<std::string> dump_tensors;
+
+  std::set<std::string> given;  // the flags of this call's command line, with their dashes
+  LeftOpen open;
+
+  // Of who calls, which no flag says:
+  std::string program;                  // as it was called, for the command that continues the run; "": part of another
+  std::vector<std::string> command;     // what the user called, where that is not this process; for environment.jsonl
+  std::string label;                    // in front of the lines that the run prints
+  int64_t runs_after = 0;               // like this one, for the time left
+  std::string data_digest;              // of a run among others, which its files must have; "": any
+  bool init_moved = false;              // --init lies in a directory that was renamed with this run in it
+  int64_t bucket_bytes = 0;             // of gradients that are exchanged at once; 0: enough
+  int64_t shard_bytes = 5'000'000'000;  // of weights in a file, where several ranks write; tests have smaller ones
+
   bool plans_only() const { return dry_run || dump_tape; }  // prints, allocates nothing
-
-  OpenChoices open;    // until open_inputs() has chosen
-  std::string chosen;  // which it chose, in words; "": none
-  bool time = false;   // --dry-run: also a few steps
-
-  std::string label;       // in front of the lines that the run prints
-  int64_t runs_after = 0;  // like this one, for the time left
+  // And not only looking.
+  bool trains() const { return !plans_only() && dump_tensors.empty() && steps > 0; }
 };
 
 // What these flags take; --schedule: train/settings/schedule.h.
@@ -119,53 +106,55 @@ inline const std::vector<std::string> sums = {"running", "tree", "library"};
 // also after the last step; runs that were begun before this setting existed keep this rule.
 inline const std::vector<std::string> eval_rules = {"spread_then_all", "spread", "first"};
 // How many sequences of a test set of `size` an evaluation is over; last: it is that of the last step.
-int64_t sequences_tested(const TrainOptions& options, int64_t size, bool last);
+int64_t sequences_tested(const Settings& settings, int64_t size, bool last);
 // What --dtype names.
-Dtype storage_type(const TrainOptions& options);
+Dtype storage_type(const Settings& options);
 // How many prompts an evaluation answers at a time, at most.
-inline int64_t answer_rows(const TrainOptions& options) { return std::max<int64_t>(options.batch, 16); }
+inline int64_t answer_rows(const Settings& options) { return std::max<int64_t>(options.batch, 16); }
 
 // What --help of a trainer shows first. program: for the examples.
 ShortHelp training_help(const std::string& program);
-// Flags of the run and of the model's sizes; of config.arch's connection, one per option. `options` holds the defaults.
-void add_train_flags(CLI::App& app, TrainOptions& options);
-void add_architecture_flags(CLI::App& app, TrainOptions& options);
 // The defaults of the backbone gpt2, before its flags are added.
 void use_gpt2(Config& config);
-// Which settings the data is to decide, by the flags that were given. known: the run or a preset has decided them.
-OpenChoices open_choices(const CLI::App& app, const TrainOptions& options, bool known);
-// Which flags of a group of --help were given, without --init.
-std::vector<std::string> given_flags(const CLI::App& app, const std::string& group);
+// Flags of the run and of the model's sizes (flag_table.h); of config.arch's connection, one per option. `settings`
+// holds the defaults.
+void add_train_flags(CLI::App& app, Settings& settings);
+void add_architecture_flags(CLI::App& app, Settings& settings);
+// "--window", or "--sla-heads" where trainers have --heads.
+std::string option_flag(const std::string& arch, const std::string& key);
+// After parsing, the last change of the settings: which flags were given, and what that means for others. decided: a
+// run or a preset has decided what is else left open.
+void complete_flags(const CLI::App& app, Settings& settings, bool decided);
 
 // A path, and the files of --data, as they are from any directory; what names no file stays.
 std::string absolute_path(const std::string& path);
 std::string absolute_data(const std::string& spec);
 // The settings that a run must keep when it is resumed; its files by their absolute paths.
-nlohmann::json trajectory(const TrainOptions& options);
+nlohmann::json trajectory(const Settings& options);
 // All settings, for the run directory's flags.json: enough to repeat the run, or to continue it.
-nlohmann::json all_settings(const TrainOptions& options);
+nlohmann::json all_settings(const Settings& options);
 // flags.json of a run directory; null where there is none.
 nlohmann::json read_run_settings(const std::string& run_dir);
 // What all_settings wrote, into options; path: where it stood, for errors. Throws Exit::bad_data for values that no
 // flag could have.
-void take_settings(const nlohmann::json& settings, const std::string& path, TrainOptions& options);
+void take_settings(const nlohmann::json& settings, const std::string& path, Settings& options);
 // The same of a run directory, whose config.arch the options must have; false where there is none.
-bool take_run_settings(const std::string& run_dir, TrainOptions& options);
+bool take_run_settings(const std::string& run_dir, Settings& options);
 // Throw Exit::usage with the name of a setting that differs from what the run in `where` has; --steps may be larger.
 // moved: settings whose files have other names now and hold the same.
-void refuse_other_settings(const nlohmann::json& saved, const TrainOptions& now, const std::string& where,
+void refuse_other_settings(const nlohmann::json& saved, const Settings& now, const std::string& where,
                            const std::set<std::string>& moved = {});
 inline const std::set<std::string> data_settings = {"data", "val_data", "tokenizer"};
 void refuse_other_config(const Config& saved, const Config& now, const std::string& where);
 // Throws Exit::usage for what no check of a single flag can refuse.
-void check_together(const TrainOptions& options);
+void check_together(const Settings& options);
 // One line where the warm-up takes the whole run or more; "" otherwise.
-std::string warmup_warning(const TrainOptions& options);
+std::string warmup_warning(const Settings& options);
 
 // The papers' settings by name; every architecture trains in them.
 struct Preset {
   std::string name, about;
-  void (*apply)(TrainOptions&, const Preset&);
+  void (*apply)(Settings&, const Preset&);
   int64_t C, F, L, H, K = 0;  // K = 0: as many key/value heads as query heads
   double lr = 0;              // where the paper has its own for each size
   int64_t steps = 0, warmup = 0;
@@ -177,9 +166,9 @@ struct Preset {
   bool of_students = false;  // of --teacher
 };
 const std::vector<Preset>& presets();
-void apply_preset(const std::string& name, TrainOptions& options);  // throws Exit::usage for an unknown one
-// The preset's values for config.arch's own options, where none are given.
-void apply_preset_to_architecture(TrainOptions& options);
+void apply_preset(const std::string& name, Settings& options);  // throws Exit::usage for an unknown one
+// Its values for config.arch's own options, where none are given.
+void add_preset_options(const std::string& name, Config& config);
 // Whether argv has this flag; the value of the last such flag, "" for none. For flags that must be read before the
 // others, because the others change what they set.
 bool has_flag(int argc, char** argv, const std::string& flag);

@@ -7,20 +7,20 @@
 
 namespace crossply {
 
-void declare(ParameterTable& params, const TrainOptions& options) {
-  declare_model(params, options.config);
-  const Config& c = options.config;
-  if (!options.init.empty() && options.initial.config.arch != c.arch)
+void declare(ParameterTable& params, const TrainPlan& plan) {
+  declare_model(params, plan.config);
+  const Config& c = plan.config;
+  if (plan.initial_config && plan.initial_config->arch != c.arch)
     find_architecture(c.arch).make(c)->start_as_plain(params, c);
   for (Parameter& row : params.rows()) {
     const bool router = row.lr_mul != 1 && row.lr_mul != 0;  // 0: it stays as it starts
-    if (router && options.router_lr > 0) row.lr_mul = options.router_lr / options.lr;
-    if (options.decay_all) row.wd_mul = 1;
+    if (router && plan.router_lr > 0) row.lr_mul = plan.router_lr / plan.lr;
+    if (plan.decay_all) row.wd_mul = 1;
   }
 }
 
-Batch batch_of(const TrainOptions& options, int64_t T, Teacher* teacher) {
-  return {options.batch, T, storage_type(options), true, plan_mode(options.plan), teacher, options.matmul == "fp8"};
+Batch batch_of(const TrainPlan& plan, int64_t T, Teacher* teacher) {
+  return {plan.batch, T, storage_type(plan), true, plan_mode(plan.plan), teacher, plan.matmul == "fp8"};
 }
 
 std::string digest_of(const ParameterTable& params) {

@@ -6,23 +6,23 @@
 #include <string>
 
 #include "models/batch/batch_model.h"
-#include "train/settings/options.h"
+#include "train/settings/train_plan.h"
 
 namespace crossply {
 
 // The parameter table with the run's own learning rates, without memory.
-void declare(ParameterTable& params, const TrainOptions& options);
+void declare(ParameterTable& params, const TrainPlan& plan);
 // The teacher's table, without memory; null for none.
-std::unique_ptr<Teacher> declare_teacher(const TrainOptions& options);
+std::unique_ptr<Teacher> declare_teacher(const TrainPlan& plan);
 // The same with its weights, on the run's device.
-std::unique_ptr<Teacher> load_teacher(const TrainOptions& options, Device& device);
+std::unique_ptr<Teacher> load_teacher(const TrainPlan& plan, Device& device);
 size_t memory_of(const Teacher* teacher);  // bytes; 0 for none
 // Tells whether two tables of the same rows hold the same numbers: of the values, and of their bf16 copies where the
 // table has these.
 std::string digest_of(const ParameterTable& params);
 // Of --teacher's weights, as a checkpoint records it.
-std::string digest_of_teacher(const TrainOptions& options);
+std::string digest_of_teacher(const TrainPlan& plan);
 // A micro-step's batch.
-Batch batch_of(const TrainOptions& options, int64_t T, Teacher* teacher = nullptr);
+Batch batch_of(const TrainPlan& plan, int64_t T, Teacher* teacher = nullptr);
 
 }  // namespace crossply

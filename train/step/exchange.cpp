@@ -12,7 +12,7 @@
 
 namespace crossply {
 
-Buckets divide(ParameterTable& params, const TrainOptions& o, const Place& place) {
+Buckets divide(ParameterTable& params, const TrainPlan& o, const Place& place) {
   if (storage_type(o) == Dtype::bf16 && (!place.alone() || o.sum == "tree")) {
     Tape tape(Dtype::bf16);
     record_model(tape, params, o.config, 1, 1);

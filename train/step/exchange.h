@@ -17,18 +17,18 @@
 #include "kernels/optim/optimizer.h"
 #include "models/batch/batch_model.h"
 #include "ranks/job.h"
-#include "train/settings/options.h"
+#include "train/settings/train_plan.h"
 
 namespace crossply {
 
 // Of gradients that are exchanged at once: for many ranks more, since each message costs time however small it is.
-inline int64_t bucket_bytes(const TrainOptions& options, int64_t ranks) {
-  return options.bucket_bytes > 0 ? options.bucket_bytes : std::max(int64_t{64} << 20, ranks << 18);
+inline int64_t bucket_bytes(const TrainPlan& plan, int64_t ranks) {
+  return plan.bucket_bytes > 0 ? plan.bucket_bytes : std::max(int64_t{64} << 20, ranks << 18);
 }
 
 // The declared table's buckets for one of so many ranks; rows that are read in bf16 only get a region of their own. One
 // rank that adds up as micro-steps come needs no regions.
-Buckets divide(ParameterTable& params, const TrainOptions& options, const Place& place);
+Buckets divide(ParameterTable& params, const TrainPlan& plan, const Place& place);
 // Buckets as the backward finishes their gradients, each with the node after whose backward it has.
 struct FinalBucket {
   const Bucket* bucket;

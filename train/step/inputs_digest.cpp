@@ -12,7 +12,7 @@ namespace {
 using nlohmann::json;
 
 // What only looks at a batch, or at nothing, does not read all of the data.
-bool needs_digest(const TrainOptions& o, bool resumed) { return resumed || (o.steps > 0 && o.dump_tensors.empty()); }
+bool needs_digest(const TrainPlan& o, bool resumed) { return resumed || (o.steps > 0 && o.dump_tensors.empty()); }
 
 // All that older checkpoints know of their data: its size and the contents of some samples.
 std::string fingerprint(const Source& source) {
@@ -27,20 +27,20 @@ std::string fingerprint(const Source& source) {
 }
 
 // Throws Exit::bad_data at all ranks if what they read is not the same, by its Source::digest.
-void compare_data(const TrainOptions& o, const std::string& digest) {
-  if (o.job->place.alone()) return;
-  if (const std::string others = ranks_that_differ(*o.job, digest); !others.empty())
-    fail_at_all(*o.job, Exit::bad_data,
+void compare_data(const TrainPlan& o, Job& job, const std::string& digest) {
+  if (job.place.alone()) return;
+  if (const std::string others = ranks_that_differ(job, digest); !others.empty())
+    fail_at_all(job, Exit::bad_data,
                 str("what ", others, " read as ", o.data.spec,
                     " has other contents than rank 0's: all ranks need the same files"));
 }
 
 }  // namespace
 
-InputsDigest digest_inputs(const TrainOptions& o, const Source& train, const Teacher* teacher, bool resumed) {
+InputsDigest digest_inputs(const TrainPlan& o, const Source& train, const Teacher* teacher, Job& job, bool resumed) {
   InputsDigest digest{fingerprint(train), needs_digest(o, resumed) ? str(std::hex, train.digest()) : "",
                       teacher != nullptr ? digest_of(teacher->params) : ""};
-  compare_data(o, digest.data_digest);
+  compare_data(o, job, digest.data_digest);
   return digest;
 }
 
@@ -56,7 +56,7 @@ std::set<std::string> InputsDigest::moved(const json& state) const {
   return moved;
 }
 
-void InputsDigest::refuse_others(const json& state, const TrainOptions& o, const std::string& dir) const {
+void InputsDigest::refuse_others(const json& state, const TrainPlan& o, const std::string& dir) const {
   if (state.value("data", json()) != data || state.value("data_digest", json(data_digest)) != data_digest)
     fail(Exit::bad_data, "--resume: ", o.data.spec, o.data.val_spec.empty() ? "" : " or " + o.data.val_spec,
          " is not the data that the run in ", dir, " was trained on; its size or contents changed");

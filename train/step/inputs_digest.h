@@ -7,7 +7,8 @@
 
 #include "data/source.h"
 #include "models/model.h"
-#include "train/settings/options.h"
+#include "ranks/job.h"
+#include "train/settings/train_plan.h"
 
 namespace crossply {
 
@@ -19,8 +20,8 @@ struct InputsDigest {
   // The settings whose files hold what those of the checkpoint held, so that their names may differ.
   std::set<std::string> moved(const nlohmann::json& state) const;
   // Throws Exit::bad_data for other contents than those that the run in `dir` was trained on.
-  void refuse_others(const nlohmann::json& state, const TrainOptions& options, const std::string& dir) const;
+  void refuse_others(const nlohmann::json& state, const TrainPlan& plan, const std::string& dir) const;
 };
-InputsDigest digest_inputs(const TrainOptions& options, const Source& train, const Teacher* teacher, bool resumed);
+InputsDigest digest_inputs(const TrainPlan& plan, const Source& train, const Teacher* teacher, Job& job, bool resumed);
 
 }  // namespace crossply

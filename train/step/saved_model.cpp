@@ -7,14 +7,13 @@
 
 namespace crossply {
 
-std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainOptions& o,
+std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainPlan& o, const Place& place,
                                      const ParameterTable& params, const Tokenizer& tokenizer) {
-  const Place& place = o.job->place;
   std::vector<std::string> weights = save_weights(writer, params, o.config, place.rank, place.size, o.shard_bytes);
   if (!place.leads()) return weights;
   save_config(writer.path("config.json"), o.config);
   tokenizer.save(std::filesystem::path(writer.path("config.json")).parent_path());
-  auto files = o.initial.files;  // which are of the same model, and may say more than what is known here
+  auto files = o.carried;  // which are of the same model, and may say more than what is known here
   files.merge(library_files(o.config, tokenizer));
   for (const auto& [name, contents] : files) write_file_atomically(writer.path(name), contents);
   return weights;

@@ -5,21 +5,21 @@
 
 namespace crossply {
 
-std::unique_ptr<Teacher> declare_teacher(const TrainOptions& o) {
+std::unique_ptr<Teacher> declare_teacher(const TrainPlan& o) {
   if (o.teacher.empty()) return nullptr;
   auto teacher = std::make_unique<Teacher>();
-  teacher->config = o.teacher_config;
+  teacher->config = *o.teacher_config;
   teacher->how = {o.kd.alpha, o.kd.tau, o.kd_reduction == "element"};
   declare_model(teacher->params, teacher->config);
   return teacher;
 }
 
-std::unique_ptr<Teacher> load_teacher(const TrainOptions& options, Device& device) {
-  std::unique_ptr<Teacher> teacher = declare_teacher(options);
+std::unique_ptr<Teacher> load_teacher(const TrainPlan& plan, Device& device) {
+  std::unique_ptr<Teacher> teacher = declare_teacher(plan);
   if (teacher == nullptr) return nullptr;
   teacher->params.allocate(device, Dtype::f32, false);
-  load_weights(ModelDir(options.teacher).path(), teacher->config, teacher->params);
-  if (storage_type(options) == Dtype::bf16) teacher->params.allocate_narrow();
+  load_weights(ModelDir(plan.teacher).path(), teacher->config, teacher->params);
+  if (storage_type(plan) == Dtype::bf16) teacher->params.allocate_narrow();
   refresh_narrow(teacher->params);
   return teacher;
 }
@@ -28,9 +28,9 @@ size_t memory_of(const Teacher* teacher) {
   return teacher != nullptr ? teacher->params.values().bytes() + teacher->params.narrow_bytes() : 0;
 }
 
-std::string digest_of_teacher(const TrainOptions& options) {
+std::string digest_of_teacher(const TrainPlan& plan) {
   const auto host = make_device("cpu");
-  return digest_of(load_teacher(options, *host)->params);
+  return digest_of(load_teacher(plan, *host)->params);
 }
 
 }  // namespace crossply

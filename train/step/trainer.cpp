@@ -16,20 +16,21 @@ namespace crossply {
 namespace {
 
 // The parameters without their memory, in buckets.
-Buckets declare_and_divide(ParameterTable& params, const TrainOptions& options) {
-  declare(params, options);
-  return divide(params, options, options.job->place);
+Buckets declare_and_divide(ParameterTable& params, const TrainPlan& plan, const Place& place) {
+  declare(params, plan);
+  return divide(params, plan, place);
 }
 
 // The parameters with their memory and first values: done before the optimizer sees them. A checkpoint's values come
 // later, with its moments.
-ParameterTable& prepare(ParameterTable& params, const TrainOptions& options, Device& device, bool resumed) {
-  const bool narrow = storage_type(options) == Dtype::bf16;
-  params.allocate(device, Dtype::f32, true, narrow && !options.job->place.alone());
+ParameterTable& prepare(ParameterTable& params, const TrainPlan& plan, Device& device, const Place& place,
+                        bool resumed) {
+  const bool narrow = storage_type(plan) == Dtype::bf16;
+  params.allocate(device, Dtype::f32, true, narrow && !place.alone());
   if (narrow) params.allocate_narrow();
-  params.initialise(options.seed);
-  if (!options.init.empty() && !resumed)
-    load_initial_weights(ModelDir(options.init).path(), options.initial.config, options.config, params);
+  params.initialise(plan.seed);
+  if (!plan.init.empty() && !resumed)
+    load_initial_weights(ModelDir(plan.init).path(), *plan.initial_config, plan.config, params);
   refresh_narrow(params);
   return params;
 }
@@ -38,24 +39,24 @@ constexpr const char* remedy = ". Try a lower --lr, a longer --warmup or --clip"
 
 }  // namespace
 
-Trainer::Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint)
-    : options_(options),
-      device_(make_device(options.device, options.matmul)),
-      teacher_(load_teacher(options, *device_)),
-      buckets_(declare_and_divide(params_, options)),
-      model_(*device_, prepare(params_, options, *device_, !checkpoint.empty()), options.config,
-             batch_of(options, train.seq_len(), teacher_.get())),
+Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& checkpoint, std::shared_ptr<Job> job)
+    : plan_(plan),
+      job_(std::move(job)),
+      device_(make_device(plan.device, plan.matmul)),
+      teacher_(load_teacher(plan, *device_)),
+      buckets_(declare_and_divide(params_, plan, job_->place)),
+      model_(*device_, prepare(params_, plan, *device_, job_->place, !checkpoint.empty()), plan.config,
+             batch_of(plan, train.seq_len(), teacher_.get())),
       T_(train.seq_len()),
-      optimizer_(params_, buckets_, options.adamw),
-      exchange_(*options.job, params_, buckets_, model_, options.sum, micro_steps(), options.check_replicas),
-      sums_(params_, buckets_, model_, *options.job, micro_steps(), teacher_ != nullptr,
-            std::ssize(model_.tape().scaled())),
-      profile_(options.profile, *device_, model_),
-      loader_(train, options.batch, options.seed, true),
+      optimizer_(params_, buckets_, plan.adamw),
+      exchange_(*job_, params_, buckets_, model_, plan.sum, micro_steps(), plan.check_replicas),
+      sums_(params_, buckets_, model_, *job_, micro_steps(), teacher_ != nullptr, std::ssize(model_.tape().scaled())),
+      profile_(plan.profile, *device_, model_),
+      loader_(train, plan.batch, plan.seed, true),
       replay_{true, 1 / static_cast<double>(tokens_per_step()), 0},
-      schedule_{schedule_kind(options.schedule), options.warmup, std::max<int64_t>(options.steps, 1), options.lr_floor},
-      inputs_(digest_inputs(options, train, teacher_.get(), !checkpoint.empty())),
-      tokens_(static_cast<size_t>(options.batch * micro_steps() * T_)),
+      schedule_{schedule_kind(plan.schedule), plan.warmup, std::max<int64_t>(plan.steps, 1), plan.lr_floor},
+      inputs_(digest_inputs(plan, train, teacher_.get(), *job_, !checkpoint.empty())),
+      tokens_(static_cast<size_t>(plan.batch * micro_steps() * T_)),
       targets_(tokens_.size()) {
   if (!model_.tape().scaled().empty()) attachments_.push_back(std::make_unique<EightBits>(*device_, model_, sums_));
   if (!checkpoint.empty()) restore(checkpoint);
@@ -87,11 +88,11 @@ void Trainer::find_out(bool fresh) {
 
 void Trainer::next_batch() {
   start_ = Clock::now();
-  Job& job = *options_.job;
+  Job& job = *job_;
   job.enter(Stage::step, steps_done() + 1);
   spoil_ = inject_fault(job.place, steps_done() + 1);
   waited_before_ = job.comm().seconds_waited();
-  const int64_t micro = options_.batch * T_, own = options_.batch * micro_steps(), position = loader_.position();
+  const int64_t micro = plan_.batch * T_, own = plan_.batch * micro_steps(), position = loader_.position();
   loader_.seek(position + own * job.place.rank);
   for (int64_t m = 0; m < micro_steps(); ++m) loader_.next(&tokens_[m * micro], &targets_[m * micro]);
   loader_.seek(position + own * job.place.size);
@@ -100,7 +101,7 @@ void Trainer::next_batch() {
 }
 
 void Trainer::forward_backward() {
-  const int64_t micro = options_.batch * T_;
+  const int64_t micro = plan_.batch * T_;
   sums_.clear();
   for (const auto& attachment : attachments_) attachment->before_step();
   Step replay = replay_;
@@ -112,7 +113,7 @@ void Trainer::forward_backward() {
     if (!more) continue;
     replay.overwrite = exchange_.after_micro_step(m);
     replay.new_weights = false;
-    options_.job->enter(Stage::step, steps_done() + 1);  // a long step, but not a rank that hangs
+    job_->enter(Stage::step, steps_done() + 1);  // a long step, but not a rank that hangs
   }
   exchange_.finish();
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
@@ -123,7 +124,7 @@ void Trainer::decide() {
   const auto bytes = static_cast<double>(params_.gradients().bytes()) / buckets_.size();
   profile_.phase("gradient norm", bytes, [&] { sums_.add_squares(); });
   for (const auto& attachment : attachments_) attachment->after_backward();
-  sums_.decide(optimizer_, options_.adamw.clip);
+  sums_.decide(optimizer_, plan_.adamw.clip);
 }
 
 void Trainer::change_weights() {
@@ -135,9 +136,9 @@ void Trainer::change_weights() {
 
 void Trainer::update() {
   busy_ = seconds_of_step() - seconds_waited();
-  tally = options_.job->finish_vote();
+  tally = job_->finish_vote();
   last.scored = tally.scored;
-  last.lr = options_.lr * schedule_.at(steps_done());
+  last.lr = plan_.lr * schedule_.at(steps_done());
   optimizer_.begin_step(last.lr, scale());
   profile_.replay(deciding_, [&] { decide(); });
   sums_.begin_read();  // between the two: the host waits for the first only
@@ -147,7 +148,7 @@ void Trainer::update() {
 
 void Trainer::take_loss_and_norm() {
   const StepSums::Totals totals = sums_.end_read();  // here alone does a step wait for the device
-  Comm& comm = options_.job->comm();
+  Comm& comm = job_->comm();
   comm.wait(comm.mark());  // to be told of an error in a recorded transfer
   last.norm = scale() * std::sqrt(totals.squares);
   last.loss = scale() * replay_.grad_scale * totals.loss;
@@ -180,7 +181,7 @@ StepResult Trainer::step() {
 }
 
 double Trainer::evaluate(const Source& test, int64_t samples) {
-  const double loss = mean_loss(model_, test, samples, *options_.job).loss;
+  const double loss = mean_loss(model_, test, samples, *job_).loss;
   if (!std::isfinite(loss))
     fail(Exit::not_finite, "the test loss after step ", steps_done(), " is ", loss,
          has_checkpoint_ ? ". The last checkpoint is from before that" : ". There is no checkpoint yet", remedy);

@@ -28,9 +28,10 @@ struct StepResult {
 
 class Trainer {
  public:
-  // The options are complete. checkpoint: a directory that save() wrote, from which the run continues bit for bit; ""
-  // for a new run. Other flags than the checkpoint's are Exit::usage by name, other data is Exit::bad_data.
-  Trainer(const TrainOptions& options, const Source& train, const std::string& checkpoint = "");
+  // checkpoint: a directory that save() wrote, from which the run continues bit for bit; "" for a new run. Other flags
+  // than the checkpoint's are Exit::usage by name, other data is Exit::bad_data.
+  Trainer(const TrainPlan& plan, const Source& train, const std::string& checkpoint = "",
+          std::shared_ptr<Job> job = one_rank_job());
 
   // Tokens and targets (B, T) of every micro-step of this rank.
   void next_batch();
@@ -63,13 +64,14 @@ class Trainer {
   int64_t steps_done() const { return optimizer_.step; }
   int64_t tokens_per_step() const { return sequences_per_step() * T_; }  // of all ranks
   // Forward and backward.
-  double flops_per_token() const { return model_.training_flops() / static_cast<double>(options_.batch * T_); }
+  double flops_per_token() const { return model_.training_flops() / static_cast<double>(plan_.batch * T_); }
   ParameterTable& params() { return params_; }
   const ParameterTable& params() const { return params_; }
   Device& device() { return *device_; }
   const Device& device() const { return *device_; }
   const BatchModel& model() const { return model_; }
-  const Config& config() const { return options_.config; }
+  Job& job() const { return *job_; }
+  const Config& config() const { return plan_.config; }
   Teacher* teacher() const { return teacher_.get(); }  // null: none
   size_t memory() const;                               // bytes of all arenas that grow with the model or the batch
   // What the steps so far spent their time on, as a table; empty without --profile.
@@ -85,19 +87,20 @@ class Trainer {
   void restore(const std::string& checkpoint);
   // What the first step needs to know and only runs of a batch tell; fresh: the run does not continue a checkpoint.
   void find_out(bool fresh);
-  int64_t sequences_per_step() const { return options_.batch * options_.accumulate; }     // of all ranks
-  int64_t micro_steps() const { return options_.accumulate / options_.job->place.size; }  // of this rank
+  int64_t sequences_per_step() const { return plan_.batch * plan_.accumulate; }  // of all ranks
+  int64_t micro_steps() const { return plan_.accumulate / job_->place.size; }    // of this rank
   // From the gradients and losses as the micro-steps leave them, means over all tokens, to means over the scored ones.
   double scale() const;
   double seconds_of_step() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
-  double seconds_waited() const { return options_.job->comm().seconds_waited() - waited_before_; }
+  double seconds_waited() const { return job_->comm().seconds_waited() - waited_before_; }
   // What a device records of a step after the micro-steps. From the sums of all ranks the factor of the update:
   void decide();
   // The update, and its weights to all ranks.
   void change_weights();
   [[noreturn]] void fail_not_finite(const std::string& tensor);
 
-  TrainOptions options_;
+  const TrainPlan plan_;
+  const std::shared_ptr<Job> job_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Teacher> teacher_;
   ParameterTable params_;

@@ -63,19 +63,19 @@ std::string adopt_arithmetic(Device& device, const json& state, bool other_gpu, 
 }  // namespace
 
 void Trainer::save(const std::string& dir, const Tokenizer& tokenizer, const std::function<void()>& may_publish) {
-  Job& job = *options_.job;
+  Job& job = *job_;
   gather_values();
   CheckpointWriter writer;
   if (job.place.leads()) writer.begin(dir);
   const std::string building = job.share(job.place.leads() ? writer.building() : "");
   if (!job.place.leads()) writer.join(dir, building);
-  std::vector<std::string> written = write_model(writer, options_, params_, tokenizer);
+  std::vector<std::string> written = write_model(writer, plan_, job.place, params_, tokenizer);
   written.push_back(save_moments(writer, params_, buckets_, optimizer_));
   if (job.place.leads()) {
     json state = {{"step", optimizer_.step},
                   {"position", loader_.position()},
                   {"seconds", seconds},
-                  {"trajectory", trajectory(options_)},
+                  {"trajectory", trajectory(plan_)},
                   {"world_size", job.place.size}};
     inputs_.save(state);
     for (const auto& attachment : attachments_) attachment->save(state);
@@ -90,21 +90,21 @@ void Trainer::save(const std::string& dir, const Tokenizer& tokenizer, const std
 }
 
 void Trainer::restore(const std::string& dir) {
-  refuse_other_config(load_config(dir + "/config.json"), options_.config, dir + "/config.json");
+  refuse_other_config(load_config(dir + "/config.json"), plan_.config, dir + "/config.json");
   const std::string path = dir + "/train_state.json";
   const json state = read_json(path), trajectory = state.value("trajectory", json());
-  refuse_other_settings(trajectory, options_, dir, inputs_.moved(state));
-  inputs_.refuse_others(state, options_, dir);
+  refuse_other_settings(trajectory, plan_, dir, inputs_.moved(state));
+  inputs_.refuse_others(state, plan_, dir);
   const auto step = state_number<int64_t>(state, "step", path),
              position = state_number<int64_t>(state, "position", path);
   const int64_t samples = sequences_per_step();
-  if (step > options_.steps || position % samples != 0 || position / samples != step)
+  if (step > plan_.steps || position % samples != 0 || position / samples != step)
     fail(Exit::bad_data, path, ": \"step\" ", step, " and \"position\" ", position, " do not go together, at ", samples,
-         " samples a step and ", options_.steps, " steps");
+         " samples a step and ", plan_.steps, " steps");
   seconds = state_number<double>(state, "seconds", path);
   before_.ranks = state.contains("world_size") ? state_number<int64_t>(state, "world_size", path) : 1;
-  before_.device = adopt_arithmetic(*device_, state, options_.other_gpu, path);
-  load_weights(dir, options_.config, params_);
+  before_.device = adopt_arithmetic(*device_, state, plan_.other_gpu, path);
+  load_weights(dir, plan_.config, params_);
   optimizer_.take_masters();
   refresh_narrow(params_);
   load_moments(dir, params_, buckets_, optimizer_);
@@ -118,21 +118,21 @@ void Trainer::restore(const std::string& dir) {
 
 std::vector<std::string> Trainer::changes() const {
   std::vector<std::string> lines;
-  if (before_.steps > 0 && before_.steps != options_.steps) {
+  if (before_.steps > 0 && before_.steps != plan_.steps) {
     Schedule shorter = schedule_;
     shorter.total = before_.steps;
-    const double lr = options_.lr * schedule_.at(steps_done()), old = options_.lr * shorter.at(steps_done());
-    lines.push_back(str("--steps grows from ", before_.steps, " to ", options_.steps, ": from here on the ",
-                        options_.schedule, " schedule is that of ", options_.steps, " steps; the next rate is ",
+    const double lr = plan_.lr * schedule_.at(steps_done()), old = plan_.lr * shorter.at(steps_done());
+    lines.push_back(str("--steps grows from ", before_.steps, " to ", plan_.steps, ": from here on the ",
+                        plan_.schedule, " schedule is that of ", plan_.steps, " steps; the next rate is ",
                         format_number("%.3g", lr),
                         lr == old ? ", as before" : format_number(", it would have been %.3g", old)));
   }
   if (!before_.device.empty()) lines.push_back("--other-gpu: " + before_.device + "; last digits differ from here on");
-  const int64_t ranks = options_.job->place.size;
+  const int64_t ranks = job_->place.size;
   if (before_.ranks > 0 && before_.ranks != ranks)
     lines.push_back(str("resumed by ", ranks, ranks == 1 ? " rank" : " ranks", ", saved by ", before_.ranks,
                         ": the steps stay what they are",
-                        options_.sum == "tree" ? "" : ", but for last digits (--sum " + options_.sum + ")"));
+                        plan_.sum == "tree" ? "" : ", but for last digits (--sum " + plan_.sum + ")"));
   return lines;
 }
 

@@ -1,0 +1,202 @@
+// The rows: to find out what a flag does, search for its member.
+#include "train/settings/flag_table.h"
+
+#include <algorithm>
+
+#include "train/settings/gpus.h"
+
+namespace crossply {
+namespace flag_rows {
+
+using S = Settings&;
+using M = Member;
+constexpr Resume fixed = Resume::fixed, may_grow = Resume::may_grow, free_ = Resume::free, of_model = Resume::of_model,
+                 this_call = Resume::this_call;
+
+Takes from(double least, double most) { return {least, most}; }
+Takes any_of(std::vector<std::string> words) { return {0, 0, std::move(words)}; }
+Takes text(const char* type) { return {0, 0, {}, type}; }
+const Takes count = from(0, max_count), number = from(0, max_number), truth, given = {0, 0, {}, "", true};
+
+// The words of --kd-*.
+const std::vector<Need> beside_teacher = {{"--teacher"}}, beside_world = {{"--world"}};
+bool has_teacher(const Settings& s) { return !s.teacher.empty(); }
+
+// clang-format off
+const std::vector<FlagRow> data = {
+    {"--preset", free_, [](S s) -> M { return &s.preset; }, text("NAME"),
+     "a paper's setting (--list-presets); other flags change it"},
+    {"--data", fixed, [](S s) -> M { return &s.data.spec; }, text("SOURCE"), data_specs},
+    {"--tokenizer", fixed, [](S s) -> M { return &s.data.tokenizer; }, text("FILE"),
+     "tokenizer.json, or a directory that has one, for text: (default: that of the model it starts from, or bytes)"},
+    {"--val-data", fixed, [](S s) -> M { return &s.data.val_spec; }, text("GLOB"),
+     "validation shards (default: those of a directory that prepare wrote, otherwise the end of --data)"},
+    {"--train-samples", fixed, [](S s) -> M { return &s.data.train_samples; }, count,
+     "size of a generated training set (0: the task's own)"},
+    {"--test-samples", fixed, [](S s) -> M { return &s.data.test_samples; }, count,
+     "size of a generated test set (0: the task's own)"},
+    {"--seq", fixed, [](S s) -> M { return &s.data.seq_len; }, from(0, max_size),
+     "T, tokens per sequence (0: a task's longest; of files without this flag, by their size)"},
+    {"--seed", fixed, [](S s) -> M { return &s.seed; }, from(0, 0x1p63),
+     "of initialisation, data and its order"}};
+
+const std::vector<FlagRow> model = {
+    {"--init", fixed, [](S s) -> M { return &s.init; }, text("DIR"),
+     "start from this model: weights, sizes and tokenizer, which also encodes prosqa and arith; --layers takes its "
+     "first blocks"},
+    {"--vocab", of_model, [](S s) -> M { return &s.config.vocab_size; }, from(0, max_size),
+     "V, vocabulary size (0: the data's)"},
+    {"--width", of_model, [](S s) -> M { return &s.config.hidden_size; }, from(1, max_size), "C, model width"},
+    {"--layers", of_model, [](S s) -> M { return &s.config.num_hidden_layers; }, from(1, 4096), "L, number of blocks"},
+    {"--heads", of_model, [](S s) -> M { return &s.config.num_attention_heads; }, from(1, max_size), "H, query heads"},
+    {"--kv-heads", of_model, [](S s) -> M { return &s.config.num_key_value_heads; }, from(0, max_size),
+     "K, key/value heads (0: H)"},
+    {"--head-width", of_model, [](S s) -> M { return &s.config.head_dim; }, from(0, max_size),
+     "D, head width (0: C / H)"},
+    {"--ffn", of_model, [](S s) -> M { return &s.config.intermediate_size; }, from(1, max_size),
+     "F, feed-forward width", {}, {}, "llama"},
+    {"--ffn", of_model, [](S s) -> M { return &s.config.intermediate_size; }, from(0, max_size),
+     "F, feed-forward width (0: 4 C)", {}, {}, "gpt2"},
+    {"--rope-theta", of_model, [](S s) -> M { return &s.config.rope_theta; }, number,
+     "base of the rotary frequencies", {}, {}, "llama"},
+    {"--norm-eps", of_model, [](S s) -> M { return &s.config.norm_eps; }, number, "epsilon of the norms"},
+    {"--tie", of_model, [](S s) -> M { return &s.config.tie_word_embeddings; }, truth,
+     "head and embedding share one matrix"},
+    {"--qk-norm", of_model, [](S s) -> M { return &s.config.qk_norm; }, truth, "RMSNorm on queries and keys"},
+    {"--backbone", of_model, [](S s) -> M { return &s.config.backbone; }, any_of({"llama", "gpt2"}),
+     "the block: llama or gpt2"},
+    {"--positions", of_model, [](S s) -> M { return &s.config.max_position_embeddings; }, from(0, max_size),
+     "P, learned positions (0: T)", {}, {}, "gpt2"},
+    {"--bias", of_model, [](S s) -> M { return &s.config.bias; }, truth, "biases in norms and products", {}, {},
+     "gpt2"},
+    {"--activation", of_model, [](S s) -> M { return &s.config.activation_function; }, any_of({"gelu_new", "gelu"}),
+     "gelu_new (by tanh) or gelu (exact)", {}, {}, "gpt2"},
+    {"--scale-attn-by-layer", of_model, [](S s) -> M { return &s.config.scale_attn_by_inverse_layer_idx; }, truth,
+     "divide the attention logits of layer i (from 0) by i + 1, too", {}, {}, "gpt2"}};
+
+const std::vector<FlagRow> distillation = {
+    {"--teacher", fixed, [](S s) -> M { return &s.teacher; }, text("DIR"),
+     "learn also from the logits of this model, of any sizes and architecture but the same vocabulary; with --resume, "
+     "where it is now"},
+    {"--kd-alpha", fixed, [](S s) -> M { return &s.kd.alpha; }, from(0, 1),
+     "A: the loss is A CE + (1 - A) TAU^2 KL(teacher || student)", beside_teacher, {}, "", has_teacher},
+    {"--kd-tau", fixed, [](S s) -> M { return &s.kd.tau; }, from(min_tau, max_tau),
+     "TAU, temperature of both in the KL divergence", beside_teacher, {}, "", has_teacher},
+    {"--kd-reduction", fixed, [](S s) -> M { return &s.kd_reduction; }, any_of(reductions),
+     "of the KL divergence: mean over tokens, or over tokens and vocabulary", beside_teacher, {}, "", has_teacher}};
+
+const std::vector<FlagRow> optimizer = {
+    {"--steps", may_grow, [](S s) -> M { return &s.steps; }, count,
+     "optimizer steps; 0 writes an initialised model directory\nOn files the default depends on their size; so do "
+     "those of --lr and --warmup."},
+    {"--batch", fixed, [](S s) -> M { return &s.batch; }, from(1, max_size), "sequences per micro-step"},
+    {"--accumulate", fixed, [](S s) -> M { return &s.accumulate; }, from(1, max_size),
+     "micro-steps per optimizer step"},
+    {"--lr", fixed, [](S s) -> M { return &s.lr; }, number, "base learning rate"},
+    {"--router-lr", fixed, [](S s) -> M { return &s.router_lr; }, number,
+     "of routers, depth scores and whatever else learns faster than --lr; some connections have nothing such, attnres "
+     "and mhc among them (0: mostly ten times --lr)"},
+    {"--schedule", fixed, [](S s) -> M { return &s.schedule; }, any_of(schedules),
+     "cosine, cosine_to_floor, cosine_from_zero, linear or constant (train/settings/schedule.h)"},
+    {"--warmup", fixed, [](S s) -> M { return &s.warmup; }, count, "warm-up steps"},
+    {"--lr-floor", fixed, [](S s) -> M { return &s.lr_floor; }, from(0, 1),
+     "smallest multiple of --lr after the warm-up", {{"--schedule", {"!constant"}}}},
+    {"--weight-decay", fixed, [](S s) -> M { return &s.adamw.weight_decay; }, number, "decoupled weight decay"},
+    {"--decay-all", fixed, [](S s) -> M { return &s.decay_all; }, given,
+     "decay norms, embeddings, routers and scalars, too, as SATFormer's code does", {{"--weight-decay"}}},
+    {"--beta1", fixed, [](S s) -> M { return &s.adamw.beta1; }, from(0, max_beta), "AdamW's first decay"},
+    {"--beta2", fixed, [](S s) -> M { return &s.adamw.beta2; }, from(0, max_beta), "AdamW's second decay"},
+    {"--clip", fixed, [](S s) -> M { return &s.adamw.clip; }, number, "largest global gradient norm (0: no clipping)"}};
+
+const std::vector<FlagRow> output = {
+    {"--out", this_call, [](S s) -> M { return &s.out; }, text("DIR"),
+     "run directory: metrics.jsonl, curve.svg, checkpoints"},
+    {"--resume", this_call, [](S s) -> M { return &s.resume; }, given,
+     "continue the run in --out, bit for bit; needs no other flags"},
+    {"--eval-every", free_, [](S s) -> M { return &s.eval_every; }, count,
+     "steps between evaluations (0: a tenth of the run)"},
+    {"--eval-samples", free_, [](S s) -> M { return &s.eval_samples; }, count,
+     "test sequences for the loss, evenly spread (0: all). Without this flag the last evaluation is over all"},
+    {"--eval-rule", free_, [](S s) -> M { return &s.eval_rule; }, any_of(eval_rules), ""},
+    {"--answer-samples", free_, [](S s) -> M { return &s.answer_samples; }, count,
+     "test prompts to answer by generation (0: none)", {{"--data", {"arith:*", "prosqa*"}}}},
+    {"--save-every", free_, [](S s) -> M { return &s.save_every; }, count,
+     "steps between checkpoints (0: a tenth of the run)"},
+    {"--keep", free_, [](S s) -> M { return &s.keep; }, from(1, max_size), "checkpoints to keep"},
+    {"--tensorboard", free_, [](S s) -> M { return &s.tensorboard; }, given,
+     "also write the metrics as event files, to tensorboard/ in --out"},
+    {"--csv", free_, [](S s) -> M { return &s.csv; }, given, "also write them as metrics.csv"},
+    {"--dry-run", this_call, [](S s) -> M { return &s.dry_run; }, given,
+     "print memory, FLOPs and parameters, and stop"},
+    {"--time", this_call, [](S s) -> M { return &s.time; }, given,
+     "also run three steps, and say how long the run takes", {{"--dry-run"}}},
+    {"--dump-tape", this_call, [](S s) -> M { return &s.dump_tape; }, given,
+     "print the step, forward and backward, as a table, and stop", {}, {"--dry-run"}},
+    {"--dump-tensors", this_call, [](S s) -> M { return &s.dump_tensors; }, text("NAME..."),
+     "write these values and gradients (d:NAME; * for any letters) of the next batch to --out DIR/tensors.safetensors, "
+     "and stop", {}, {"--dry-run", "--dump-tape"}},
+    {"--profile", this_call, [](S s) -> M { return &s.profile; }, given,
+     "end with time, FLOPs and bytes by op, and the peak of memory", {}, {"--dump-tape", "--dump-tensors"}}};
+
+const std::vector<FlagRow> machine = {
+    {"--device", fixed, [](S s) -> M { return &s.device; }, text("NAME"), "cpu or cuda"},
+    {"--dtype", fixed, [](S s) -> M { return &s.dtype; }, any_of(dtypes),
+     "of activations and products: fp32, or bf16 (with fp32 master weights, moments, gradients)"},
+    {"--matmul", fixed, [](S s) -> M { return &s.matmul; }, any_of(matmuls),
+     "products of --dtype fp32: fp32, or bf16x3 (split in three on bf16 matrix units of a CPU); of linear layers with "
+     "--dtype bf16: fp8, on a GPU that has it"},
+    {"--other-gpu", this_call, [](S s) -> M { return &s.other_gpu; }, given,
+     "resume also where the GPU, its driver or cuBLAS is another than the checkpoint's; last digits then differ",
+     {{"--resume"}}}};
+
+const std::vector<FlagRow> ranks = {
+    {"--sum", fixed, [](S s) -> M { return &s.sum; }, any_of(sums),
+     "of gradients over micro-steps and ranks: running, tree (the same bits for any number of ranks; copies of the "
+     "gradients) or library (by MPI or NCCL)"},
+    {"--peer-timeout", free_, [](S s) -> M { return &s.peer_timeout; }, from(1, max_number),
+     "seconds of silence after which a rank is lost"},
+    {"--check-replicas", free_, [](S s) -> M { return &s.check_replicas; }, count,
+     "steps between comparisons of the ranks' weights (0: never)"},
+    {"--log-ranks", free_, [](S s) -> M { return &s.log_ranks; }, given,
+     "also print what other ranks than the first say"}};
+
+const std::vector<FlagRow> planning = {
+    {"--world", this_call, [](S s) -> M { return &s.world.ranks; }, from(1, 1 << 16),
+     "plan a job of so many ranks (memory, bytes sent, time) and start none: mpirun, torchrun or srun does that",
+     {{"--dry-run"}, {"--dump-tape"}}},
+    {"--node-gpus", this_call, [](S s) -> M { return &s.world.node_gpus; }, from(1, 1 << 10),
+     "ranks of a node, a GPU each", beside_world},
+    {"--gpu", this_call, [](S s) -> M { return &s.world.gpu; }, any_of(gpu_names()),
+     "its peak, memory and links: h100, h200, a100 or b200 (none: h100)", beside_world},
+    {"--nvlink", this_call, [](S s) -> M { return &s.world.nvlink; }, from(0, 1e6),
+     "GB/s that a GPU sends inside its node (0: the --gpu's)", beside_world},
+    {"--net", this_call, [](S s) -> M { return &s.world.net; }, from(0, 1e6),
+     "GB/s that a rank sends to other nodes; of CPUs to other ranks (0: that of the --gpu's usual network card)",
+     beside_world},
+    {"--rank-rate", this_call, [](S s) -> M { return &s.world.rate; }, from(0, 1e12),
+     "tokens/s of one rank alone, measured: in its status line, with these sizes and as many threads as a rank will "
+     "have (0: assumed from the --gpu's peak)", beside_world}};
+
+const std::vector<FlagRow> for_tests = {
+    {"--plan", free_, [](S s) -> M { return &s.plan; }, any_of({"reuse", "distinct", "poison"}),
+     "memory plan; all give the same numbers"}};
+// clang-format on
+
+}  // namespace flag_rows
+
+const std::vector<FlagGroup>& training_flags() {
+  using namespace flag_rows;
+  static const std::vector<FlagGroup> groups = {
+      {"Data", data},           {"Model", model},     {"Distillation", distillation}, {"Optimiser", optimizer},
+      {"Output", output},       {"Machine", machine}, {"Several processes", ranks},   {"Planning", planning},
+      {hidden_group, for_tests}};
+  return groups;
+}
+
+std::string FlagRow::key() const {
+  std::string key = flag.substr(2);
+  std::ranges::replace(key, '-', '_');
+  return key;
+}
+
+}  // namespace crossply

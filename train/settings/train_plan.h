@@ -1,0 +1,29 @@
+// What a run will do: settings in which nothing is left open, and what its data, --init and --teacher have added. Made
+// by resolve(), constant from then on; what a run works with, and what its flags.json holds, is this.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "train/settings/settings.h"
+
+namespace crossply {
+
+struct TrainPlan : Settings {
+  TrainPlan() = default;  // for tests: of complete settings
+  explicit TrainPlan(Settings complete) : Settings(std::move(complete)) {}
+
+  // A tenth of the run, where nothing else is said.
+  int64_t steps_between_evaluations() const { return eval_every > 0 ? eval_every : std::max<int64_t>(1, steps / 10); }
+  int64_t steps_between_saves() const { return save_every > 0 ? save_every : std::max<int64_t>(1, steps / 10); }
+
+  std::optional<Config> initial_config;        // of --init's model
+  std::map<std::string, std::string> carried;  // files of it that saved models carry along, by name
+  std::optional<Config> teacher_config;        // of --teacher's
+  std::string chosen;                          // what the size of the data decided, in words; "": nothing
+  std::string notes;                           // for the user, in whole lines
+};
+
+}  // namespace crossply
