@@ -3,6 +3,7 @@
 #include <set>
 #include <sstream>
 
+#include "tests/support/backends.h"
 #include "tests/support/twin.h"
 #include "train/settings/options.h"
 
