@@ -3,7 +3,6 @@
 #include <set>
 #include <sstream>
 
-#include "tests/support/backends.h"
 #include "tests/support/twin.h"
 #include "train/settings/options.h"
 
