@@ -32,10 +32,11 @@ namespace {
 // Each hook does here what it does without you. Change those that your idea needs and delete the others.
 class ${class}Connection : public Connection {
  public:
-  // The parameters: name, shape, how they start, multiples of the learning rate and of the weight decay.
+  // The parameters: name, shape, start, role (engine/params.h lists them), weight decay.
   //   void declare(ParameterTable& params, const Config& c) const override {
   //     for (int n = 1; n < c.num_hidden_layers; ++n)
-  //       params.add(layer_name(n, "self_attn.my.weight"), Shape{c.num_key_value_heads}, Init::constant(0), 1, 0);
+  //       params.add(layer_name(n, "self_attn.my.weight"), Shape{c.num_key_value_heads}, Init::constant(0),
+  //                  Role::scalar, {.wd_mul = 0});
   //   }
   // Sets how they start where it is to be a LLaMA, bit for bit: start_at(params, "my.weight", Init::constant(0)).
   // The tests hold you to it. Delete this where no start does that.

@@ -41,10 +41,29 @@ static std::string kind_of(const std::string& name) {
   return kind;
 }
 
-Parameter& ParameterTable::add(const std::string& name, Shape shape, Init init, double lr_mul, double wd_mul) {
+// Times the weight decay; nothing where rows of one role differ.
+static std::optional<double> decay_of(Role role) {
+  switch (role) {
+    case Role::head:
+    case Role::input_projection:
+    case Role::output_projection: return 1;
+    case Role::embedding:
+    case Role::norm:
+    case Role::final_norm:
+    case Role::bias: return 0;
+    default: return {};
+  }
+}
+
+Parameter& ParameterTable::add(const std::string& name, Shape shape, Init init, Role role, const Learning& learning) {
   CHECK_THAT(!index_.contains(name), "parameter '", name, "' declared twice");
+  const std::optional<double> decay = decay_of(role);
+  CHECK_THAT(decay.has_value() != learning.wd_mul.has_value(), "parameter '", name, "': its role ",
+             decay ? "says how it decays, leave out" : "does not say how it decays, give", " wd_mul");
+  const double wd_mul = decay ? *decay : *learning.wd_mul;
+  const bool projection = role == Role::input_projection || role == Role::output_projection;
   index_[name] = rows_.size();
-  rows_.push_back(Parameter{name, shape, std::move(init), lr_mul, wd_mul, false, 0, {}, {}, {}});
+  rows_.push_back({name, shape, std::move(init), role, learning.lr_mul, wd_mul, projection || learning.matrix});
   return rows_.back();
 }
 

@@ -1,9 +1,10 @@
-// Parameters are rows of one table: name, shape, how they start, how fast they learn, whether they decay.
+// Parameters are rows of one table: name, shape, how they start, what they are for, how they learn.
 // The table alone answers "how many?"; allocate() gives it flat memory for the values and the gradients.
 #pragma once
 
 #include <deque>
 #include <functional>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -23,21 +24,53 @@ struct Init {
   static Init uniform(double bound);  // in (-bound, bound)
 };
 
+// What a row is for. Every row says it once, where it is declared.
+enum class Role {
+  embedding,          // one vector for each token or position. It does not decay
+  head,               // makes logits. It decays
+  input_projection,   // of a block, reads the width: q, k, v, gate, up. It decays and is a matrix
+  output_projection,  // of a block, writes the width: o, down. It decays and is a matrix
+  norm,               // gain of a norm. It does not decay
+  final_norm,         // gain and bias of the norm in front of the head. They do not decay
+  bias,               // does not decay
+  width_router,       // reads the width: computes gates or mixing weights from activations
+  source_router,      // weighs streams, layers or other sources; its size does not depend on the width
+  scalar,             // a number, or some, that are none of the above
+  table,              // any other vectors that are looked up
+};
+
+// How a row learns, beyond what its role says.
+struct Learning {
+  double lr_mul = 1;                  // times the base learning rate
+  std::optional<double> wd_mul = {};  // times the weight decay. A role that says nothing of decay needs it
+  bool matrix = false;                // for a map between widths; projections of a block are matrices without it
+};
+
 struct Parameter {
   std::string name;  // Hugging Face's name where there is one
   Shape shape;
   Init init;
-  double lr_mul = 1;         // times the base learning rate; 0: never trained
-  double wd_mul = 1;         // times the weight decay; 0 for norms, embeddings, routers
-  bool narrow_only = false;  // a bf16 tape reads nothing but `narrow`; set by Tape::mark_narrow_only()
+  Role role = Role::scalar;
+  double lr_mul = 1;            // times the base learning rate; 0: never trained
+  double wd_mul = 1;            // times the weight decay
+  bool between_widths = false;  // a projection of a block, or declared a matrix
+  bool narrow_only = false;     // a bf16 tape reads nothing but `narrow`; set by Tape::mark_narrow_only()
   int64_t offset = 0;  // first element in the flat arrays; set by lay_out(), and by allocate() with value and grad
-  Tensor value, grad;
-  Tensor narrow;  // bf16 copy of the value, for the products of bf16 tapes; set by allocate_narrow()
+  Tensor value = {}, grad = {};
+  Tensor narrow = {};  // bf16 copy of the value, for the products of bf16 tapes; set by allocate_narrow()
+
+  bool router() const { return role == Role::width_router || role == Role::source_router; }
+  // --router-lr sets the learning rate of routers that have a multiplier. The others learn at --lr or are frozen.
+  bool follows_router_lr() const { return router() && lr_mul != 1 && lr_mul != 0; }
+  // Is it Muon's, whose updates are orthogonal matrices? With a single row or column it is not: every update would have
+  // the same norm.
+  bool matrix() const { return between_widths && shape.rank == 2 && shape[0] > 1 && shape[1] > 1; }
 };
 
 class ParameterTable {
  public:
-  Parameter& add(const std::string& name, Shape shape, Init init, double lr_mul, double wd_mul);
+  // CHECKs that the name is new, and that either the role or `learning` says how the row decays.
+  Parameter& add(const std::string& name, Shape shape, Init init, Role role, const Learning& learning = {});
   Parameter& at(const std::string& name);  // CHECKs that it exists; init and shape may be changed until allocate()
   void remove(const std::string& name);    // before any tape knows the rows
   bool contains(const std::string& name) const { return index_.contains(name); }

@@ -62,8 +62,9 @@ class AttentionResiduals : public Connection {
     return layer_name(site.layer, site.mlp ? "mlp_res" : "self_attention_res");
   }
   static void add_pair(ParameterTable& params, const std::string& rows, const Config& config) {
-    params.add(rows + "_proj.weight", Shape{1, config.hidden_size}, Init::constant(0), 1, 0);
-    params.add(rows + "_norm.weight", Shape{config.hidden_size}, Init::constant(1), 1, 0);
+    params.add(rows + "_proj.weight", Shape{1, config.hidden_size}, Init::constant(0), Role::width_router,
+               {.wd_mul = 0});
+    params.add(rows + "_norm.weight", Shape{config.hidden_size}, Init::constant(1), Role::norm);
   }
 
   // x is the sum within the present group of sublayers, a source as it is now; it takes the place of the last one.

@@ -20,7 +20,7 @@ class DenseFormer : public Connection {
       if (i % period_ != 0) continue;
       const int64_t S = static_cast<int64_t>(sources(i).size());
       const Init last_one{"0 .. 0 1", [S](uint64_t, uint64_t, int64_t j) { return j == S - 1 ? 1.0 : 0.0; }};
-      params.add(weight_name(i), Shape{1, S}, last_one, 1, 0);
+      params.add(weight_name(i), Shape{1, S}, last_one, Role::source_router, {.wd_mul = 0});
     }
   }
 

@@ -71,10 +71,12 @@ class GatedStreams : public Connection {
   void declare_read(ParameterTable& params, const std::string& rows, const Config& config, bool writes) const {
     const int64_t width = E_ * config.hidden_size;
     const Init normal = Init::normal(config.initializer_range);
-    params.add(rows + "hc_norm.weight", Shape{width}, Init::constant(0), 1, 0);
-    params.add(rows + "input_mix_weight_down.weight", Shape{R_, width}, normal, 1, 1);
-    params.add(rows + "input_mix_weight_up.weight", Shape{width, R_}, normal, 1, 1);
-    if (writes) params.add(rows + "block_inject_weight.weight", Shape{E_, width}, normal, 1, 1);
+    const Learning map{.wd_mul = 1, .matrix = true};
+    params.add(rows + "hc_norm.weight", Shape{width}, Init::constant(0), writes ? Role::norm : Role::final_norm);
+    params.add(rows + "input_mix_weight_down.weight", Shape{R_, width}, normal, Role::width_router, map);
+    params.add(rows + "input_mix_weight_up.weight", Shape{width, R_}, normal, Role::width_router, map);
+    if (writes)
+      params.add(rows + "block_inject_weight.weight", Shape{E_, width}, normal, Role::width_router, {.wd_mul = 1});
   }
 
   ops::GatedReadOutputs gated_read(const std::string& name, const std::string& rows) const {

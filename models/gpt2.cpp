@@ -4,24 +4,23 @@ namespace crossply {
 
 void declare_gpt2_block(ParameterTable& params, const Config& c, int layer) {
   const int64_t C = c.hidden_size, F = c.intermediate_size;
-  auto add = [&](const std::string& name, Shape shape, const Init& init, double wd_mul) {
-    params.add(layer_name(layer, name), shape, init, 1, wd_mul);
+  auto add = [&](const std::string& name, Shape shape, const Init& init, Role role) {
+    params.add(layer_name(layer, name + ".weight"), shape, init, role);
+    if (c.bias) params.add(layer_name(layer, name + ".bias"), Shape{shape[0]}, Init::constant(0), Role::bias);
   };
-  auto linear = [&](const std::string& name, int64_t out, int64_t in, double spread) {
-    add(name + ".weight", Shape{out, in}, Init::normal(spread), 1);
-    if (c.bias) add(name + ".bias", Shape{out}, Init::constant(0), 0);
+  auto norm = [&](const std::string& name) { add(name, Shape{C}, Init::constant(1), Role::norm); };
+  auto input = [&](const std::string& name, int64_t out) {
+    add(name, Shape{out, C}, Init::normal(c.initializer_range), Role::input_projection);
   };
-  auto norm = [&](const std::string& name) {
-    add(name + ".weight", Shape{C}, Init::constant(1), 0);
-    if (c.bias) add(name + ".bias", Shape{C}, Init::constant(0), 0);
+  auto output = [&](const std::string& name, int64_t in) {
+    add(name, Shape{C, in}, Init::normal(output_spread(c)), Role::output_projection);
   };
   norm("input_layernorm");
-  for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"})
-    linear(name, C, C, c.initializer_range);
-  linear("self_attn.o_proj", C, C, output_spread(c));
+  for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}) input(name, C);
+  output("self_attn.o_proj", C);
   norm("post_attention_layernorm");
-  linear("mlp.up_proj", F, C, c.initializer_range);
-  linear("mlp.down_proj", C, F, output_spread(c));
+  input("mlp.up_proj", F);
+  output("mlp.down_proj", F);
 }
 
 void record_gpt2_block(const Build& b, Connection& connection, int layer) {

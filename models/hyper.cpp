@@ -80,23 +80,23 @@ class Hyper : public Connection {
   }
 
   void declare_site(ParameterTable& params, const Site& site, int64_t C) const {
-    auto add = [&](const char* rest, Shape shape, Init init, double wd_mul) {
-      params.add(name_of(site, rest), shape, std::move(init), 1, wd_mul);
+    auto add = [&](const char* rest, Shape shape, Init init, Role role, const Learning& learning = {}) {
+      params.add(name_of(site, rest), shape, std::move(init), role, learning);
     };
     const int64_t row = (by_sublayer_ ? 2 * site.layer + site.mlp : site.layer) % E_;
     auto start = [row, columns = E_ + 1](uint64_t, uint64_t, int64_t i) {
       const int64_t j = i % columns;
       return j == 0 ? i / columns == row : j - 1 == i / columns;
     };
-    add("static_alpha", Shape{E_, E_ + 1}, Init{str("[e", row, " | I]"), start}, 0);
-    add("static_beta", Shape{E_}, Init::constant(1), 0);
+    add("static_alpha", Shape{E_, E_ + 1}, Init{str("[e", row, " | I]"), start}, Role::source_router, {.wd_mul = 0});
+    add("static_beta", Shape{E_}, Init::constant(1), Role::source_router, {.wd_mul = 0});
     if (!dynamic_) return;
-    add("dynamic_alpha_proj", Shape{C, E_ + 1}, Init::constant(0), 1);
-    add("dynamic_beta_proj", Shape{C}, Init::constant(0), 1);
-    add("dynamic_alpha_scale", Shape{1}, Init::constant(0.01), 1);
-    add("dynamic_beta_scale", Shape{1}, Init::constant(0.01), 1);
-    if (norm_ != "layernorm_no_affine") add("norm.weight", Shape{C}, Init::constant(1), 0);
-    if (norm_ == "layernorm") add("norm.bias", Shape{C}, Init::constant(0), 0);
+    add("dynamic_alpha_proj", Shape{C, E_ + 1}, Init::constant(0), Role::width_router, {.wd_mul = 1});
+    add("dynamic_beta_proj", Shape{C}, Init::constant(0), Role::width_router, {.wd_mul = 1});
+    add("dynamic_alpha_scale", Shape{1}, Init::constant(0.01), Role::scalar, {.wd_mul = 1});
+    add("dynamic_beta_scale", Shape{1}, Init::constant(0.01), Role::scalar, {.wd_mul = 1});
+    if (norm_ != "layernorm_no_affine") add("norm.weight", Shape{C}, Init::constant(1), Role::norm);
+    if (norm_ == "layernorm") add("norm.bias", Shape{C}, Init::constant(0), Role::bias);
   }
 
   int64_t E_;

@@ -36,7 +36,8 @@ class Lime : public Connection {
       for (const char* heads : {"self_attn.k_proj.weight", "self_attn.v_proj.weight"})
         if (uniform_) params.at(layer_name(i, heads)).init = Init::uniform(bound);
       if (i > 0 && routed_)
-        params.add(router_name(i), Shape{K, (i + 1) * K}, router_init(i, K), /*lr_mul=*/10, /*wd_mul=*/0);
+        params.add(router_name(i), Shape{K, (i + 1) * K}, router_init(i, K), Role::source_router,
+                   {.lr_mul = 10, .wd_mul = 0});
     }
     if (decays_routers_) decay_routers_alone(params);
   }

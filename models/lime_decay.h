@@ -14,7 +14,7 @@ inline Option lime_decay() {
 }
 
 inline void decay_routers_alone(ParameterTable& params) {
-  for (Parameter& row : params.rows()) row.wd_mul = row.name.find(".lime_router.") != std::string::npos ? 1 : 0;
+  for (Parameter& row : params.rows()) row.wd_mul = row.router() ? 1 : 0;
 }
 
 }  // namespace crossply

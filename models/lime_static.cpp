@@ -38,11 +38,13 @@ class LimeStatic : public Connection {
       // A key's bias changes no weight of attention, and a value's is a part of o_proj's. So is a norm's.
       for (const char* name : {"self_attn.k_proj.bias", "self_attn.v_proj.bias"})
         if (params.contains(layer_name(i, name))) params.remove(layer_name(i, name));
-      params.add(layer_name(i, "lime_layernorm.weight"), Shape{C}, Init::constant(1), 1, 0);
+      params.add(layer_name(i, "lime_layernorm.weight"), Shape{C}, Init::constant(1), Role::norm);
       if (dynamic_)
-        params.add(router_name(i), Shape{K * (i + 1), C}, Init::normal(c.initializer_range), /*lr_mul=*/10,
-                   /*wd_mul=*/1);
-      else params.add(router_name(i), Shape{K, i + 1}, Init::normal(0.1), 10, 0);
+        params.add(router_name(i), Shape{K * (i + 1), C}, Init::normal(c.initializer_range), Role::width_router,
+                   {.lr_mul = 10, .wd_mul = 1});
+      else
+        params.add(router_name(i), Shape{K, i + 1}, Init::normal(0.1), Role::source_router,
+                   {.lr_mul = 10, .wd_mul = 0});
     }
     if (decays_routers_) decay_routers_alone(params);
   }

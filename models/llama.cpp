@@ -5,27 +5,31 @@ namespace crossply {
 void declare_llama_block(ParameterTable& params, const Config& c, int layer) {
   const int64_t C = c.hidden_size, F = c.intermediate_size, D = c.head_dim;
   const int64_t H = c.num_attention_heads, K = c.num_key_value_heads;
-  auto matrix = [&](const std::string& name, int64_t out, int64_t in) {
-    params.add(layer_name(layer, name), Shape{out, in}, Init::normal(c.initializer_range), 1, 1);
+  const Init normal = Init::normal(c.initializer_range);
+  auto input = [&](const std::string& name, int64_t out) {
+    params.add(layer_name(layer, name + ".weight"), Shape{out, C}, normal, Role::input_projection);
   };
-  auto projection = [&](const std::string& name, int64_t out) {
-    matrix(name + ".weight", out, C);
-    if (c.qkv_bias) params.add(layer_name(layer, name + ".bias"), Shape{out}, Init::constant(0), 1, 0);
+  auto output = [&](const std::string& name, int64_t in) {
+    params.add(layer_name(layer, name + ".weight"), Shape{C, in}, normal, Role::output_projection);
+  };
+  auto heads = [&](const std::string& name, int64_t out) {
+    input(name, out);
+    if (c.qkv_bias) params.add(layer_name(layer, name + ".bias"), Shape{out}, Init::constant(0), Role::bias);
   };
   auto gain = [&](const std::string& name, int64_t width) {
-    params.add(layer_name(layer, name), Shape{width}, Init::constant(1), 1, 0);
+    params.add(layer_name(layer, name + ".weight"), Shape{width}, Init::constant(1), Role::norm);
   };
-  gain("input_layernorm.weight", C);
-  projection("self_attn.q_proj", H * D);
-  projection("self_attn.k_proj", K * D);
-  projection("self_attn.v_proj", K * D);
-  if (c.qk_norm) gain("self_attn.q_norm.weight", D);
-  if (c.qk_norm) gain("self_attn.k_norm.weight", D);
-  matrix("self_attn.o_proj.weight", C, H * D);
-  gain("post_attention_layernorm.weight", C);
-  matrix("mlp.gate_proj.weight", F, C);
-  matrix("mlp.up_proj.weight", F, C);
-  matrix("mlp.down_proj.weight", C, F);
+  gain("input_layernorm", C);
+  heads("self_attn.q_proj", H * D);
+  heads("self_attn.k_proj", K * D);
+  heads("self_attn.v_proj", K * D);
+  if (c.qk_norm) gain("self_attn.q_norm", D);
+  if (c.qk_norm) gain("self_attn.k_norm", D);
+  output("self_attn.o_proj", H * D);
+  gain("post_attention_layernorm", C);
+  input("mlp.gate_proj", F);
+  input("mlp.up_proj", F);
+  output("mlp.down_proj", F);
 }
 
 void record_llama_block(const Build& b, Connection& connection, int layer, Value* rope) {

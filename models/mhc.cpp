@@ -30,9 +30,10 @@ class Mhc : public Connection {
     for (int layer = 0; layer < config.num_hidden_layers; ++layer)
       for (const bool mlp : {false, true}) declare_site(params, {layer, mlp}, config);
     if (previous_) return;
-    params.add("model.hc_head.hc_fn", Shape{E_, E_ * config.hidden_size}, Init::normal(config.initializer_range), 1, 1);
-    params.add("model.hc_head.hc_base", Shape{E_}, Init::constant(0), 1, 0);
-    params.add("model.hc_head.hc_scale", Shape{1}, Init::constant(0.01), 1, 0);
+    params.add("model.hc_head.hc_fn", Shape{E_, E_ * config.hidden_size}, Init::normal(config.initializer_range),
+               Role::width_router, {.wd_mul = 1});
+    params.add("model.hc_head.hc_base", Shape{E_}, Init::constant(0), Role::scalar, {.wd_mul = 0});
+    params.add("model.hc_head.hc_scale", Shape{1}, Init::constant(0.01), Role::scalar, {.wd_mul = 0});
   }
 
   std::string start_as_plain(ParameterTable&, const Config&) const override {
@@ -90,10 +91,12 @@ class Mhc : public Connection {
       return of_comb < 0 || (permutations ? of_comb == 0 : of_comb % (E + 1) == 0) ? 0. : -8.;
     };
     const int64_t M = mhc_rows(form_.mixing, E_);
-    params.add(rows(site) + "fn", Shape{M, E_ * config.hidden_size}, Init::normal(config.initializer_range), 1, 1);
+    params.add(rows(site) + "fn", Shape{M, E_ * config.hidden_size}, Init::normal(config.initializer_range),
+               Role::width_router, {.wd_mul = 1, .matrix = true});
     params.add(rows(site) + "base", Shape{M},
-               Init{one_hot_ ? "1 of E, 1, the identity" : "1/E, 1, the identity", start}, 1, 0);
-    params.add(rows(site) + "scale", Shape{mhc_groups(form_.mixing)}, Init::constant(0.01), 1, 0);
+               Init{one_hot_ ? "1 of E, 1, the identity" : "1/E, 1, the identity", start}, Role::scalar, {.wd_mul = 0});
+    params.add(rows(site) + "scale", Shape{mhc_groups(form_.mixing)}, Init::constant(0.01), Role::scalar,
+               {.wd_mul = 0});
   }
 
   // By weights of its own.

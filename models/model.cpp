@@ -11,14 +11,15 @@ namespace crossply {
 void declare_model(ParameterTable& params, const Config& c) {
   const Shape table{c.vocab_size, c.hidden_size};
   const Init normal = Init::normal(c.initializer_range);
-  params.add("model.embed_tokens.weight", table, normal, 1, 0);
+  params.add("model.embed_tokens.weight", table, normal, Role::embedding);
   if (c.gpt2())
-    params.add("model.embed_positions.weight", Shape{c.max_position_embeddings, c.hidden_size}, normal, 1, 0);
+    params.add("model.embed_positions.weight", Shape{c.max_position_embeddings, c.hidden_size}, normal,
+               Role::embedding);
   for (int i = 0; i < c.num_hidden_layers; ++i)
     c.gpt2() ? declare_gpt2_block(params, c, i) : declare_llama_block(params, c, i);
-  params.add("model.norm.weight", Shape{c.hidden_size}, Init::constant(1), 1, 0);
-  if (c.gpt2() && c.bias) params.add("model.norm.bias", Shape{c.hidden_size}, Init::constant(0), 1, 0);
-  if (!c.tie_word_embeddings) params.add("lm_head.weight", table, normal, 1, 1);
+  params.add("model.norm.weight", Shape{c.hidden_size}, Init::constant(1), Role::final_norm);
+  if (c.gpt2() && c.bias) params.add("model.norm.bias", Shape{c.hidden_size}, Init::constant(0), Role::final_norm);
+  if (!c.tie_word_embeddings) params.add("lm_head.weight", table, normal, Role::head);
   find_architecture(c.arch).make(c)->declare(params, c);
 }
 

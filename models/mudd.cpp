@@ -35,8 +35,9 @@ class Mudd : public Connection {
     for (int i = 0; i < L_; ++i) remove_module(params, i, "input_layernorm");
     for (int i = 0; i < L_; ++i) {
       for (const char* way : {"q", "k", "v"}) {
-        params.add(layer_name(i, str("input_layernorm_", way, ".weight")), Shape{C}, Init::constant(1), 1, 0);
-        if (bias) params.add(layer_name(i, str("input_layernorm_", way, ".bias")), Shape{C}, Init::constant(0), 1, 0);
+        params.add(layer_name(i, str("input_layernorm_", way, ".weight")), Shape{C}, Init::constant(1), Role::norm);
+        if (bias)
+          params.add(layer_name(i, str("input_layernorm_", way, ".bias")), Shape{C}, Init::constant(0), Role::bias);
       }
       if (!widths_.empty()) set_width(params, i, widths_[static_cast<size_t>(i)], C);
       declare_mixture(params, i, C);
@@ -93,16 +94,18 @@ class Mudd : public Connection {
   void declare_mixture(ParameterTable& params, int i, int64_t C) const {
     const int64_t sources = i + 2, all = ways(i) * sources;
     params.add(da_name(i, "w1.weight"), Shape{all, C},
-               Init::normal(literal_ ? 1 / static_cast<double>(C) : 1 / std::sqrt(static_cast<double>(C))), 1, 1);
-    params.add(da_name(i, "w2.weight"), Shape{all, all}, Init::constant(0), 1, 1);
+               Init::normal(literal_ ? 1 / static_cast<double>(C) : 1 / std::sqrt(static_cast<double>(C))),
+               Role::width_router, {.wd_mul = 1});
+    params.add(da_name(i, "w2.weight"), Shape{all, all}, Init::constant(0), Role::source_router, {.wd_mul = 1});
     const Init own_one{"0 .. 0 1",
                        [sources](uint64_t, uint64_t, int64_t j) { return j % sources == sources - 1 ? 1.0 : 0.0; }};
-    params.add(da_name(i, "static_weight"), Shape{ways(i), sources}, prepost_ ? Init::constant(0) : own_one, 1, 0);
+    params.add(da_name(i, "static_weight"), Shape{ways(i), sources}, prepost_ ? Init::constant(0) : own_one,
+               Role::source_router, {.wd_mul = 0});
     if (!prepost_) return;
     for (int l = 0; l < sources; ++l)
-      params.add(da_name(i, str("pre_da_norms.", l, ".weight")), Shape{C}, Init::constant(1), 1, 0);
+      params.add(da_name(i, str("pre_da_norms.", l, ".weight")), Shape{C}, Init::constant(1), Role::norm);
     for (int c = 0; c < ways(i); ++c)
-      params.add(da_name(i, str("post_da_norms.", c, ".weight")), Shape{C}, Init::constant(1e-3), 1, 0);
+      params.add(da_name(i, str("post_da_norms.", c, ".weight")), Shape{C}, Init::constant(1e-3), Role::norm);
   }
 
   Value* way_norm(int layer, int way, const char* suffix) const {

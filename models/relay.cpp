@@ -13,7 +13,8 @@ class Relay : public Connection {
  public:
   void declare(ParameterTable& params, const Config& c) const override {
     for (int n = 1; n < c.num_hidden_layers; ++n)
-      params.add(gate_name(n), Shape{c.num_key_value_heads, c.hidden_size}, Init::normal(c.initializer_range), 1, 1);
+      params.add(gate_name(n), Shape{c.num_key_value_heads, c.hidden_size}, Init::normal(c.initializer_range),
+                 Role::width_router, {.wd_mul = 1});
   }
 
   std::string start_as_plain(ParameterTable& params, const Config&) const override {

@@ -20,7 +20,7 @@ class ResFormer : public Connection {
 
   void declare(ParameterTable& params, const Config&) const override {
     auto scalar = [&](const std::string& name, Shape shape, double start) {
-      params.add(name, shape, Init::constant(start), 1, 0);
+      params.add(name, shape, Init::constant(start), Role::scalar, {.wd_mul = 0});
     };
     if (variant_ == "plus" && L_ > 1) {
       scalar("model.lambda_manager.lambda_scale", Shape{1}, static_cast<double>(L_));

@@ -16,7 +16,9 @@ class SatFormer : public Connection {
 
   void declare(ParameterTable& params, const Config& c) const override {
     for (int n = 1; n < L_; ++n)
-      if (consumes(n)) params.add(gate_name(n), Shape{c.num_key_value_heads, c.hidden_size}, start(c), 1, 1);
+      if (consumes(n))
+        params.add(gate_name(n), Shape{c.num_key_value_heads, c.hidden_size}, start(c), Role::width_router,
+                   {.wd_mul = 1});
   }
 
   std::string start_as_plain(ParameterTable& params, const Config&) const override {

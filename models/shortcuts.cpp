@@ -31,16 +31,19 @@ class Shortcuts : public Connection {
   }
 
   void declare(ParameterTable& params, const Config& c) const override {
-    if (resid_) params.add("model.resid_lambdas", Shape{L_}, falling(1.15, 1.05), 5, 0.5);
-    if (from_start_) params.add("model.x0_lambdas", Shape{L_}, falling(0.2, 0.05), 5, 0);
+    auto lambdas = [&](const char* name, int64_t n, const Init& start, double wd_mul) {
+      params.add(name, Shape{n}, start, Role::source_router, {.lr_mul = 5, .wd_mul = wd_mul});
+    };
+    if (resid_) lambdas("model.resid_lambdas", L_, falling(1.15, 1.05), 0.5);
+    if (from_start_) lambdas("model.x0_lambdas", L_, falling(0.2, 0.05), 0);
     const int64_t K = c.num_key_value_heads, width = K * c.head_dim;
     const double bound = std::sqrt(3.0 / static_cast<double>(c.hidden_size));
     for (int i = 0; i < L_; ++i) {
       if (!has_table(i)) continue;
-      params.add(table_name(i), Shape{c.vocab_size, width}, Init::uniform(bound), 1, 0.1);
-      params.add(gate_name(i), Shape{K, gate_channels_}, small_gates(), 1, 1);
+      params.add(table_name(i), Shape{c.vocab_size, width}, Init::uniform(bound), Role::table, {.wd_mul = 0.1});
+      params.add(gate_name(i), Shape{K, gate_channels_}, small_gates(), Role::width_router, {.wd_mul = 1});
     }
-    if (backout_) params.add("model.backout_lambda", Shape{1}, Init::constant(0.2), 5, 0);
+    if (backout_) lambdas("model.backout_lambda", 1, Init::constant(0.2), 0);
   }
 
   std::string start_as_plain(ParameterTable& params, const Config&) const override {

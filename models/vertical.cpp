@@ -26,7 +26,7 @@ class Vertical : public Connection {
     for (int l = 0; l < config.num_hidden_layers && map_ == "learned"; ++l) {
       const Init start{str("0 .. 0 ", diagonal_),
                        [l, c = diagonal_](uint64_t, uint64_t, int64_t i) { return i == l ? c : 0.0; }};
-      params.add(score_name(l), Shape{l + 1}, start, /*lr_mul=*/10, /*wd_mul=*/1);
+      params.add(score_name(l), Shape{l + 1}, start, Role::source_router, {.lr_mul = 10, .wd_mul = 1});
     }
   }
 

@@ -32,7 +32,7 @@ std::unique_ptr<Nothing> nothing(std::vector<Value*> in, std::vector<Value*> out
 
 TEST_CASE("tape: the first writer in reverse order sets a gradient, the others add; parameters always add") {
   ParameterTable params;
-  Parameter& row = params.add("w", Shape{4}, Init::constant(1), 1, 1);
+  Parameter& row = params.add("w", Shape{4}, Init::constant(1), Role::input_projection);
   Tape t(Dtype::f32);
   Value* w = t.parameter(row);
   CHECK(t.parameter(row) == w);
@@ -52,7 +52,7 @@ TEST_CASE("tape: the first writer in reverse order sets a gradient, the others a
 TEST_CASE("tape: the example of engine/tape.h") {
   const auto device = make_device("cpu");
   ParameterTable params;
-  params.add("weight", Shape{5, 4}, Init::normal(1), 1, 1);
+  params.add("weight", Shape{5, 4}, Init::normal(1), Role::input_projection);
   params.allocate(*device, Dtype::f32, true);
   params.initialise(42);
   const int32_t text[4] = {2, 0, 4, 1};
@@ -96,7 +96,7 @@ TEST_CASE("tape: a residual stream's gradient stays where it is, and a sublayer 
     CAPTURE(form);
     Tape t(Dtype::f32);
     ParameterTable params;
-    Value* weight = t.parameter(params.add("w", Shape{4}, Init::constant(1), 1, 1));
+    Value* weight = t.parameter(params.add("w", Shape{4}, Init::constant(1), Role::input_projection));
     Value* x = t.record(nothing({weight}, {t.activation("x", Shape{4})}));
     Value* norm = form == "no norm" ? x : t.record(nothing({x}, {t.activation("norm", Shape{4})}));
     Value* y = t.record(nothing({norm}, {t.activation("y", Shape{4})}));
@@ -157,7 +157,7 @@ TEST_CASE("tape: products do the activation between them only where nobody else 
       t.record(std::move(node));
       return t.nodes().back().get();
     };
-    Value* weight = t.parameter(params.add("w", shape, Init::constant(1), 1, 1));
+    Value* weight = t.parameter(params.add("w", shape, Init::constant(1), Role::input_projection));
     Value* x = t.record(nothing({weight}, {t.activation("x", shape)}));
     Value* u = t.activation("u", shape);
     const Node* before = product({x}, u, "cannot before");
@@ -196,8 +196,8 @@ TEST_CASE("tape: outputs of one size lie one behind the other where they live ab
     Tape t(Dtype::f32);
     ParameterTable params;
     const Shape shape{1, 1, 1, 100};
-    Value* x =
-        t.record(nothing({t.parameter(params.add("w", shape, Init::constant(1), 1, 1))}, {t.activation("x", shape)}));
+    Value* x = t.record(nothing({t.parameter(params.add("w", shape, Init::constant(1), Role::input_projection))},
+                                {t.activation("x", shape)}));
     auto products = nothing({x}, {t.activation("a", shape), t.activation("b", shape), t.activation("wide", Shape{101}),
                                   t.activation("c", shape), t.activation("placed", shape), t.activation("d", shape),
                                   t.activation("e", shape), t.activation("late", shape)});
@@ -233,7 +233,7 @@ TEST_CASE("tape: a gradient goes over its input only where nobody else needs the
     CAPTURE(form);
     Tape t(Dtype::f32);
     ParameterTable params;
-    Value* weight = t.parameter(params.add("w", Shape{4}, Init::constant(1), 1, 1));
+    Value* weight = t.parameter(params.add("w", Shape{4}, Init::constant(1), Role::input_projection));
     Value* x = t.record(nothing({weight}, {t.activation("x", Shape{4})}));
     auto gate = nothing({x}, {t.activation("y", Shape{4})});
     gate->keep = {x};
@@ -322,8 +322,8 @@ TEST_CASE("schedule: the multipliers of the specifications") {
 TEST_CASE("optimizer: rows learn and decay at their own rates, and the clip scales the whole gradient") {
   auto device = make_device("cpu");
   ParameterTable params;
-  params.add("slow", Shape{3}, Init::constant(1), 1, 1);
-  params.add("fast", Shape{3}, Init::constant(1), 10, 0);
+  params.add("slow", Shape{3}, Init::constant(1), Role::input_projection);
+  params.add("fast", Shape{3}, Init::constant(1), Role::source_router, {.lr_mul = 10, .wd_mul = 0});
   params.allocate(*device, Dtype::f32, true);
   params.initialise(1);
   Optimizer optimizer(params, Buckets(params), AdamwOptions{0.9, 0.95, 1e-8, 0.1, 1.0});
@@ -346,8 +346,8 @@ TEST_CASE("params: initialisation depends on seed, name and element only") {
   auto device = make_device("cpu");
   auto values = [&](uint64_t seed, bool extra) {
     ParameterTable params;
-    if (extra) params.add("first", Shape{70}, Init::constant(0), 1, 1);
-    params.add("w", Shape{300, 40}, Init::normal(0.02), 1, 1);
+    if (extra) params.add("first", Shape{70}, Init::constant(0), Role::input_projection);
+    params.add("w", Shape{300, 40}, Init::normal(0.02), Role::input_projection);
     params.allocate(*device, Dtype::f32, false);
     params.initialise(seed);
     return params.read(params.at("w").value);

@@ -162,7 +162,7 @@ struct OneRead {
                                       {"down", Shape{R, E * C}},
                                       {"up", Shape{E * C, R}},
                                       {"inject", Shape{E, E * C}}})
-      params.add(name, shape, Init::normal(0.05), 1, 1);
+      params.add(name, shape, Init::normal(0.05), Role::input_projection);
     params.allocate(*device, real, true);
     params.initialise(3);
     Tape tape(real);

@@ -18,7 +18,7 @@ const std::vector<Size> gpu_sizes{{1, 1, 1}, {3, 2, 5}, {70, 3, 16}, {40, 4, 24}
 Op head_scale(const Size& s, double scale, bool trained = true) {
   const Shape shape{s.tokens, s.K, s.D};
   Operand factor = parameter("factor", {s.K}, scale);
-  if (!trained) factor.role = Role::constant;
+  if (!trained) factor.role = OperandRole::constant;
   return {{input("inp", shape, scale), output("out", shape), factor},
           [](auto& t, Stream stream) { head_scale_forward(t["out"], t["inp"], t["factor"], stream); },
           [=](auto& t, Stream stream) {

@@ -36,9 +36,10 @@ struct Layers {
   std::vector<Value*> outs;
 
   explicit Layers(bool eight_bits, bool adds = false) {
-    params.add("source", Shape{1}, Init::constant(0), 1, 1);
-    for (size_t i = 0; i < 2; ++i) params.add(str("w", i), Shape{widths[i], C}, Init::normal(0.3), 1, 1);
-    params.add("bias", Shape{widths[0]}, Init::normal(1), 1, 1);
+    params.add("source", Shape{1}, Init::constant(0), Role::bias);
+    for (size_t i = 0; i < 2; ++i)
+      params.add(str("w", i), Shape{widths[i], C}, Init::normal(0.3), Role::input_projection);
+    params.add("bias", Shape{widths[0]}, Init::normal(1), Role::bias);
     params.allocate(*device, Dtype::f32, true);
     params.allocate_narrow();
     params.initialise(7);
@@ -223,8 +224,9 @@ TEST_CASE("linear: what suits eight bits, and what is refused") {
     Tape t(Dtype::bf16);
     t.use_eight_bits();
     ParameterTable params;
-    Value* x = silent(t, "x", {t.parameter(params.add("s", Shape{1}, Init::constant(0), 1, 1))}, Shape{n, in});
-    ops::linear(t, "y", x, t.parameter(params.add("w", Shape{out, in}, Init::constant(0), 1, 1)), Shape{n, out});
+    Value* x = silent(t, "x", {t.parameter(params.add("s", Shape{1}, Init::constant(0), Role::bias))}, Shape{n, in});
+    ops::linear(t, "y", x, t.parameter(params.add("w", Shape{out, in}, Init::constant(0), Role::input_projection)),
+                Shape{n, out});
     CHECK(t.scaled().empty() == !suits);
   }
   Tape t(Dtype::bf16);  // a teacher, which is not trained
@@ -232,7 +234,8 @@ TEST_CASE("linear: what suits eight bits, and what is refused") {
   ParameterTable params;
   t.frozen("teacher.", [&] {
     Value* x = t.input("x", Shape{16, 64}, Dtype::bf16);
-    ops::linear(t, "y", x, t.parameter(params.add("w", Shape{64, 64}, Init::constant(0), 1, 1)), Shape{16, 64});
+    ops::linear(t, "y", x, t.parameter(params.add("w", Shape{64, 64}, Init::constant(0), Role::input_projection)),
+                Shape{16, 64});
   });
   CHECK(t.scaled().empty());
   std::vector<e4m3> a(256), b(256);

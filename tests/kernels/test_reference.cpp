@@ -69,7 +69,8 @@ class DepthSoftmaxValues : public Connection {
  public:
   void declare(ParameterTable& params, const Config& c) const override {
     for (int n = 1; n < c.num_hidden_layers; ++n)
-      params.add(query(n), Shape{c.num_key_value_heads, c.head_dim}, Init::normal(0.5), 1, 0);
+      params.add(query(n), Shape{c.num_key_value_heads, c.head_dim}, Init::normal(0.5), Role::width_router,
+                 {.wd_mul = 0});
   }
   KeyValue kv(int layer, KeyValue own) override {
     values_.push_back(own.v);
@@ -122,7 +123,7 @@ struct Smooth {
 class SmoothRead : public Connection {
  public:
   void declare(ParameterTable& params, const Config& c) const override {
-    params.add("model.smooth.weight", Shape{c.hidden_size}, Init::constant(-2), 1, 0);
+    params.add("model.smooth.weight", Shape{c.hidden_size}, Init::constant(-2), Role::scalar, {.wd_mul = 0});
   }
   Value* read(const Site& site) override {
     Value* x = Connection::read(site);
@@ -138,7 +139,7 @@ class TwoAttentions : public Connection {
  public:
   void declare(ParameterTable& params, const Config& c) const override {
     for (int n = 1; n < c.num_hidden_layers; ++n)
-      params.add(factor(n), Shape{c.num_attention_heads}, Init::constant(0.3), 1, 0);
+      params.add(factor(n), Shape{c.num_attention_heads}, Init::constant(0.3), Role::scalar, {.wd_mul = 0});
   }
   Value* attend(int layer, Heads own) override {
     Value* a = Connection::attend(layer, own);
@@ -313,9 +314,9 @@ TEST_CASE("reference: what does not depend on the tokens is seen whole, whatever
   Tape tape(Dtype::f64);
   const Shape shape{2, 5};  // of B and T, and of the parameter
   Value* tokens = tape.input("tokens", shape, Dtype::i32);
-  Value* x =
-      ops::embedding(tape, "x", tokens, tape.parameter(params.add("table", Shape{7, 5}, Init::constant(1), 1, 1)));
-  Value* p = ops::softmax(tape, "p", tape.parameter(params.add("scores", shape, Init::constant(1), 1, 1)));
+  Value* x = ops::embedding(tape, "x", tokens,
+                            tape.parameter(params.add("table", Shape{7, 5}, Init::constant(1), Role::embedding)));
+  Value* p = ops::softmax(tape, "p", tape.parameter(params.add("scores", shape, Init::constant(1), Role::norm)));
   ops::from_reference(tape, "y", {x, p}, Shape{2, 5, 1}, Wrong{});
   const auto& node = dynamic_cast<const ReferenceNode&>(*tape.nodes().back());
   CHECK((node.inputs[0].size == 5 && !node.inputs[0].whole));
@@ -327,8 +328,8 @@ TEST_CASE("reference: what the loops throw reaches the caller") {
   ParameterTable params;
   Tape tape(Dtype::f32);
   Value* tokens = tape.input("tokens", Shape{64, 512}, Dtype::i32);
-  Value* x =
-      ops::embedding(tape, "x", tokens, tape.parameter(params.add("table", Shape{7, 5}, Init::constant(1), 1, 1)));
+  Value* x = ops::embedding(tape, "x", tokens,
+                            tape.parameter(params.add("table", Shape{7, 5}, Init::constant(1), Role::embedding)));
   ops::from_reference(tape, "y", {x}, x->shape, Throws{});
   params.allocate(*device, Dtype::f32, false);
   tape.plan(PlanMode::reuse);

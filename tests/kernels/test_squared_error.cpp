@@ -68,7 +68,7 @@ TEST_CASE("squared_error: a NaN shows in its row and its gradient, memory anywhe
 TEST_CASE("squared_error: on a tape it is a loss, whose gradients are those of grad_scale times the sum") {
   const auto device = make_device("cpu");
   ParameterTable params;
-  params.add("w", Shape{2, 3}, Init::normal(1), 1, 0);
+  params.add("w", Shape{2, 3}, Init::normal(1), Role::head);
   Tape tape(Dtype::f32);
   auto* tokens = tape.input("tokens", Shape{1, 4}, Dtype::i32);
   auto* target = tape.input("target", Shape{1, 4, 3}, Dtype::f32);

@@ -58,7 +58,7 @@ Op gated_mix(const Size& s, double scale = 1) {
 
 Op scale_op(int64_t n, double scale = 1, bool trained = true) {
   Operand factor = parameter("factor", {1});
-  if (!trained) factor.role = Role::constant;
+  if (!trained) factor.role = OperandRole::constant;
   return {{input("inp", {n}, scale), output("out", {n}), factor},
           [](auto& t, Stream stream) { scale_forward(t["out"], t["inp"], t["factor"], stream); },
           [](auto& t, Stream stream) {

@@ -48,7 +48,8 @@ struct Small {
   }
 
   Value* weight(const std::string& name, Shape shape) {
-    return tape.parameter(params.contains(name) ? params.at(name) : params.add(name, shape, Init::normal(0.7), 1, 1));
+    return tape.parameter(params.contains(name) ? params.at(name)
+                                                : params.add(name, shape, Init::normal(0.7), Role::input_projection));
   }
   // What models do: project to heads, rotate them, project back.
   Value* to_heads(const std::string& name, Value* x) {

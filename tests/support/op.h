@@ -30,32 +30,32 @@ void for_sizes(const std::vector<Size>& of_cpu, const std::vector<Size>& of_gpu,
 }
 
 // An input X has a gradient dX that is set or added to, a parameter's is always added to, an output's is given.
-enum class Role { input, parameter, constant, output, saved };
+enum class OperandRole { input, parameter, constant, output, saved };
 struct Operand {
   std::string name;
   Shape shape;
-  Role role;
+  OperandRole role;
   double scale = 1;             // of the random numbers
   bool wide = false;            // f32 also beside activations in bf16
   std::vector<double> given{};  // instead of random numbers
   bool only_set = false;        // an input whose gradient is never added to
 };
 inline Operand input(const std::string& name, Shape shape, double scale = 1) {
-  return {name, shape, Role::input, scale};
+  return {name, shape, OperandRole::input, scale};
 }
-inline Operand output(const std::string& name, Shape shape) { return {name, shape, Role::output}; }
-inline Operand saved(const std::string& name, Shape shape) { return {name, shape, Role::saved, 1, true}; }
+inline Operand output(const std::string& name, Shape shape) { return {name, shape, OperandRole::output}; }
+inline Operand saved(const std::string& name, Shape shape) { return {name, shape, OperandRole::saved, 1, true}; }
 inline Operand parameter(const std::string& name, Shape shape, double scale = 1) {
-  return {name, shape, Role::parameter, scale, true};
+  return {name, shape, OperandRole::parameter, scale, true};
 }
 inline Operand constant(const std::string& name, Shape shape, std::vector<double> numbers) {
-  return {name, shape, Role::constant, 1, true, std::move(numbers)};
+  return {name, shape, OperandRole::constant, 1, true, std::move(numbers)};
 }
 inline Operand in_f32(Operand value) { return value.wide = true, value; }
 inline Operand never_added(Operand value) { return value.only_set = true, value; }
 
 inline Operand unchanged(const std::string& name, Shape shape, double scale = 1) {
-  return {name, shape, Role::constant, scale};
+  return {name, shape, OperandRole::constant, scale};
 }
 
 // What a call gets: an unknown name is a tensor without data.
@@ -119,17 +119,17 @@ struct Trial {
     uint64_t seed = 0;
     for (const Operand& v : op->values) {
       const int64_t n = v.shape.numel();
-      const bool given = v.role != Role::output && v.role != Role::saved;
+      const bool given = v.role != OperandRole::output && v.role != OperandRole::saved;
       const auto fresh = random_vector<double>(n, ++seed, v.scale), gradient = random_vector<double>(n, ++seed);
       x[v.name] = !given ? poisoned<double>(n) : rounded(v, v.given.empty() ? fresh : v.given);
       if (!has_gradient(v)) continue;
-      const bool sets = v.role == Role::input && ((adds & 1) == 0 || v.only_set);
-      if (v.role == Role::input && !sets) added.insert("d" + v.name);
-      if (v.role == Role::input) adds = std::rotr(adds, 1);
+      const bool sets = v.role == OperandRole::input && ((adds & 1) == 0 || v.only_set);
+      if (v.role == OperandRole::input && !sets) added.insert("d" + v.name);
+      if (v.role == OperandRole::input) adds = std::rotr(adds, 1);
       x["d" + v.name] = sets ? poisoned<double>(n) : rounded(v, gradient);
     }
   }
-  static bool has_gradient(const Operand& v) { return v.role != Role::constant && v.role != Role::saved; }
+  static bool has_gradient(const Operand& v) { return v.role != OperandRole::constant && v.role != OperandRole::saved; }
   Dtype type_of(const Operand& v) const { return v.wide && dtype == Dtype::bf16 ? Dtype::f32 : dtype; }
   std::vector<double> rounded(const Operand& v, const std::vector<double>& numbers) const {
     return loaded(stored(numbers, type_of(v)), type_of(v));
@@ -149,7 +149,7 @@ struct Trial {
   std::map<std::string, Dtype> results() const {
     std::map<std::string, Dtype> names;
     for (const Operand& v : op->values) {
-      const bool computed = v.role == Role::output || v.role == Role::saved;
+      const bool computed = v.role == OperandRole::output || v.role == OperandRole::saved;
       if (computed) names[v.name] = type_of(v);
       else if (has_gradient(v)) names["d" + v.name] = type_of(v);
     }
@@ -203,7 +203,7 @@ struct Trial {
 // Which gradients to add to: every choice of two, every second of more.
 inline std::vector<unsigned> add_patterns(const Op& op) {
   const auto inputs =
-      std::count_if(op.values.begin(), op.values.end(), [](const Operand& v) { return v.role == Role::input; });
+      std::count_if(op.values.begin(), op.values.end(), [](const Operand& v) { return v.role == OperandRole::input; });
   if (inputs > 2) return {0x55555555u, 0xAAAAAAAAu};
   return inputs == 2 ? std::vector<unsigned>{0, 1, 2, 3} : std::vector<unsigned>{0, 1};
 }
@@ -224,7 +224,7 @@ inline std::vector<double> derivative(const Trial& at, const std::string& name) 
     at.op->forward_ref({z});
     Complex sum = 0;
     for (const Operand& v : at.op->values)
-      if (v.role == Role::output) sum += dot(at["d" + v.name], z[v.name]);
+      if (v.role == OperandRole::output) sum += dot(at["d" + v.name], z[v.name]);
     return sum;
   });
 }
@@ -236,11 +236,11 @@ inline void check_derivative(const Op& op, const Tolerance& tolerance, const Tol
     CAPTURE(add);
     Trial trial(op, Dtype::f64, add ? ~0u : 0u);
     for (const Operand& v : op.values)
-      if (v.role == Role::parameter && !add) trial.x["d" + v.name].assign(trial.x[v.name].size(), 0.0);
+      if (v.role == OperandRole::parameter && !add) trial.x["d" + v.name].assign(trial.x[v.name].size(), 0.0);
     const Trial before = trial;
     trial.run(Backend::reference);
     for (const Operand& v : op.values) {
-      if (v.role != Role::input && v.role != Role::parameter) continue;
+      if (v.role != OperandRole::input && v.role != OperandRole::parameter) continue;
       const std::string gradient = "d" + v.name;
       auto want = derivative(before, v.name);
       for (size_t i = 0; i < want.size() && add && !v.only_set; ++i) want[i] += before[gradient][i];

@@ -194,8 +194,7 @@ void refuse_idle_router_lr(const std::vector<TrainPlan>& runs, const std::string
     usual.router_lr = 0;
     ParameterTable params;
     declare(params, usual);
-    if (std::ranges::any_of(params.rows(), [](const Parameter& row) { return row.lr_mul != 1 && row.lr_mul != 0; }))
-      return;
+    if (std::ranges::any_of(params.rows(), [](const Parameter& row) { return row.follows_router_lr(); })) return;
   }
   fail(Exit::usage, "--router-lr has no effect: nothing in ", what, " learns at another rate than --lr");
 }

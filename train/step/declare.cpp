@@ -13,8 +13,7 @@ void declare(ParameterTable& params, const TrainPlan& plan) {
   if (plan.initial_config && plan.initial_config->arch != c.arch)
     find_architecture(c.arch).make(c)->start_as_plain(params, c);
   for (Parameter& row : params.rows()) {
-    const bool router = row.lr_mul != 1 && row.lr_mul != 0;  // 0: it stays as it starts
-    if (router && plan.router_lr > 0) row.lr_mul = plan.router_lr / plan.lr;
+    if (plan.router_lr > 0 && row.follows_router_lr()) row.lr_mul = plan.router_lr / plan.lr;
     if (plan.decay_all) row.wd_mul = 1;
   }
 }
