@@ -218,20 +218,22 @@ void gated_streams_is_plain() {
 // learned map that is a score of 0 for these, and for the others one so low that their weight is 0.
 void fixed_maps_are_learned_ones(int64_t L, const std::string& map,
                                  const std::function<bool(int64_t, int64_t)>& reads) {
-  CAPTURES(L, map);
+  CAPTURE(L);
+  CAPTURE(map);
   const auto sized = [L](const std::string& choice) {
     Config config = tiny_with(choice);
     config.num_hidden_layers = L;
     return config;
   };
-  TinyModel fixed(sized("vertical:map=" + map), "cpu"), learned(sized("vertical"), "cpu");
-  learned.take(fixed);
+  TinyModel fixed(sized("vertical:map=" + map), "reference", PlanMode::reuse, Dtype::f64);
+  TinyModel learned(sized("vertical"), "reference", PlanMode::reuse, Dtype::f64);  // of the same seed
   for (int64_t l = 1; l <= L; ++l)
     learned.fill(layer_name(static_cast<int>(l - 1), "vertical_attention.scores"),
                  [&](int64_t i) { return i + 1 == l || reads(l, i + 1) ? 0.0 : -1e4; });
-  CHECK(fixed.step() == doctest::Approx(learned.step()).epsilon(1e-6));
+  CHECK(fixed.step() == doctest::Approx(learned.step()).epsilon(1e-13));
   for (const Parameter& row : fixed.params.rows())
-    check_close(row.name, learned.values<float>(learned.params.at(row.name).grad), fixed.values<float>(row.grad), 1e-5);
+    check_close(row.name, learned.values<double>(learned.params.at(row.name).grad), fixed.values<double>(row.grad),
+                1e-11);
 }
 
 }  // namespace
