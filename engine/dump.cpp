@@ -70,9 +70,6 @@ std::string forward_of(size_t n, const Node& node) {
       std::string note = host_of(*value);
       if (values == &node.saved) note = "saved";
       if (values == &node.forward_work) note = "work";
-      if (node.done) note = "by the op above";
-      if (node.addend != nullptr) note = "adds " + node.addend->name;
-      if (node.activated != nullptr) note = "and " + node.activated->name;
       out += row(head, ' ', *value, gigaflops, note);
       head.clear(), gigaflops[0] = '\0';
     }
@@ -93,18 +90,15 @@ std::string backward_of(size_t n, const Node& node) {
   for (size_t i = 0; i < node.in.size(); ++i) {
     const Value* grad = node.in[i]->grad;
     if (grad == nullptr) continue;
-    const std::string note = node.grad_in_forward   ? "in the forward"
-                             : !node.has_backward() ? "by the op above"
-                                                    : host_of(*grad);
-    add(node.acc[i] ? '+' : '=', *grad, note);
+    add(node.grad_modes[i] == GradMode::set ? '=' : '+', *grad,
+        node.grad_in_forward() ? "in the forward" : host_of(*grad));
   }
   if (out.empty()) out = head + "  -\n";
   std::vector<std::string> names;
-  for (const auto* values : {&node.out, &node.keep_grads})
+  for (const auto* values : {&node.out, &node.backward_reads_grads})
     for (const Value* value : *values) add_name(names, value->grad);
-  for (const auto* values : {&node.saved, &node.keep})
+  for (const auto* values : {&node.saved, &node.backward_reads})
     for (const Value* value : *values) add_name(names, value);
-  add_name(names, node.activates);
   return out + list("<-", names);
 }
 
@@ -149,10 +143,8 @@ std::string Tape::totals() const {
     Kind& kind = kinds[buffer.persistent ? 4 : gradient ? 3 : saved.contains(&buffer) ? 2 : buffer.sliced ? 1 : 0];
     ++kind.count, kind.bytes += static_cast<double>(buffer.bytes);
   }
-  const auto done = std::count_if(nodes_.begin(), nodes_.end(), [](const auto& node) { return node->done; });
   char line[120];
-  std::snprintf(line, sizeof line, "TOTALS\n%zu ops, %zd of them done by the op above; forward %.4f GFLOP\n",
-                nodes_.size(), static_cast<ssize_t>(done), forward_flops() * 1e-9);
+  std::snprintf(line, sizeof line, "TOTALS\n%zu ops; forward %.4f GFLOP\n", nodes_.size(), forward_flops() * 1e-9);
   std::string out = line;
   for (const Kind& kind : kinds) {
     std::snprintf(line, sizeof line, "  %-24s %5zu buffers %12s\n", kind.name, kind.count,

@@ -133,6 +133,29 @@ void ParameterTable::allocate(Device& device, Dtype dtype, bool with_gradients, 
   }
 }
 
+namespace {
+
+void check_there(const Tensor& value) {
+  CHECK_THAT(value.data != nullptr, "these f32 values are not in memory: since a step began their memory holds ",
+             "gradients. Call Trainer::gather_values() first");
+}
+
+}  // namespace
+
+void ParameterTable::lend_values(bool lent) {
+  if (!lends()) return;
+  lent_ = lent;
+  for (Parameter& row : rows_)
+    if (row.narrow_only) row.value.data = lent ? nullptr : row.grad.data;
+}
+
+Tensor ParameterTable::lent_values() const {
+  const size_t begin = static_cast<size_t>(values_size_) * size_of(dtype_);
+  const Tensor values{lent_ ? nullptr : gradients_.data() + begin, dtype_, Shape{flat_size() - values_size_}};
+  check_there(values);
+  return values;
+}
+
 void ParameterTable::allocate_narrow() {
   narrow_ = Arena(*device_, "bf16 parameters", static_cast<size_t>(flat_size()) * size_of(Dtype::bf16));
   for (Parameter& row : rows_) {
@@ -143,6 +166,7 @@ void ParameterTable::allocate_narrow() {
 
 void ParameterTable::initialise(uint64_t seed) {
   for (const Parameter& row : rows_) {
+    check_there(row.value);
     const auto number = [&row, seed, stream = stream_of(row.name)](int64_t i) { return row.init.at(seed, stream, i); };
     if (dtype_ == Dtype::f64) generate<double>(*device_, row.value.data, row.shape.numel(), number);
     else generate<float>(*device_, row.value.data, row.shape.numel(), number);
@@ -152,11 +176,13 @@ void ParameterTable::initialise(uint64_t seed) {
 void ParameterTable::zero_gradients() { device_->fill(gradients_.data(), 0, gradients_.bytes()); }
 
 void ParameterTable::write(const Parameter& row, const double* host) {
+  check_there(row.value);
   if (dtype_ == Dtype::f64) return device_->copy_in(row.value.data, host, row.value.bytes());
   generate<float>(*device_, row.value.data, row.shape.numel(), [host](int64_t i) { return host[i]; });
 }
 
 std::vector<float> ParameterTable::read(const Tensor& tensor) const {
+  check_there(tensor);
   const auto n = static_cast<size_t>(tensor.numel());
   std::vector<float> host(n);
   if (tensor.dtype == Dtype::f32) {

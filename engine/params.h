@@ -88,8 +88,8 @@ class ParameterTable {
   int64_t rows_size() const;     // elements without what rounds the regions up
 
   // Flat, zero-filled arrays of the given dtype; gradients only when asked for. lend: the values of rows that are
-  // narrow_only have no memory of their own: row.value is that of the row's gradient, whose time is the step, as theirs
-  // is between steps (kernels/optim/optimizer.h).
+  // narrow_only have no memory of their own. Between steps they are in that of the row's gradient
+  // (kernels/optim/optimizer.h).
   void allocate(Device& device, Dtype dtype, bool with_gradients, bool lend = false);
   // Also a bf16 copy of all values, which refresh_narrow() and the optimizer (kernels/optim/) keep up to date.
   void allocate_narrow();
@@ -98,6 +98,10 @@ class ParameterTable {
   void zero_gradients();
 
   bool lends() const { return values_size_ < flat_size(); }
+  // If it lends: true before gradients are written. row.value is then empty, and to read or write it is refused. false
+  // when all values are in the gradients' memory again, as they are after allocate().
+  void lend_values(bool lent);
+  Tensor lent_values() const;  // the second region, (flat_size() - values().numel()); refused during a step
   // If it lends, only the first region.
   Tensor values() const { return Tensor{values_.data(), dtype_, Shape{values_size_}}; }
   Tensor gradients() const { return Tensor{gradients_.data(), dtype_, Shape{flat_size()}}; }
@@ -108,7 +112,7 @@ class ParameterTable {
 
   // Sets one row's values from host numbers.
   void write(const Parameter& row, const double* host);
-  // A row's value or gradient, or any other tensor on the device, as host numbers.
+  // A row's value or gradient, or any other tensor on the device, as host numbers. Refuses a value that is lent.
   std::vector<float> read(const Tensor& tensor) const;
 
   std::string report() const;
@@ -121,6 +125,7 @@ class ParameterTable {
   Device* device_ = nullptr;
   Dtype dtype_ = Dtype::f32;
   int64_t unit_ = 64, end_unit_ = 64, values_size_ = 0;
+  bool lent_ = false;  // the gradients have the lent memory now
   Arena values_, gradients_, narrow_;
 };
 

@@ -1,7 +1,6 @@
 // The planner: lifetimes from the recorded list, offsets from the lifetimes. Nothing aliases but what a node declared.
 #include <algorithm>
 #include <cstdio>
-#include <unordered_set>
 
 #include "engine/out_of_memory.h"
 #include "engine/packing.h"
@@ -28,49 +27,6 @@ PlanMode plan_mode(const std::string& name) {
   fail(Exit::usage, "unknown memory plan '", name, "'; known: reuse, distinct, poison");
 }
 
-// By how many lists of nodes a value is read, or kept.
-std::unordered_map<const Value*, int> Tape::count_readers() const {
-  std::unordered_map<const Value*, int> readers;
-  for (const auto& node : nodes_)
-    for (const auto* list : {&node->in, &node->reads, &node->keep, &node->saved})
-      for (const Value* value : *list) ++readers[value];
-  return readers;
-}
-
-// What only the next node reads, and that to add it to something, need not be in memory by itself, unless its place was
-// chosen.
-void Tape::find_sums() {
-  const auto readers = count_readers();
-  for (size_t n = 1; n < nodes_.size(); ++n) {
-    Node &sum = *nodes_[n], &from = *nodes_[n - 1];
-    if (!sum.is_sum || !from.can_add || sum.in[1] != from.out[0] || readers.at(sum.in[1]) > 1) continue;
-    if (const Buffer& own = *from.out[0]->buffer; own.inside != nullptr || own.persistent) continue;
-    from.addend = sum.in[0];
-    sum.done = true;
-    share(from.out[0], sum.out[0]);
-  }
-}
-
-// Of three nodes in a row, where nobody else reads what goes into the activation or comes out of it. The gradient of
-// what comes out is never in memory: the product after it sets that of what goes in.
-void Tape::find_activations() {
-  const auto readers = count_readers();
-  std::unordered_set<const Value*> read_late;  // by their gradients
-  for (const auto& node : nodes_) read_late.insert(node->keep_grads.begin(), node->keep_grads.end());
-  for (size_t n = 1; n + 1 < nodes_.size(); ++n) {
-    Node &before = *nodes_[n - 1], &f = *nodes_[n], &after = *nodes_[n + 1];
-    if (!f.is_activation || !before.can_activate || !after.can_activate) continue;
-    Value &x = *f.in[0], &y = *f.out[0];
-    const auto alone = [&](const Value& value) {  // read and kept by one node
-      return readers.at(&value) == 2 && value.buffer->inside == nullptr && !value.buffer->persistent &&
-             !read_late.contains(&value);
-    };
-    if (before.out[0] != &x || after.in[0] != &y || !alone(x) || !alone(y)) continue;
-    before.activated = &y, after.activates = &x, f.done = true;
-    if (y.grad != nullptr) share(y.grad, x.grad);
-  }
-}
-
 void Tape::find_lifetimes() {
   const int n = static_cast<int>(nodes_.size());
   for (Buffer& buffer : buffers_) buffer.first = buffer.last = -1;
@@ -85,16 +41,15 @@ void Tape::find_lifetimes() {
     const int forward = i, backward = 2 * n - 1 - i;
     for (const auto* list : {&node.in, &node.reads, &node.out, &node.saved, &node.forward_work})
       touch_all(*list, forward, false);
-    if (node.activated != nullptr) touch(node.activated->buffer, forward);
     if (!differentiated_ || node.frozen) continue;
-    for (const auto* list : {&node.saved, &node.keep, &node.backward_work}) touch_all(*list, backward, false);
-    for (const auto* list : {&node.in, &node.out, &node.keep_grads}) touch_all(*list, backward, true);
-    if (node.grad_in_forward) touch_all(node.in, forward, true);
+    for (const auto* list : {&node.saved, &node.backward_reads, &node.backward_work}) touch_all(*list, backward, false);
+    for (const auto* list : {&node.in, &node.out, &node.backward_reads_grads}) touch_all(*list, backward, true);
+    if (node.grad_in_forward()) touch_all(node.in, forward, true);
   }
 }
 
 // Buffers that come to be at about the same time, are of one size and die at about the same time, into one.
-void Tape::put_side_by_side(const std::string& name, const std::vector<Buffer*>& list) {
+void Tape::put_contiguous(const std::string& name, const std::vector<Buffer*>& list) {
   constexpr int about = 8;  // ticks: less than a block, so that no memory is held for long
   const auto like = [&](const Buffer& a, const Buffer& b) {
     return a.bytes == b.bytes && std::abs(a.first - b.first) <= about && std::abs(a.last - b.last) <= about;
@@ -118,16 +73,16 @@ void Tape::put_side_by_side(const std::string& name, const std::vector<Buffer*>&
   }
 }
 
-void Tape::find_neighbours() {
+void Tape::find_contiguous() {
   for (const auto& node : nodes_) {
-    if (!node->neighbours) continue;
+    if (!node->contiguous_outputs()) continue;
     std::vector<Buffer*> outs, gradients;
     for (const Value* value : node->out) {
       outs.push_back(value->buffer);
       if (value->grad != nullptr) gradients.push_back(value->grad->buffer);
     }
-    put_side_by_side(node->name, outs);
-    put_side_by_side("d:" + node->name, gradients);
+    put_contiguous(node->name, outs);
+    put_contiguous("d:" + node->name, gradients);
   }
 }
 
@@ -135,10 +90,8 @@ void Tape::find_neighbours() {
 void Tape::plan(PlanMode mode) {
   mode_ = mode;
   planned_ = true;
-  find_sums();
-  find_activations();
   find_lifetimes();
-  find_neighbours();
+  find_contiguous();
   std::vector<Buffer*> order;
   for (Buffer& buffer : buffers_)
     if (buffer.placed()) order.push_back(&buffer);

@@ -115,14 +115,14 @@ std::string described(const Node& node) { return str(node.name, " (", node.op(),
 
 // Values that nobody may read any more or that nobody wrote, and gradients that would be written twice at once.
 void Tape::check_readable(const Node& node) {
-  for (const std::vector<Value*>* list : {&node.in, &node.reads, &node.keep})
+  for (const std::vector<Value*>* list : {&node.in, &node.reads, &node.backward_reads})
     for (const Value* value : *list)
       CHECK_THAT(value->taken_by == nullptr, described(node), " reads ", value->name, ", whose memory ",
                  described(*value->taken_by), " has taken. Give that op a copy instead: ops::copy(tape, name, value)");
   for (const Value* value : node.in)
     CHECK_THAT(value->written || value->parameter != nullptr || value->buffer->persistent, described(node), " reads ",
                value->name, ", which no op has written, so its gradient would be lost. Use what an op returned");
-  if (node.is_sum) return;
+  if (node.may_repeat_inputs()) return;
   std::vector<const Value*> differentiated;
   for (const Value* value : node.in)
     if (value->needs_grad && value->parameter == nullptr) differentiated.push_back(value);
@@ -135,17 +135,24 @@ void Tape::check_readable(const Node& node) {
 // Is in[0]'s memory needed by nobody else?
 void Tape::check_takeable(const Node& node) {
   const Value& value = *node.in[0];
-  const char* how = node.in_place ? " works in place on " : " takes over ";
+  const char* how = node.in_place() ? " works in place on " : " takes over ";
   const char* remedy = ". Give it a copy instead: ops::copy(tape, name, value)";
   CHECK_THAT(value.parameter == nullptr && !value.buffer->persistent, described(node), how, value.name,
              ", which must stay as it is from step to step", remedy);
-  CHECK_THAT(value.buffer->keeper == nullptr, described(node), how, value.name, ", which the backward of ",
-             described(*value.buffer->keeper), " reads", remedy);
-  CHECK_THAT(!node.in_place || value.buffer->inside == nullptr, described(node), how, value.name,
+  CHECK_THAT(value.buffer->backward_reader == nullptr, described(node), how, value.name, ", which the backward of ",
+             described(*value.buffer->backward_reader), " reads", remedy);
+  CHECK_THAT(!node.in_place() || value.buffer->inside == nullptr, described(node), how, value.name,
              ", which lies in the slab ", value.buffer->inside->name, ", where other layers read it", remedy);
-  for (const std::vector<Value*>* list : {&node.in, &node.reads, &node.keep})
+  for (const std::vector<Value*>* list : {&node.in, &node.reads, &node.backward_reads})
     for (size_t i = list == &node.in ? 1 : 0; i < list->size(); ++i)
       CHECK_THAT((*list)[i]->buffer != value.buffer, described(node), how, value.name, " and reads it besides", remedy);
+}
+
+// Remembers whose memory the node's backward reads.
+static void mark_backward_reads(const Node& node) {
+  for (const std::vector<Value*>* list : {&node.backward_reads, &node.saved})
+    for (const Value* value : *list)
+      if (value->buffer != nullptr) value->buffer->backward_reader = &node;
 }
 
 Value* Tape::record(std::unique_ptr<Node> node) {
@@ -160,15 +167,13 @@ Value* Tape::record(std::unique_ptr<Node> node) {
   CHECK_THAT(!frozen_ || !needs_grad, described(*node), " would train what frozen() must leave alone");
   node->frozen = frozen_;
   node->name = prefix_ + node->name;
-  if (node->in_place || node->takes_input) {
+  if (node->in_place() || node->donated_input()) {
     check_takeable(*node);
     for (Value* value : node->in[0]->buffer->values)
       if (value != node->out[0]) value->taken_by = node.get();
   }
-  if (node->in_place) share(node->out[0], node->in[0]);
-  for (const std::vector<Value*>* list : {&node->keep, &node->saved})
-    for (const Value* value : *list)
-      if (value->buffer != nullptr) value->buffer->keeper = node.get();
+  if (node->in_place()) share(node->out[0], node->in[0]);
+  mark_backward_reads(*node);
   for (const std::vector<Value*>* list : {&node->out, &node->saved})
     for (Value* value : *list) value->written = true;
   nodes_.push_back(std::move(node));
@@ -185,6 +190,31 @@ void Tape::frozen(const std::string& prefix, const std::function<void()>& body) 
   body();
 }
 
+std::unordered_set<const Value*> Tape::read_by_next() const {
+  std::unordered_map<const Value*, size_t> next;  // the node after the writer
+  std::unordered_set<const Value*> others;        // what another node reads
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    const Node& node = *nodes_[n];
+    for (const auto* list : {&node.in, &node.reads, &node.backward_reads, &node.backward_reads_grads})
+      for (const Value* value : *list)
+        if (!next.contains(value) || next[value] != n || node.frozen != nodes_[n - 1]->frozen) others.insert(value);
+    for (const Value* value : node.out)
+      if (!value->buffer->persistent && value->buffer->inside == nullptr) next[value] = n + 1;
+  }
+  std::unordered_set<const Value*> found;
+  for (const auto& [value, reader] : next)
+    if (!others.contains(value)) found.insert(value);
+  return found;
+}
+
+void Tape::rewrite(const std::function<void(std::deque<std::unique_ptr<Node>>& nodes)>& pass) {
+  CHECK_THAT(!differentiated_ && !planned_, "rewrite() comes before differentiate() and plan()");
+  pass(nodes_);
+  std::erase(nodes_, nullptr);
+  for (Buffer& buffer : buffers_) buffer.backward_reader = nullptr;
+  for (const auto& node : nodes_) mark_backward_reads(*node);
+}
+
 // -----------------------------------------------------------------------------------------------------------------
 // Differentiation. In reverse order the first writer of a gradient sets it and the later ones add: decided here, once,
 // for every edge, so that no kernel and no model has to know who else reads a tensor. Parameter gradients are added, as
@@ -196,9 +226,9 @@ Tape::UsesOf Tape::find_uses() const {
   for (size_t n = 0; n < nodes_.size(); ++n) {
     for (const Value* value : nodes_[n]->out) uses[value].writer = static_cast<int64_t>(n);
     for (const Value* value : nodes_[n]->in) uses[value].readers.push_back(static_cast<int64_t>(n));
-    for (const auto* list : {&nodes_[n]->keep, &nodes_[n]->saved})
+    for (const auto* list : {&nodes_[n]->backward_reads, &nodes_[n]->saved})
       for (const Value* value : *list) ++uses[value].kept;
-    for (const Value* value : nodes_[n]->keep_grads) uses[value].grad_read_late = true;
+    for (const Value* value : nodes_[n]->backward_reads_grads) uses[value].grad_read_late = true;
   }
   return uses;
 }
@@ -213,12 +243,14 @@ bool Tape::may_share_gradient(const UsesOf& uses, size_t n, size_t i) const {
   const auto known = [&](const Value* v) { return uses.contains(v) ? uses.at(v) : Uses{}; };
   const Uses use = known(&value);
   if (value.parameter != nullptr || known(&out).grad_read_late || use.grad_read_late || use.writer < 0) return false;
-  if (i == 0) return true;
-  if (use.readers.size() != 1 || nodes_[static_cast<size_t>(use.writer)]->in_place) return false;
+  size_t first = 0;
+  while (!node.grad_aliases_output(first)) ++first;
+  if (i == first) return true;
+  if (use.readers.size() != 1 || nodes_[static_cast<size_t>(use.writer)]->in_place()) return false;
   for (size_t j = 0; j < node.in.size(); ++j) {
     if (j == i || node.in[j]->grad == nullptr || node.in[j]->grad->buffer != out.grad->buffer) continue;
-    if (j != 0) return false;
-    const Uses stream = known(node.in[0]);
+    if (j != first) return false;
+    const Uses stream = known(node.in[first]);
     if (stream.writer >= use.writer) return false;
     for (const int64_t reader : stream.readers)
       if (reader != static_cast<int64_t>(n) && reader >= use.writer) return false;
@@ -242,28 +274,26 @@ void Tape::differentiate() {
   for (size_t n = nodes_.size(); n-- > 0;) {
     Node& node = *nodes_[n];
     if (node.frozen) continue;
-    node.acc.assign(node.in.size(), 0);
-    node.comes_first.assign(node.in.size(), 0);
+    node.grad_modes.assign(node.in.size(), GradMode::set);
     for (Value* value : node.out) {
-      if (!value->needs_grad || value->grad != nullptr || node.grad_optional) continue;
+      if (!value->needs_grad || value->grad != nullptr || node.grad_optional()) continue;
       value->grad = add_gradient(*value);
       node.zeroed.push_back(value->grad);
     }
     for (size_t i = 0; i < node.in.size(); ++i) {
       Value& value = *node.in[i];
       if (!value.needs_grad) continue;
-      node.acc[i] = value.parameter != nullptr || value.grad != nullptr;
+      if (value.parameter != nullptr || value.grad != nullptr) node.grad_modes[i] = GradMode::add;
       if (value.grad == nullptr) {
         value.grad = add_gradient(value);
-        if (i < node.passes_grad && node.out[0]->grad != nullptr && may_share_gradient(uses, n, i))
+        if (node.grad_aliases_output(i) && node.out[0]->grad != nullptr && may_share_gradient(uses, n, i))
           share(value.grad, node.out[0]->grad);
-        if (node.grads_over_inputs && may_overwrite(uses, n, i)) share(value.grad, &value);
-        if (value.parameter == nullptr &&
-            std::find(node.adds_to.begin(), node.adds_to.end(), &value) != node.adds_to.end())
-          node.zeroed.push_back(value.grad);
+        if (node.grads_overwrite_inputs() && may_overwrite(uses, n, i)) share(value.grad, &value);
+        if (value.parameter == nullptr && node.only_adds(i)) node.zeroed.push_back(value.grad);
       }
-      if (node.in_place && i == 0) {
-        CHECK_THAT(!node.acc[0], node.name, " works in place on ", value.name, ", which has another reader");
+      if (node.in_place() && i == 0) {
+        CHECK_THAT(node.grad_modes[0] == GradMode::set, node.name, " works in place on ", value.name,
+                   ", which has another reader");
         if (node.out[0]->grad != nullptr) share(value.grad, node.out[0]->grad);
       }
     }
@@ -275,17 +305,18 @@ void Tape::differentiate() {
 void Tape::find_first_writers() {
   std::unordered_set<const Value*> written;
   const auto visit = [&](Node& node) {
-    for (size_t i = 0; i < node.comes_first.size(); ++i) {
+    for (size_t i = 0; i < node.grad_modes.size(); ++i) {
       const Value* value = node.in[i];
-      if (value->parameter != nullptr && value->grad != nullptr)
-        node.comes_first[i] = written.insert(value).second && node.sets(i);
+      if (value->parameter == nullptr || value->grad == nullptr) continue;
+      if (written.insert(value).second && node.can_set(i)) node.grad_modes[i] = GradMode::set_or_add;
     }
-    written.insert(node.later.begin(), node.later.end());
+    const std::vector<Value*> later = node.later_parameters();
+    written.insert(later.begin(), later.end());
   };
   for (const auto& node : nodes_)
-    if (node->grad_in_forward) visit(*node);
+    if (node->grad_in_forward()) visit(*node);
   for (size_t n = nodes_.size(); n-- > 0;)
-    if (!nodes_[n]->grad_in_forward) visit(*nodes_[n]);
+    if (!nodes_[n]->grad_in_forward()) visit(*nodes_[n]);
 }
 
 double Tape::forward_flops() const {
@@ -301,10 +332,10 @@ double Tape::training_flops() const {
 }
 
 size_t Tape::last_to_add(const Parameter& row) const {
+  const auto is_row = [&](const Value* value) { return value->parameter == &row; };
   for (size_t n = 0; n < nodes_.size(); ++n)
-    for (const auto* list : {&nodes_[n]->in, &nodes_[n]->later})
-      for (const Value* value : *list)
-        if (value->parameter == &row) return n;
+    if (std::ranges::any_of(nodes_[n]->in, is_row) || std::ranges::any_of(nodes_[n]->later_parameters(), is_row))
+      return n;
   return nodes_.size();
 }
 
@@ -350,11 +381,11 @@ void Tape::allocate(Device& device, const Tensor* gradients) {
 // All of the flat array but the rows that somebody sets: other rows, and what lies between rows, which is to stay zero
 // though ranks may leave anything there when they exchange gradients.
 void Tape::find_unset(const Tensor& gradients) {
-  can_set_ = true;
+  can_overwrite_ = true;
   std::vector<Range> set;
   for (const auto& node : nodes_)
-    for (size_t i = 0; i < node->comes_first.size(); ++i)
-      if (const Parameter* row = node->in[i]->parameter; node->comes_first[i])
+    for (size_t i = 0; i < node->grad_modes.size(); ++i)
+      if (const Parameter* row = node->in[i]->parameter; node->grad_modes[i] == GradMode::set_or_add)
         set.push_back({row->offset, row->offset + row->shape.numel()});
   std::sort(set.begin(), set.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
   set.push_back({gradients.numel(), gradients.numel()});
@@ -392,19 +423,20 @@ void Tape::run(const Step& step) {
 }
 
 void Tape::forward(const Step& step) {
-  if (mode_ == PlanMode::poison && step.training) bury(-1);
-  CHECK_THAT(can_set_ || !step.overwrite, "a tape that does not know the array of all gradients cannot overwrite it");
+  if (mode_ == PlanMode::poison && step.training) poison(-1);
+  CHECK_THAT(can_overwrite_ || !step.overwrite,
+             "a tape that does not know the array of all gradients cannot overwrite it");
   if (step.training && step.overwrite)
     timed(seconds_, *device_, 2 * nodes_.size(), [&] {
       for (const Tensor& rows : unset_) device_->fill(rows.data, 0, rows.bytes());
     });
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const auto work = [&] { nodes_[n]->forward(step, device_->stream()); };
-    const bool left_out = nodes_[n]->done || (nodes_[n]->frozen && !step.training);
+    const bool left_out = nodes_[n]->frozen && !step.training;
     if (!left_out && step.training) timed(seconds_, *device_, n, work);  // the profile is of training
     else if (!left_out) work();
     if (after_) after_(n, false);
-    if (mode_ == PlanMode::poison && step.training) bury(static_cast<int>(n));
+    if (mode_ == PlanMode::poison && step.training) poison(static_cast<int>(n));
   }
 }
 
@@ -415,16 +447,16 @@ void Tape::backward(const Step& step) {
       for (const Value* grad : nodes_[n]->zeroed) device_->fill(grad->tensor.data, 0, grad->tensor.bytes());
       nodes_[n]->backward(step, device_->stream());
     };
-    if (nodes_[n]->has_backward()) timed(seconds_, *device_, 2 * nodes_.size() - 1 - n, pass);
+    if (!nodes_[n]->frozen) timed(seconds_, *device_, 2 * nodes_.size() - 1 - n, pass);
     for (auto [work, end] = final_.equal_range(n); step.last && work != end; ++work) work->second();
     if (after_) after_(n, true);
-    if (mode_ == PlanMode::poison) bury(static_cast<int>(2 * nodes_.size() - 1 - n));
+    if (mode_ == PlanMode::poison) poison(static_cast<int>(2 * nodes_.size() - 1 - n));
   }
 }
 
 // Fills every buffer whose last use was at this tick with NaN; before the first tick (-1), all that are not persistent.
 // Buffers that were never used (their value shares another's) have no place in the arena.
-void Tape::bury(int tick) {
+void Tape::poison(int tick) {
   for (const Buffer& buffer : buffers_)
     if (!buffer.persistent && buffer.placed() && (tick == -1 || buffer.last == tick))
       device_->fill(arena_.data() + buffer.offset, 0xFF, buffer.bytes);
@@ -446,16 +478,15 @@ double Tape::bytes_of(const Node& node, bool backward) const {
   for (const Value* value : node.saved) count(value, 1);
   for (const Value* value : backward ? node.backward_work : node.forward_work) count(value, 2);
   if (!backward) {
-    count(node.addend, 1), count(node.activated, 1);
     for (const auto* list : {&node.in, &node.reads, &node.out})
       for (const Value* value : *list) count(value, 1);
     return sum;
   }
-  for (const Value* value : node.keep) count(value, 1);
-  count(node.activates, 1);
-  for (const auto* list : {&node.out, &node.keep_grads})
+  for (const Value* value : node.backward_reads) count(value, 1);
+  for (const auto* list : {&node.out, &node.backward_reads_grads})
     for (const Value* value : *list) count(value->grad, 1);
-  for (size_t i = 0; i < node.acc.size(); ++i) count(node.in[i]->grad, node.acc[i] ? 2 : 1);
+  for (size_t i = 0; i < node.grad_modes.size(); ++i)
+    count(node.in[i]->grad, node.grad_modes[i] == GradMode::set ? 1 : 2);
   return sum;
 }
 
@@ -475,10 +506,10 @@ std::vector<OpCost> Tape::costs() const {
   for (size_t tick = 0; tick < 2 * nodes_.size(); ++tick) {
     const bool backward = tick >= nodes_.size();
     const Node& node = *nodes_[backward ? 2 * nodes_.size() - 1 - tick : tick];
-    if (backward ? !node.has_backward() : node.done) continue;
+    if (backward && node.frozen) continue;
     const double calls = static_cast<double>(seconds_[tick].calls);
     const double both = node.training_flops();
-    const double flops = node.grad_in_forward ? (backward ? 0 : both) : backward ? both - node.flops() : node.flops();
+    const double flops = node.grad_in_forward() ? (backward ? 0 : both) : backward ? both - node.flops() : node.flops();
     const OpCost cost{std::string(node.op()) + (backward ? " backward" : ""), seconds_[tick].calls, seconds_[tick].sum,
                       calls * flops, calls * bytes_of(node, backward)};
     add_cost(list, cost);

@@ -19,6 +19,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -51,10 +52,10 @@ struct Buffer {
   std::vector<Value*> values;  // who lives here
   int first = -1, last = -1;   // ticks of the first and last use; -1: never used
 
-  bool persistent = false;       // inputs, results, caches, constants: alive throughout
-  bool sliced = false;           // a slab, which is written slice by slice
-  Buffer* inside = nullptr;      // part of a slab, or beside others in one buffer
-  const Node* keeper = nullptr;  // a node whose backward reads it
+  bool persistent = false;                // inputs, results, caches, constants: alive throughout
+  bool sliced = false;                    // a slab, which is written slice by slice
+  Buffer* inside = nullptr;               // part of a slab, or beside others in one buffer
+  const Node* backward_reader = nullptr;  // a node whose backward reads it
 
   size_t place() const { return offset + (inside != nullptr ? inside->offset : 0); }  // in the arena
   bool placed() const { return inside == nullptr && (persistent || first >= 0); }     // has it a place of its own?
@@ -74,84 +75,85 @@ struct Value {
   Buffer* buffer = nullptr;
 
   bool needs_grad = false;
-  bool written = false;            // by a node
-  const Node* taken_by = nullptr;  // the node that took the memory over: nobody may read the value any more
+  bool written = false;               // by a node
+  const Node* taken_by = nullptr;     // the node that took the memory over: nobody may read the value any more
+  const Value* fused_into = nullptr;  // an op computes it on the way to this one: it is never in memory by itself
 
   size_t bytes() const { return static_cast<size_t>(shape.numel()) * size_of(dtype); }
 };
 
-// One op of the step: four lists say what it reads and writes, two functions compute. The functions of
-// kernels/*/ops.h fill the lists; the tape reads them to differentiate, to plan and to print.
+// What a backward does to the gradient of an input. set_or_add: sets it with Step::overwrite and adds otherwise, as the
+// first that writes a parameter's gradient.
+enum class GradMode : char { set, add, set_or_add };
+
+// One op of the step: lists say what it reads and writes, two functions compute. The functions of kernels/*/ops.h fill
+// the lists; the tape reads them to differentiate, to plan and to print. What only some ops need is a function with a
+// default.
 struct Node {
   std::string name;
   std::vector<Value*> in;     // what the forward reads and the backward differentiates
   std::vector<Value*> reads;  // what the forward reads besides, without a gradient from this node
   std::vector<Value*> out;    // what the forward writes
   std::vector<Value*> saved;  // what it writes for the backward only
-
-  virtual ~Node() = default;
-  virtual const char* op() const = 0;
-  virtual void forward(const Step& step, Stream stream) = 0;
-  virtual void backward(const Step& step, Stream stream) = 0;
-  virtual double flops() const { return 0; }  // of the forward, two per multiply-add: products, attention, mixtures
-  virtual double training_flops() const { return (frozen ? 1 : 3) * flops(); }  // of both; a backward is two forwards
-  virtual bool sets(size_t /*i*/) const { return false; }  // can it set in[i]'s gradient, a parameter's, or only add?
-  virtual bool reads_narrow(size_t /*i*/) const { return false; }  // of in[i], a parameter, its narrow copy and no more
-  virtual ScratchBytes scratch() const { return {}; }  // on a GPU, where it is more than some numbers for each row
-  bool has_backward() const { return !frozen && !(is_activation && done); }
-  virtual void prepare() {}  // called once, when all tensors have their addresses: lists of them are made here
+  // What the backward reads besides `saved` and the gradients of `out`: values (or slabs), also of later nodes, and the
+  // gradients of values of later nodes.
+  std::vector<Value*> backward_reads, backward_reads_grads;
+  // Memory for this node's forward alone, and for its backward alone: what nobody else reads.
+  std::vector<Value*> forward_work, backward_work;
 
   // Decided by record():
   bool frozen = false;  // by Tape::frozen(): it has no backward, nothing is kept for one, and evaluation passes over it
 
   // Decided by differentiate():
-  std::vector<char> acc;          // per input: does the backward add to its gradient, or set it?
-  std::vector<char> comes_first;  // per input: does it overwrite a parameter's gradient with Step::overwrite?
-  std::vector<Value*> zeroed;     // gradients that the tape zeroes before the backward, because nobody sets them
+  std::vector<GradMode> grad_modes;  // per input; empty on a tape that only goes forward
+  std::vector<Value*> zeroed;        // gradients that the tape zeroes before the backward, because nobody sets them
 
-  // What the backward touches besides `saved` and the gradients of `in` and `out`:
-  std::vector<Value*> keep;        // forward values (or slabs), of later nodes too
-  std::vector<Value*> keep_grads;  // values of later nodes whose gradients it reads
-  std::vector<Value*> adds_to;     // inputs to whose gradients it only adds: the tape zeroes them where needed
-  std::vector<Value*> later;       // parameters of later nodes, to whose gradients it adds as well
+  virtual ~Node() = default;
+  virtual const char* op() const = 0;
+  virtual void forward(const Step& step, Stream stream) = 0;
+  virtual void backward(const Step& step, Stream stream) = 0;
+  virtual void prepare() {}  // called once, when all tensors have their addresses: lists of them are made here
 
-  // Memory for this node's forward alone, and for its backward alone: what nobody else reads.
-  std::vector<Value*> forward_work, backward_work;
+  // Costs:
+  virtual double flops() const { return 0; }  // of the forward, two per multiply-add: products, attention, mixtures
+  virtual double training_flops() const { return (frozen ? 1 : 3) * flops(); }  // of both; a backward is two forwards
+  virtual ScratchBytes scratch() const { return {}; }  // on a GPU, where it is more than some numbers for each row
+  virtual bool reads_narrow(size_t /*i*/) const { return false; }  // of in[i], a parameter, its narrow copy and no more
 
-  // Who shares memory with whom, and who lies beside whom:
-  bool neighbours = false;         // outputs of one size, as of layers that share their input, lie one behind the other
-                                   // where they live about as long, and so do their gradients: a GPU then computes
-                                   // them as one product
-  bool in_place = false;           // out[0] takes in[0]'s memory, and their gradients share memory too
-  bool takes_input = false;        // in[0]'s memory is this node's from now on: its backward writes there
-  size_t passes_grad = 0;          // the gradients of so many inputs, the first ones, are that of out[0]: the tape lets
-                                   // them share memory where nobody would notice, and backward() leaves those alone
-  bool grads_over_inputs = false;  // the backward may write an input's gradient over the input: the tape makes use of
-                                   // it where nobody else needs the input
+  // Gradients:
+  virtual bool can_set(size_t /*i*/) const { return false; }    // in[i]'s, a parameter's, or can it only add?
+  virtual bool only_adds(size_t /*i*/) const { return false; }  // to in[i]'s: the tape zeroes it where nobody sets it
+  virtual bool grad_in_forward() const { return false; }  // the loss head writes its input's in the training forward
+  virtual bool grad_optional() const { return false; }    // out[0]'s stays null, not zero, if nobody differentiates it
+  virtual bool may_repeat_inputs() const { return false; }  // it adds to one gradient after the other
+  // Parameters of later nodes, to whose gradients the backward adds as well.
+  virtual std::vector<Value*> later_parameters() const { return {}; }
 
-  // A product and the sum after it as one op:
-  bool is_sum = false;      // out[0] = in[0] + in[1]
-  bool can_add = false;     // the forward adds `addend` to its only output, unless that is null
-  Value* addend = nullptr;  // set by plan(): the sum that comes next is then done on the way,
-  bool done = false;        // and its own forward is left out
-
-  // A product, an activation (GELU by tanh) and the product that reads it, as two ops:
-  bool is_activation = false;  // out[0] = f(in[0]), of which the backward keeps in[0]
-  bool can_activate = false;   // on both sides of f, each unless null:
-  Value* activated = nullptr;  // set by plan(): the forward writes f(out[0]) as well, and f's own is left out (done),
-  Value* activates = nullptr;  // and in[0] is f of this, of which the backward sets the gradient; f's is left out, too
-
-  bool grad_in_forward = false;  // the loss head writes its input's gradient in the training forward
-  bool grad_optional = false;    // if nobody differentiates out[0], its gradient stays null instead of zero
+  // Memory:
+  virtual bool in_place() const { return false; }  // out[0] takes in[0]'s memory; their gradients share memory, too
+  virtual bool donated_input() const { return false; }  // in[0]'s memory is this node's from now on, to write there
+  // in[i]'s gradient is that of out[0]: the tape lets them share memory where nobody would notice, and backward()
+  // leaves such a gradient alone. The first such input is the residual stream.
+  virtual bool grad_aliases_output(size_t /*i*/) const { return false; }
+  // The backward may write an input's gradient over the input: done where nobody else needs the input.
+  virtual bool grads_overwrite_inputs() const { return false; }
+  // Outputs of one size, as of layers that share their input, lie one behind the other where they live about as long,
+  // and so do their gradients: a GPU then computes them as one product.
+  virtual bool contiguous_outputs() const { return false; }
 
  protected:
   const Tensor& input(size_t i) const { return in[i]->tensor; }
   const Tensor& output() const { return out[0]->tensor; }
   const Tensor& doutput() const { return out[0]->grad->tensor; }
   const Tensor& dinput(size_t i) const { return in[i]->grad->tensor; }
-  Grad gradient(size_t i) const { return {in[i]->grad->tensor, acc[i] != 0}; }
+  Grad gradient(size_t i) const { return {in[i]->grad->tensor, grad_modes[i] != GradMode::set}; }
   Grad gradient(size_t i, const Step& step) const {
-    return {in[i]->grad->tensor, acc[i] && !(step.overwrite && comes_first[i])};
+    return {in[i]->grad->tensor,
+            grad_modes[i] == GradMode::add || (grad_modes[i] == GradMode::set_or_add && !step.overwrite)};
+  }
+  // For a backward that can only set in[i]'s gradient.
+  void check_only_reader(size_t i) const {
+    CHECK_THAT(grad_modes[i] == GradMode::set, name, " must be the only reader of ", in[i]->name);
   }
 };
 
@@ -232,8 +234,15 @@ class Tape {
   Tensor inverses() const { return numbers_of(inverses_); }
   Tensor amaxes() const { return numbers_of(amaxes_); }
   // Called before a model is recorded that somebody will look into: nodes that compute only what is looked at come too.
-  void look() { looked_at_ = true; }
-  bool looked_at() const { return looked_at_; }
+  void enable_probes() { probed_ = true; }
+  bool probed() const { return probed_; }
+
+  // --- between recording and differentiate(): fusion (kernels/block/linear.cpp) ---
+  // The outputs that the next node alone reads, forward and backward, and whose place nobody chose: an op that does the
+  // work of both nodes may leave them out.
+  std::unordered_set<const Value*> read_by_next() const;
+  // To be changed by a pass. Nodes it sets to null are then left out.
+  void rewrite(const std::function<void(std::deque<std::unique_ptr<Node>>& nodes)>& pass);
 
   // --- after recording: differentiate (training only), plan, allocate, in this order ---
   void differentiate();
@@ -279,22 +288,19 @@ class Tape {
     int64_t writer = -1;           // the node that made the value
     std::vector<int64_t> readers;  // whose backward adds to its gradient
     int64_t kept = 0;              // by so many backwards
-    bool grad_read_late = false;   // in somebody's keep_grads
+    bool grad_read_late = false;   // in somebody's backward_reads_grads
   };
   using UsesOf = std::unordered_map<const Value*, Uses>;
   UsesOf find_uses() const;
-  std::unordered_map<const Value*, int> count_readers() const;
   bool may_share_gradient(const UsesOf& uses, size_t n, size_t i) const;
   bool may_overwrite(const UsesOf& uses, size_t n, size_t i) const;
   Value* add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent);
   void find_first_writers();
   void find_unset(const Tensor& gradients);
-  void find_sums();
-  void find_activations();
   void find_lifetimes();
-  void find_neighbours();
-  void put_side_by_side(const std::string& name, const std::vector<Buffer*>& list);
-  void bury(int tick);
+  void find_contiguous();
+  void put_contiguous(const std::string& name, const std::vector<Buffer*>& list);
+  void poison(int tick);
   std::string totals() const;
   double bytes_of(const Node& node, bool backward) const;
 
@@ -307,7 +313,7 @@ class Tape {
   int64_t cache_length_;
   std::string prefix_;  // of names, while frozen() records; else ""
   bool frozen_ = false;
-  bool differentiated_ = false, planned_ = false, looked_at_ = false, eight_bits_ = false;
+  bool differentiated_ = false, planned_ = false, probed_ = false, eight_bits_ = false;
   PlanMode mode_ = PlanMode::reuse;
   std::deque<Value> values_;
   std::deque<Buffer> buffers_;
@@ -319,7 +325,7 @@ class Tape {
   Buffer *scales_ = nullptr, *inverses_ = nullptr, *amaxes_ = nullptr;  // a number for each of these
   std::function<void(size_t, bool)> after_;
   std::multimap<size_t, std::function<void()>> final_;  // of one node in the order in which they came
-  bool can_set_ = false;                                // the flat array of gradients is known
+  bool can_overwrite_ = false;                          // the flat array of gradients is known
   std::vector<Tensor> unset_;                           // what nobody sets of it: zeroed with Step::overwrite
   std::vector<Seconds> seconds_;  // by tick (forward n, backward 2N-1-n), then of that; empty without a profile
   size_t arena_bytes_ = 0;

@@ -38,7 +38,7 @@ void record_blocks(const Build& b, Connection& connection, int64_t longest) {
   Value* rope = c.gpt2() ? nullptr : ops::rope_positions(b.tape, longest, c.rope_frequencies(), c.rope_factor());
   for (int i = 0; i < c.num_hidden_layers; ++i) {
     c.gpt2() ? record_gpt2_block(b, connection, i) : record_llama_block(b, connection, i, rope);
-    if (b.tape.looked_at() && i + 1 < c.num_hidden_layers) b.mark("hidden", i + 1, connection.hidden());
+    if (b.tape.probed() && i + 1 < c.num_hidden_layers) b.mark("hidden", i + 1, connection.hidden());
   }
 }
 
@@ -70,7 +70,8 @@ ops::LogitHead record_head(const Build& b, Value* x) {
           b.parameter(b.config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")};
 }
 
-Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T, Teacher* teacher) {
+static Graph record_all(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
+                        Teacher* teacher) {
   Graph graph;
   graph.tokens = tape.input("tokens", Shape{B, T}, Dtype::i32);
   ops::LogitHead taught;  // first, so that of the teacher's activations one is left when the student's begin
@@ -91,6 +92,12 @@ Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int
     const ops::Distilled loss = ops::distill(tape, "loss", own, taught, graph.targets, teacher->how);
     graph.losses = loss.losses, graph.ce = loss.ce;
   }
+  return graph;
+}
+
+Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T, Teacher* teacher) {
+  const Graph graph = record_all(tape, params, config, B, T, teacher);
+  ops::fuse_linears(tape);
   return graph;
 }
 

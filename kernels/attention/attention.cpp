@@ -517,7 +517,7 @@ Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v,
   auto node = make_node<Attention>(name, {q, k, v}, {out});
   node->scale = scale;
   node->saved = {t.statistic(name + ".lse", Shape{qs[0], qs[2], qs[1]})};
-  node->keep = {q, k, v, out};
+  node->backward_reads = {q, k, v, out};
   return t.record(std::move(node));
 }
 

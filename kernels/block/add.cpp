@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/node.h"
+#include "kernels/block/fused.h"
 #include "kernels/block/ops.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/dispatch.h"
@@ -57,38 +58,31 @@ void accumulate(const Grad& dinp, const Tensor& dout, Stream stream) {
 namespace ops {
 namespace {
 
-struct Add : Node {
-  const char* op() const override { return "add"; }
-  void forward(const Step&, Stream stream) override { add_forward(output(), input(0), input(1), stream); }
-  void backward(const Step&, Stream stream) override {
-    for (size_t i = 0; i < 2; ++i)  // an input of the tape has no gradient
-      if (in[i]->grad != nullptr && dinput(i).data != doutput().data) accumulate(gradient(i), doutput(), stream);
-  }
-};
-
 struct Copy : Node {
   const char* op() const override { return "copy"; }
   void forward(const Step&, Stream stream) override { accumulate({output(), false}, input(0), stream); }
   void backward(const Step&, Stream stream) override {
     if (dinput(0).data != doutput().data) accumulate(gradient(0), doutput(), stream);
   }
+  bool grad_aliases_output(size_t) const override { return true; }
 };
 
 }  // namespace
 
+void Add::forward(const Step&, Stream stream) { add_forward(output(), input(0), input(1), stream); }
+void Add::backward(const Step&, Stream stream) {
+  for (size_t i = 0; i < 2; ++i)  // an input of the tape has no gradient
+    if (in[i]->grad != nullptr && dinput(i).data != doutput().data) accumulate(gradient(i), doutput(), stream);
+}
+
 Value* add(Tape& t, const std::string& name, Value* a, Value* b) {
   CHECK_THAT(a->shape == b->shape, name, ": ", a->shape.str(), " and ", b->shape.str());
-  auto node = make_node<Add>(name, {a, b}, {t.activation(name, a->shape)});
-  node->passes_grad = a != b ? 2 : 0;
-  node->is_sum = true;
-  return t.record(std::move(node));
+  return t.record(make_node<Add>(name, {a, b}, {t.activation(name, a->shape)}));
 }
 
 Value* copy(Tape& t, const std::string& name, Value* inp) {
   CHECK_THAT(inp->dtype == t.dtype(), name, ": ", inp->name, " is not stored as activations are");
-  auto node = make_node<Copy>(name, {inp}, {t.activation(name, inp->shape)});
-  node->passes_grad = 1;
-  return t.record(std::move(node));
+  return t.record(make_node<Copy>(name, {inp}, {t.activation(name, inp->shape)}));
 }
 
 }  // namespace ops

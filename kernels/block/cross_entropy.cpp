@@ -101,12 +101,13 @@ struct CrossEntropy : Node {
   const char* op() const override { return "cross_entropy"; }
   void forward(const Step& step, Stream stream) override {
     const bool gradients = step.training;
-    CHECK_THAT(!gradients || !acc[0], name, " must be the only reader of ", in[0]->name);
+    if (gradients) check_only_reader(0);
     cross_entropy_forward(output(), gradients ? dinput(0) : Tensor{}, gradients ? gradient(1, step) : Grad{}, input(0),
                           weight(), reads[0]->tensor, step.grad_scale, stream);
   }
-  bool sets(size_t i) const override { return i == 1; }
+  bool can_set(size_t i) const override { return i == 1; }
   bool reads_narrow(size_t i) const override { return i == 1 && in[0]->dtype == Dtype::bf16; }
+  bool grad_in_forward() const override { return true; }
   void backward(const Step&, Stream) override {}  // done in the forward, while the logits were in cache
   double flops() const override {
     return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[1]->shape[0]);
@@ -127,7 +128,6 @@ Value* cross_entropy(Tape& t, const std::string& name, Value* inp, Value* weight
       name, ": inp ", inp->shape.str(), " weight ", weight->shape.str(), " targets ", targets->shape.str());
   auto node = make_node<CrossEntropy>(name, {inp, weight}, {t.result(name, targets->shape)});
   node->reads = {targets};
-  node->grad_in_forward = true;
   return t.record(std::move(node));
 }
 

@@ -131,12 +131,13 @@ struct Distill : Node {
     const Tensor weight = factor_of(in[1], in[0]->dtype);
     const Tensor& targets = reads[0]->tensor;
     if (!step.training) return cross_entropy_forward(output(), {}, {}, input(0), weight, targets, 1, stream);
-    CHECK_THAT(!acc[0], name, " must be the only reader of ", in[0]->name);
+    check_only_reader(0);
     distill_forward(output(), out[1]->tensor, dinput(0), gradient(1, step), input(0), weight, targets,
                     {reads[1]->tensor, factor_of(reads[2], in[0]->dtype)}, how, step.grad_scale, stream);
   }
-  bool sets(size_t i) const override { return i == 1; }
+  bool can_set(size_t i) const override { return i == 1; }
   bool reads_narrow(size_t i) const override { return i == 1 && in[0]->dtype == Dtype::bf16; }
+  bool grad_in_forward() const override { return true; }
   void backward(const Step&, Stream) override {}  // done in the forward, while the logits were in cache
   double flops_of(const Value* inp) const {
     return 2.0 * static_cast<double>(inp->shape.numel()) * static_cast<double>(in[1]->shape[0]);
@@ -165,7 +166,6 @@ Distilled distill(Tape& t, const std::string& name, const LogitHead& student, co
   auto node =
       make_node<Distill>(name, {student.inp, student.weight}, {t.result(name, rows), t.result(name + ".ce", rows)});
   node->reads = {targets, teacher.inp, teacher.weight};
-  node->grad_in_forward = true;
   node->how = how;
   const Distilled out{node->out[0], node->out[1]};
   t.record(std::move(node));

@@ -1,6 +1,7 @@
 #include "kernels/block/gelu.h"
 
 #include "engine/node.h"
+#include "kernels/block/fused.h"
 #include "kernels/block/ops.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/dispatch.h"
@@ -100,22 +101,14 @@ void gelu_backward(const Grad& dinp, const Tensor& dout, const Tensor& inp, Gelu
 // On the tape.
 
 namespace ops {
-namespace {
 
-struct Gelu : Node {
-  GeluKind kind = GeluKind::erf;
-  const char* op() const override { return "gelu"; }
-  void forward(const Step&, Stream stream) override { gelu_forward(output(), input(0), kind, stream); }
-  void backward(const Step&, Stream stream) override { gelu_backward(gradient(0), doutput(), input(0), kind, stream); }
-};
-
-}  // namespace
+void Gelu::forward(const Step&, Stream stream) { gelu_forward(output(), input(0), kind, stream); }
+void Gelu::backward(const Step&, Stream stream) { gelu_backward(gradient(0), doutput(), input(0), kind, stream); }
 
 Value* gelu(Tape& t, const std::string& name, Value* inp, GeluKind kind) {
   auto node = make_node<Gelu>(name, {inp}, {t.activation(name, inp->shape)});
   node->kind = kind;
-  node->keep = {inp};
-  node->is_activation = kind == GeluKind::tanh && inp->dtype == Dtype::bf16;  // as the products of a GPU have it
+  node->backward_reads = {inp};
   return t.record(std::move(node));
 }
 

@@ -260,7 +260,7 @@ Value* layernorm(Tape& t, const std::string& name, Value* inp, Value* weight, Va
                node->in[i]->shape.str());
   node->eps = eps;
   node->saved = {t.statistic(name + ".mean", rows), t.statistic(name + ".rstd", rows)};
-  node->keep = {inp};
+  node->backward_reads = {inp};
   return t.record(std::move(node));
 }
 

@@ -1,7 +1,9 @@
-// Linear layers on the tape: products of one input with several weights.
+// Linear layers on the tape: products of one input with several weights. And fusion: a layer that does the work of the
+// sum or the GELU beside it as well.
 #include "engine/node.h"
+#include "kernels/block/add.h"
 #include "kernels/block/bias.h"
-#include "kernels/block/gelu.h"
+#include "kernels/block/fused.h"
 #include "kernels/block/matmul.h"
 #include "kernels/block/ops.h"
 #include "kernels/block/quantize.h"
@@ -35,43 +37,59 @@ std::vector<Run> runs_of(const std::vector<Value*>& values, Projection&& value_o
 
 struct Linear : Node {  // in[0] is shared by the weights that follow, each with its out; then come the biases
   std::vector<std::pair<size_t, size_t>> with_bias;  // out, in
+  // Set by fuse_linears(), with one weight only:
+  bool with_add = false;    // the last input is added to out[0]
+  bool with_gelu = false;   // out[1] is the gelu of out[0], by tanh
+  bool after_gelu = false;  // in[0] is what goes into a gelu, reads[0] what comes out, which is multiplied
   std::vector<Tensor> outs, douts, weights, dweights, biases, narrow_biases;
   std::vector<Run> out_runs, dout_runs;
   const char* op() const override { return "linear"; }
   void prepare() override {
-    outs = tensors_of(out), douts = grads_of(out), weights.clear(), dweights.clear();
-    for (size_t i = 1; i <= out.size(); ++i) {
+    const std::vector<Value*> products(out.begin(), out.end() - with_gelu);
+    outs = tensors_of(products), douts = grads_of(products), weights.clear(), dweights.clear();
+    for (size_t i = 1; i <= products.size(); ++i) {
       weights.push_back(factor_of(in[i], in[0]->dtype));
       dweights.push_back(grad_of(in[i]));
     }
-    out_runs = runs_of(out, [](const Value* value) { return value; });
-    dout_runs = runs_of(out, [](const Value* value) { return value->grad; });
-    biases.assign(with_bias.empty() ? 0 : out.size(), {}), narrow_biases = biases;
+    out_runs = runs_of(products, [](const Value* value) { return value; });
+    dout_runs = runs_of(products, [](const Value* value) { return value->grad; });
+    biases.assign(with_bias.empty() ? 0 : products.size(), {}), narrow_biases = biases;
     for (const auto& [o, i] : with_bias) biases[o] = in[i]->tensor, narrow_biases[o] = factor_of(in[i], in[0]->dtype);
+  }
+  size_t layers() const { return out.size() - with_gelu; }
+  const Tensor& factor() const { return after_gelu ? reads[0]->tensor : input(0); }
+  Tensor addend() const { return with_add ? in.back()->tensor : Tensor{}; }
+  Tensor activated() const { return with_gelu ? out[1]->tensor : Tensor{}; }
+  void pass_on_sum(Stream stream) {  // to what is added
+    if (with_add && in.back()->grad != nullptr && in.back()->grad->tensor.data != doutput().data)
+      accumulate(gradient(in.size() - 1), doutput(), stream);
   }
   void forward(const Step&, Stream stream) override {
     if (stream.backend != Backend::cuda)
-      return matmul_forward(outs, input(0), weights, stream, tensor_of(addend), biases, tensor_of(activated));
+      return matmul_forward(outs, factor(), weights, stream, addend(), biases, activated());
     for (const Run& run : out_runs)
-      matmul_forward(run.of(outs), input(0), run.of(weights), stream, tensor_of(addend), run.of(narrow_biases),
-                     tensor_of(activated), run.neighbours());
+      matmul_forward(run.of(outs), factor(), run.of(weights), stream, addend(), run.of(narrow_biases), activated(),
+                     run.neighbours());
   }
   void backward(const Step& step, Stream stream) override {
-    matmul_backward_input(gradient(0), douts, weights, stream, tensor_of(activates));
+    pass_on_sum(stream);
+    matmul_backward_input(gradient(0), douts, weights, stream, after_gelu ? input(0) : Tensor{});
     for (const Run& run : dout_runs)
       for (size_t i = run.begin, end; i < run.end; i = end) {  // those that are set, or added, together
         const bool add = gradient(i + 1, step).add;
         for (end = i + 1; end < run.end && gradient(end + 1, step).add == add;) ++end;
         const Run part{i, end};
-        matmul_backward_weights(part.of(dweights), add, part.of(douts), input(0), stream, part.neighbours());
+        matmul_backward_weights(part.of(dweights), add, part.of(douts), factor(), stream, part.neighbours());
       }
     for (const auto& [o, i] : with_bias) bias_backward(dinput(i), douts[o], stream);
   }
-  bool sets(size_t i) const override { return i > 0 && i <= out.size(); }
-  bool reads_narrow(size_t i) const override { return i > 0 && i <= out.size() && in[0]->dtype == Dtype::bf16; }
+  bool can_set(size_t i) const override { return i > 0 && i <= layers(); }
+  bool reads_narrow(size_t i) const override { return i > 0 && i <= layers() && in[0]->dtype == Dtype::bf16; }
+  bool grad_aliases_output(size_t i) const override { return with_add && i + 1 == in.size(); }
+  bool contiguous_outputs() const override { return layers() > 1; }
   double flops() const override {
     double sum = 0;
-    for (size_t i = 1; i <= out.size(); ++i)
+    for (size_t i = 1; i <= layers(); ++i)
       sum += 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(in[i]->shape[0]);
     return sum;
   }
@@ -104,29 +122,30 @@ struct LinearOfEightBits : Linear {
 
   void forward(const Step& step, Stream stream) override {
     const bool rounds = step.training && !step.measures;
-    if (step.training) look_at(input(0), x, rounds, false, stream);
+    if (step.training) look_at(factor(), x, rounds, false, stream);
     for (size_t i = 0; step.training && step.new_weights && i < w.size(); ++i)
       look_at(weights[i], w[i], rounds, rounds, stream);
     if (!rounds) return Linear::forward(step, stream);
-    for (size_t i = 0; i < out.size(); ++i)
-      matmul_quantized({outs[i], false}, x.factor(false), w[i].factor(false), true, stream, tensor_of(addend),
+    for (size_t i = 0; i < w.size(); ++i)
+      matmul_quantized({outs[i], false}, x.factor(false), w[i].factor(false), true, stream, addend(),
                        narrow_biases.empty() ? Tensor{} : narrow_biases[i]);
-    if (activated != nullptr) gelu_forward(activated->tensor, outs[0], GeluKind::tanh, stream);
+    if (with_gelu) gelu_forward(activated(), outs[0], GeluKind::tanh, stream);
   }
   void backward(const Step& step, Stream stream) override {
     const bool rounds = !step.measures;
     if (!rounds) {
-      for (size_t i = 0; i < out.size(); ++i) look_at(douts[i], dy[i], false, false, stream);
+      for (size_t i = 0; i < w.size(); ++i) look_at(douts[i], dy[i], false, false, stream);
       return Linear::backward(step, stream);
     }
-    look_at(input(0), x, false, true, stream);
-    for (size_t i = 0; i < out.size(); ++i) {
+    pass_on_sum(stream);
+    look_at(factor(), x, false, true, stream);
+    for (size_t i = 0; i < w.size(); ++i) {
       const Grad dinp = gradient(0);
       look_at(douts[i], dy[i], true, true, stream);
       matmul_quantized({dinp, dinp.add || i > 0}, dy[i].factor(false), w[i].factor(true), false, stream);
       matmul_quantized(gradient(i + 1, step), dy[i].factor(true), x.factor(true), false, stream);
     }
-    if (activates != nullptr) gelu_backward({dinput(0), false}, dinput(0), activates->tensor, GeluKind::tanh, stream);
+    if (after_gelu) gelu_backward({dinput(0), false}, dinput(0), input(0), GeluKind::tanh, stream);
     for (const auto& [o, i] : with_bias) bias_backward(dinput(i), douts[o], stream);
   }
 };
@@ -190,11 +209,7 @@ std::vector<Value*> linears(Tape& t, const std::string& name, Value* inp, const 
     node->with_bias.emplace_back(o, node->in.size());
     node->in.push_back(bias);
   }
-  node->keep = {inp};
-  node->neighbours = true;
-  const Shape weight = projections[0].weight->shape;
-  node->can_add = projections.size() == 1;
-  node->can_activate = projections.size() == 1 && weight[0] % 8 == 0 && weight[1] % 8 == 0;  // accesses of 16 bytes
+  node->backward_reads = {inp};
   const std::vector<Value*> outs = node->out;
   t.record(std::move(node));
   return outs;
@@ -202,6 +217,56 @@ std::vector<Value*> linears(Tape& t, const std::string& name, Value* inp, const 
 
 Value* linear(Tape& t, const std::string& name, Value* inp, Value* weight, Shape shape, Value* bias) {
   return linears(t, name, inp, {{name, weight, shape, bias}})[0];
+}
+
+namespace {
+
+using Nodes = std::deque<std::unique_ptr<Node>>;
+using Inner = std::unordered_set<const Value*>;  // Tape::read_by_next()
+
+// Node n, if it is a layer of one weight.
+Linear* layer_at(const Nodes& nodes, size_t n) {
+  auto* layer = dynamic_cast<Linear*>(nodes[n].get());
+  return layer != nullptr && layer->layers() == 1 ? layer : nullptr;
+}
+
+// A layer, a GELU and the layer that reads it, as a GPU's products have it: the first layer writes the GELU's input and
+// its output, the backward of the second one sets the gradient of the input. The output's is never in memory.
+void fuse_gelu(Nodes& nodes, size_t n, const Inner& inner) {
+  const auto aligned = [](const Linear& layer) {  // accesses of 16 bytes
+    return layer.in[1]->shape[0] % 8 == 0 && layer.in[1]->shape[1] % 8 == 0;
+  };
+  Linear *before = layer_at(nodes, n), *after = layer_at(nodes, n + 2);
+  const auto* gelu = dynamic_cast<const Gelu*>(nodes[n + 1].get());
+  if (before == nullptr || gelu == nullptr || after == nullptr || gelu->kind != GeluKind::tanh) return;
+  Value *x = gelu->in[0], *y = gelu->out[0];
+  if (x->dtype != Dtype::bf16 || !aligned(*before) || !aligned(*after)) return;
+  if (before->out[0] != x || after->in[0] != y || !inner.contains(x) || !inner.contains(y)) return;
+  before->with_gelu = true, before->out.push_back(y);
+  after->after_gelu = true, after->in[0] = x, after->reads = {y}, after->backward_reads = {x, y};
+  y->needs_grad = false;
+  nodes[n + 1] = nullptr;
+}
+
+// A layer and the sum after it: the layer's own output need not be in memory by itself. If the layer reads what it is
+// added to, its backward would read and add to one gradient at once.
+void fuse_add(Nodes& nodes, size_t n, const Inner& inner) {
+  Linear* layer = layer_at(nodes, n);
+  const auto* add = dynamic_cast<const Add*>(nodes[n + 1].get());
+  if (layer == nullptr || add == nullptr || add->in[1] != layer->out[0] || !inner.contains(add->in[1])) return;
+  if (add->in[0] == add->in[1] || add->in[0] == layer->in[0]) return;
+  layer->with_add = true, layer->in.push_back(add->in[0]);
+  layer->out[0]->fused_into = add->out[0], layer->out = add->out;
+  nodes[n + 1] = nullptr;
+}
+
+}  // namespace
+
+void fuse_linears(Tape& t) {
+  t.rewrite([inner = t.read_by_next()](Nodes& nodes) {
+    for (size_t n = 0; n + 2 < nodes.size(); ++n) fuse_gelu(nodes, n, inner);
+    for (size_t n = 0; n + 1 < nodes.size(); ++n) fuse_add(nodes, n, inner);
+  });
 }
 
 }  // namespace crossply::ops

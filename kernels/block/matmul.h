@@ -37,7 +37,7 @@ struct Tensors : std::span<const Tensor> {
 };
 
 // biases: none, or one for each weight, of which those that are not there have no data. neighbours: the outs lie one
-// behind the other, as Node::neighbours says; a GPU then multiplies with weights that are equally far apart at once.
+// behind the other (Node::contiguous_outputs); a GPU then multiplies with weights that are equally far apart at once.
 void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream stream, const Tensor& addend = {},
                     Tensors biases = {}, const Tensor& activated = {}, bool neighbours = false);
 void matmul_backward_input(const Grad& dinp, Tensors douts, Tensors weights, Stream stream,

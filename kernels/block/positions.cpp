@@ -75,6 +75,7 @@ struct Positions : Node {
     positions_forward(output(), input(0), input(1), step.position, stream);
   }
   void backward(const Step&, Stream stream) override { positions_backward(dinput(1), doutput(), stream); }
+  bool in_place() const override { return true; }
 };
 
 }  // namespace
@@ -82,9 +83,7 @@ struct Positions : Node {
 Value* positions(Tape& t, const std::string& name, Value* inp, Value* weight) {
   CHECK_THAT(inp->shape.rank == 3 && inp->shape[2] == weight->shape[1] && inp->shape[1] <= weight->shape[0], name,
              ": inp ", inp->shape.str(), " weight ", weight->shape.str());
-  auto node = make_node<Positions>(name, {inp, weight}, {t.activation(name, inp->shape)});
-  node->in_place = true;
-  return t.record(std::move(node));
+  return t.record(make_node<Positions>(name, {inp, weight}, {t.activation(name, inp->shape)}));
 }
 
 }  // namespace ops

@@ -210,7 +210,7 @@ Value* rmsnorm(Tape& t, const std::string& name, Value* inp, Value* weight, doub
   if (weight != nullptr) node->in.push_back(weight);
   node->eps = eps;
   node->saved = {t.statistic(name + ".rstd", Shape{inp->shape.numel() / C})};
-  node->keep = {inp};
+  node->backward_reads = {inp};
   return t.record(std::move(node));
 }
 

@@ -152,6 +152,7 @@ struct Rope : Node {
   void backward(const Step&, Stream stream) override {
     rope_backward({dinput(0), false}, doutput(), reads[0]->tensor, 0, stream);  // in place: always set
   }
+  bool in_place() const override { return true; }
 };
 
 }  // namespace
@@ -166,7 +167,6 @@ Value* rope(Tape& t, const std::string& name, Value* inp, Value* table) {
              table->shape.str());
   auto node = make_node<Rope>(name, {inp}, {t.activation(name, inp->shape)});
   node->reads = {table};
-  node->in_place = true;
   return t.record(std::move(node));
 }
 

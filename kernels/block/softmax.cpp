@@ -142,7 +142,7 @@ struct Softmax : Node {
 Value* softmax(Tape& t, const std::string& name, Value* inp, double top_p, bool renormalize) {
   auto node = make_node<Softmax>(name, {inp}, {t.statistic(name, inp->shape)});
   node->pruning = {top_p, renormalize};
-  node->keep = {inp};
+  node->backward_reads = {inp};
   return t.record(std::move(node));
 }
 

@@ -77,6 +77,7 @@ struct SquaredError : Node {
   void backward(const Step& step, Stream stream) override {
     squared_error_backward(gradient(0), input(0), reads[0]->tensor, step.grad_scale, stream);
   }
+  bool grad_optional() const override { return true; }  // a loss: its gradient is Step::grad_scale
 };
 
 }  // namespace
@@ -86,8 +87,7 @@ Value* squared_error(Tape& t, const std::string& name, Value* inp, Value* target
              inp->shape.str(), " target ", target->shape.str(), " losses ", rows.str());
   auto node = make_node<SquaredError>(name, {inp}, {t.result(name, rows)});
   node->reads = {target};
-  node->keep = {inp, target};
-  node->grad_optional = true;  // a loss: its gradient is Step::grad_scale
+  node->backward_reads = {inp, target};
   return t.record(std::move(node));
 }
 

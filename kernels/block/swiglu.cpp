@@ -86,6 +86,7 @@ struct Swiglu : Node {
   void backward(const Step&, Stream stream) override {
     swiglu_backward(gradient(0), gradient(1), doutput(), input(0), input(1), stream);
   }
+  bool grads_overwrite_inputs() const override { return true; }
 };
 
 }  // namespace
@@ -93,8 +94,7 @@ struct Swiglu : Node {
 Value* swiglu(Tape& t, const std::string& name, Value* gate, Value* up) {
   CHECK_THAT(gate->shape == up->shape, name, ": gate ", gate->shape.str(), " up ", up->shape.str());
   auto node = make_node<Swiglu>(name, {gate, up}, {t.activation(name, gate->shape)});
-  node->keep = {gate, up};
-  node->grads_over_inputs = true;
+  node->backward_reads = {gate, up};
   return t.record(std::move(node));
 }
 

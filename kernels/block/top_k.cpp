@@ -117,7 +117,7 @@ Value* top_k(Tape& t, const std::string& name, Value* inp, int64_t k) {
   CHECK_THAT(k >= 1 && k <= inp->shape[inp->shape.rank - 1], name, ": the ", k, " largest of ", inp->shape.str());
   auto node = make_node<TopK>(name, {inp}, {t.activation(name, inp->shape)});
   node->k = k;
-  node->keep = {node->out[0]};
+  node->backward_reads = {node->out[0]};
   return t.record(std::move(node));
 }
 

@@ -122,6 +122,7 @@ struct ChannelGate : Node {  // in: inp, weight
   void backward(const Step&, Stream stream) override {
     channel_gate_backward(gradient(0), dinput(1), doutput(), output(), input(0), input(1), factor, stream);
   }
+  bool only_adds(size_t i) const override { return i == 1; }
   double flops() const override {
     return 2.0 * static_cast<double>(out[0]->shape.numel()) * static_cast<double>(in[1]->shape[1]);
   }
@@ -137,8 +138,7 @@ Value* channel_gate(Tape& t, const std::string& name, Value* inp, Value* weight,
   const Shape& x = inp->shape;
   auto node = make_node<ChannelGate>(name, {inp, weight}, {t.statistic(name, Shape{x[0], x[1], weight->shape[0]})});
   node->factor = factor;
-  node->adds_to = {weight};
-  node->keep = {inp, node->out[0]};
+  node->backward_reads = {inp, node->out[0]};
   return t.record(std::move(node));
 }
 

@@ -287,6 +287,14 @@ struct DepthSource : Node {
   void forward(const Step&, Stream stream) override {
     if (by_norm) vertical_dot(saved[0]->tensor, input(0), input(0), stream);
   }
+  bool in_place() const override { return true; }
+  bool grad_optional() const override { return true; }
+  std::vector<Value*> later_parameters() const override {
+    std::vector<Value*> list;
+    for (const auto& [mix, column] : mixes)
+      if (mix->trained != nullptr && mix->trained->parameter != nullptr) list.push_back(mix->trained);
+    return list;
+  }
   double flops() const override { return by_norm ? 2.0 * static_cast<double>(in[0]->shape.numel()) : 0; }
   void backward(const Step&, Stream stream) override {
     // out[0]'s gradient, where it has one, is in[0]'s with what the direct readers passed on.
@@ -301,9 +309,8 @@ void connect(DepthMix& mix, const std::vector<Node*>& nodes, const std::vector<i
   for (const int s : sources) {
     auto& source = static_cast<DepthSource&>(*nodes.at(static_cast<size_t>(s)));
     source.mixes.emplace_back(&mix, static_cast<int64_t>(mix.sources.size()));
-    source.keep_grads.push_back(mix.out[0]);
-    if (mix.trained != nullptr && mix.trained->parameter != nullptr) source.later.push_back(mix.trained);
-    source.keep.insert(source.keep.end(), mix.saved.begin(), mix.saved.end());
+    source.backward_reads_grads.push_back(mix.out[0]);
+    source.backward_reads.insert(source.backward_reads.end(), mix.saved.begin(), mix.saved.end());
     mix.sources.push_back(source.out[0]);
     if (source.by_norm) mix.squares.push_back(source.saved[0]);
   }
@@ -315,12 +322,10 @@ void connect(DepthMix& mix, const std::vector<Node*>& nodes, const std::vector<i
 Value* DepthHistory::add(const std::string& name, Value* x) {
   CHECK_THAT(x->shape.rank == 3, name, ": a source is (B, T, C), got ", x->shape.str());
   auto node = make_node<DepthSource>(name, {x}, {tape_.activation(name, x->shape)});
-  node->in_place = true;
-  node->grad_optional = true;
   node->by_norm = by_norm_;
   node->eps = eps_;
   if (by_norm_) node->saved = {tape_.statistic(name + ".squares", Shape{x->shape[0] * x->shape[1]})};
-  node->keep = {node->out[0]};
+  node->backward_reads = {node->out[0]};
   nodes_.push_back(node.get());
   return tape_.record(std::move(node));
 }
@@ -344,7 +349,7 @@ Value* DepthHistory::attend(const std::string& name, const std::vector<int>& sou
   node->eps = eps_;
   node->saved = {tape_.statistic(name + ".weights", Shape{N, S}), tape_.statistic(name + ".pbar", Shape{N})};
   connect(*node, nodes_, sources);
-  node->keep = {node->out[0]};
+  node->backward_reads = {node->out[0]};
   Value* out = tape_.record(std::move(node));
   out->needs_grad = nodes_[0]->out[0]->needs_grad;  // through the sources, also where there are no scores
   return out;

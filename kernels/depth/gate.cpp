@@ -171,7 +171,7 @@ Value* gate(Tape& t, const std::string& name, Value* inp, const std::string& kin
   CHECK_THAT(kinds.contains(kind), name, ": no gate '", kind, "'");
   auto node = make_node<GateNode>(name, {inp}, {t.statistic(name, inp->shape)});
   node->kind = kinds.at(kind);
-  node->keep = {inp};
+  node->backward_reads = {inp};
   return t.record(std::move(node));
 }
 

@@ -366,12 +366,12 @@ struct HeadMixNode : Node {  // in: the sources, weight, gain, wk, wv; out: keys
     gradients = {{}, grad_of(in[S]), grad_of(in[S + 1]), grad_of(in[S + 2]), grad_of(in[S + 3])};
     for (size_t s = 0; s < S; ++s) {
       tensors.sources.push_back(input(s));
-      if (!acc.empty()) gradients.sources.push_back(gradient(s));  // empty on a tape that only goes forward
+      if (!grad_modes.empty()) gradients.sources.push_back(gradient(s));  // empty on a tape that only goes forward
     }
   }
   void forward(const Step&, Stream stream) override { head_mix_forward(output(), out[1]->tensor, tensors, stream); }
   void backward(const Step&, Stream stream) override {
-    CHECK_THAT(!acc[S], name, " must be the only reader of ", in[S]->name);
+    check_only_reader(S);
     head_mix_backward(gradients, doutput(), out[1]->grad->tensor, tensors, stream);
   }
   bool reads_narrow(size_t i) const override { return i >= S + 2 && in[0]->dtype == Dtype::bf16; }
@@ -394,7 +394,7 @@ std::pair<Value*, Value*> head_mix(Tape& t, const std::string& name, const HeadM
   Value *k = t.activation(name + ".k", heads), *v = t.activation(name + ".v", heads);
   auto node = make_node<HeadMixNode>(name, joined(m.sources, {m.weight, m.gain, m.wk, m.wv}), {k, v});
   node->S = m.sources.size();
-  node->keep = joined(m.sources, {m.weight});
+  node->backward_reads = joined(m.sources, {m.weight});
   t.record(std::move(node));
   return {k, v};
 }

@@ -92,6 +92,7 @@ struct HeadScale : Node {  // in: inp, factor
     head_scale_backward(gradient(0), grad_of(in[1]), doutput(), in[1]->grad != nullptr ? input(0) : Tensor{}, input(1),
                         stream);
   }
+  bool only_adds(size_t i) const override { return i == 1; }
   double flops() const override { return static_cast<double>(in[0]->shape.numel()); }
 };
 
@@ -103,9 +104,8 @@ Value* head_scale(Tape& t, const std::string& name, Value* inp, Value* factor) {
              ": inp ", shape.str(), " factor ", name_of(factor->dtype), factor->shape.str(),
              ": a factor (K), never bf16, scales the K heads of (..., K, D)");
   auto node = make_node<HeadScale>(name, {inp, factor}, {t.activation(name, shape)});
-  node->adds_to = {factor};
-  node->keep = {factor};
-  if (factor->needs_grad) node->keep.push_back(inp);
+  node->backward_reads = {factor};
+  if (factor->needs_grad) node->backward_reads.push_back(inp);
   return t.record(std::move(node));
 }
 

@@ -384,8 +384,8 @@ struct MultiwayMixNode : Node {  // in: the sources, the weight, then whatever e
   void prepare() override {
     map_members(tensors, of, tensor_of, tensor_of);
     outs = tensors_of(out), douts = grads_of(out);
-    if (acc.empty()) return;  // a tape that only goes forward
-    CHECK_THAT(acc[of.sources.size()] == 0, name, " must be the only reader of ", of.weight->name);
+    if (grad_modes.empty()) return;  // a tape that only goes forward
+    check_only_reader(of.sources.size());
     size_t i = 0;  // among the inputs
     const auto next = [&](const Value* value) { return value == nullptr ? Grad{} : gradient(i++); };
     map_members(gradients, of, next, grad_of);
@@ -424,7 +424,7 @@ std::vector<Value*> multiway_mix(Tape& t, const std::string& name, const Multiwa
       name, joined(joined(joined(m.sources, present({m.weight, m.skip, m.base})), m.gains), m.post), outs);
   node->of = m;
   node->eps = eps;
-  node->keep = joined(m.sources, {m.weight});
+  node->backward_reads = joined(m.sources, {m.weight});
   if (m.skip != nullptr) node->saved = {t.statistic(name + ".rstd", Shape{stream[0], stream[1], W})};
   t.record(std::move(node));
   return outs;

@@ -253,6 +253,13 @@ struct QuerySource : Node {
     // out[0]'s gradient, where it has one, is in[0]'s with what the direct readers passed on.
     query_mix_backward({dinput(0), out[0]->grad != nullptr}, output(), saved[0]->tensor, readers, eps, stream);
   }
+  bool in_place() const override { return true; }
+  bool grad_optional() const override { return true; }
+  std::vector<Value*> later_parameters() const override {
+    std::vector<Value*> list;
+    for (const auto& [mix, column] : mixes) list.insert(list.end(), mix->in.begin(), mix->in.end());
+    return list;
+  }
   double flops() const override { return 2.0 * static_cast<double>(in[0]->shape.numel()); }
   ScratchBytes scratch() const override {
     const Shape& x = in[0]->shape;
@@ -265,11 +272,9 @@ struct QuerySource : Node {
 Value* QueryHistory::add(const std::string& name, Value* x) {
   CHECK_THAT(x->shape.rank == 3, name, ": a source is (B, T, C), got ", x->shape.str());
   auto node = make_node<QuerySource>(name, {x}, {tape_.activation(name, x->shape)});
-  node->in_place = true;
-  node->grad_optional = true;
   node->eps = eps_;
   node->saved = {tape_.statistic(name + ".squares", Shape{x->shape[0] * x->shape[1]})};
-  node->keep = {node->out[0]};
+  node->backward_reads = {node->out[0]};
   nodes_.push_back(node.get());
   return tape_.record(std::move(node));
 }
@@ -283,16 +288,13 @@ Value* QueryHistory::mix(const std::string& name, const std::vector<int>& source
   node->eps = eps_;
   node->saved = {tape_.statistic(name + ".query", Shape{C}), tape_.statistic(name + ".logits", Shape{N, S}),
                  tape_.statistic(name + ".weights", Shape{N, S}), tape_.statistic(name + ".pbar", Shape{N})};
-  node->keep = {node->out[0]};
+  node->backward_reads = {node->out[0]};
   for (const int s : sources) {
     auto& source = static_cast<QuerySource&>(*nodes_.at(static_cast<size_t>(s)));
     source.mixes.emplace_back(node.get(), static_cast<int64_t>(node->sources.size()));
-    source.keep_grads.push_back(node->out[0]);
-    for (Value* trained : {proj, gain}) {
-      source.keep.push_back(trained);
-      source.later.push_back(trained);
-    }
-    source.keep.insert(source.keep.end(), node->saved.begin(), node->saved.end());
+    source.backward_reads_grads.push_back(node->out[0]);
+    for (Value* trained : {proj, gain}) source.backward_reads.push_back(trained);
+    source.backward_reads.insert(source.backward_reads.end(), node->saved.begin(), node->saved.end());
     node->sources.push_back(source.out[0]);
     node->squares.push_back(source.saved[0]);
   }

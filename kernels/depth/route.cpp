@@ -260,6 +260,7 @@ namespace {
 struct Route : Node {
   int layer = 0;
   std::shared_ptr<std::vector<Router>> routers;  // of all layers, complete once all of them are prepared
+  std::vector<Value*> later_weights;             // those that read this slice as well
 
   const char* op() const override { return "route"; }
   Router& router() const { return (*routers)[static_cast<size_t>(layer)]; }
@@ -272,9 +273,12 @@ struct Route : Node {
     route_forward(output(), reads[0]->tensor, router(), stream);
   }
   void backward(const Step&, Stream stream) override {
-    CHECK_THAT(!acc[0], name, " must be the only reader of ", in[0]->name);
+    check_only_reader(0);
     route_backward(dinput(0), reads[0]->tensor, doutput(), *routers, layer, stream);
   }
+  // The backward replaces slice after slice by gradients (kernels/depth/route.h).
+  bool donated_input() const override { return true; }
+  std::vector<Value*> later_parameters() const override { return later_weights; }
   double flops() const override {
     if (layer == 0) return 0;
     const double heads = in.size() > 1 ? static_cast<double>(in[0]->shape[2]) : 1;
@@ -303,13 +307,12 @@ Value* DepthRouter::route(const std::string& name, int layer, Value* own, Value*
   auto node = make_node<Route>(name, {own}, {tape_.activation(name, own->shape)});
   if (weight != nullptr) node->in.push_back(weight);
   if (weight != nullptr)
-    for (Node* earlier : nodes_) earlier->later.push_back(weight);
+    for (Node* earlier : nodes_) static_cast<Route*>(earlier)->later_weights.push_back(weight);
   nodes_.push_back(node.get());
   node->layer = layer;
   node->routers = routers_;
   node->reads = {slab_.all};
-  node->keep = {slab_.all};
-  node->takes_input = true;  // the backward replaces slice after slice by gradients (kernels/depth/route.h)
+  node->backward_reads = {slab_.all};
   if (layer == 0) tape_.share(node->out[0], own);
   return tape_.record(std::move(node));
 }

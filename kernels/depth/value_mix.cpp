@@ -238,10 +238,12 @@ struct ValueMix : Node {  // in: v, v1, the own scalar, the first layer's
     value_mix_forward(output(), input(0), input(1), {input(2), own}, {input(3), first}, stream);
   }
   void backward(const Step&, Stream stream) override {
-    const Tensor v = in_place ? Tensor{} : input(0);
+    const Tensor v = in_place() ? Tensor{} : input(0);
     value_mix_backward(gradient(0), gradient(1), {grad_of(in[2]), own}, {grad_of(in[3]), first}, doutput(), v, input(1),
                        {input(2), own}, {input(3), first}, stream);
   }
+  bool in_place() const override { return !in[2]->needs_grad; }  // else v is needed for the gradient of its scalar
+  bool only_adds(size_t i) const override { return i >= 2; }
   double flops() const override { return 3.0 * static_cast<double>(in[0]->shape.numel()); }
 };
 
@@ -253,6 +255,7 @@ struct GatedMix : Node {  // in: v, v1, alpha; the gradient of v is that of the 
   void backward(const Step&, Stream stream) override {
     gated_mix_backward(gradient(1), gradient(2), doutput(), input(1), input(2), stream);
   }
+  bool in_place() const override { return true; }
   double flops() const override { return 2.0 * static_cast<double>(in[0]->shape.numel()); }
 };
 
@@ -261,7 +264,7 @@ struct GatedMix : Node {  // in: v, v1, alpha; the gradient of v is that of the 
 Value* scale(Tape& t, const std::string& name, Value* inp, Value* factor) {
   CHECK_THAT(factor->shape.numel() == 1, name, ": factor ", factor->shape.str());
   auto node = make_node<Scale>(name, {inp, factor}, {t.statistic(name, inp->shape)});
-  node->keep = {inp};
+  node->backward_reads = {inp};
   return t.record(std::move(node));
 }
 
@@ -272,10 +275,8 @@ Value* value_mix(Tape& t, const std::string& name, Value* v, Value* v1, Scalar o
   auto node = make_node<ValueMix>(name, {v, v1, own.values, first.values}, {t.activation(name, v->shape)});
   node->own = own.index;
   node->first = first.index;
-  node->adds_to = {own.values, first.values};
-  node->in_place = !own.values->needs_grad;  // else v is needed for the gradient of its scalar
-  node->keep = {v1, own.values, first.values};
-  if (!node->in_place) node->keep.push_back(v);
+  node->backward_reads = {v1, own.values, first.values};
+  if (!node->in_place()) node->backward_reads.push_back(v);
   return t.record(std::move(node));
 }
 
@@ -283,8 +284,7 @@ Value* gated_mix(Tape& t, const std::string& name, Value* v, Value* v1, Value* a
   CHECK_THAT(v->shape == v1->shape && alpha->shape.numel() * v->shape[3] == v->shape.numel(), name, ": v ",
              v->shape.str(), " v1 ", v1->shape.str(), " alpha ", alpha->shape.str());
   auto node = make_node<GatedMix>(name, {v, v1, alpha}, {t.activation(name, v->shape)});
-  node->in_place = true;
-  node->keep = {v1, alpha};
+  node->backward_reads = {v1, alpha};
   return t.record(std::move(node));
 }
 

@@ -11,7 +11,7 @@ void refresh_narrow(ParameterTable& params) {
   const Stream stream = params.device().stream();
   const Range whole{0, params.values().numel()}, lent{whole.end, params.flat_size()};
   convert(part_of(params.narrow(), whole), params.values(), stream);
-  if (params.lends()) convert(part_of(params.narrow(), lent), part_of(params.gradients(), lent), stream);
+  if (params.lends()) convert(part_of(params.narrow(), lent), params.lent_values(), stream);
 }
 
 Optimizer::Optimizer(ParameterTable& params, const Buckets& buckets, const AdamwOptions& options)
@@ -34,10 +34,13 @@ Tensor Optimizer::own_values(const Bucket& bucket) const {
 }
 
 void Optimizer::take_masters() {
+  const auto from_second = [&](const Range& range) {
+    const int64_t begin = params_.values().numel();
+    return part_of(params_.lent_values(), {range.begin - begin, range.end - begin});
+  };
   for (const Bucket& bucket : buckets_.list())
     if (params_.lends() && bucket.narrow)
-      copy(own_values(bucket), part_of(params_.gradients(), bucket.slice_of(buckets_.rank())),
-           params_.device().stream());
+      copy(own_values(bucket), from_second(bucket.slice_of(buckets_.rank())), params_.device().stream());
 }
 
 void Optimizer::return_masters() {

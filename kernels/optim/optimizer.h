@@ -38,7 +38,7 @@ class Optimizer {
   Tensor m() const { return flat(m_); }
   Tensor v() const { return flat(v_); }
   // Where narrow rows have lent their values' memory (ParameterTable::allocate): takes the own slices of the values as
-  // masters, and the other way.
+  // masters, and the other way: the own slices into the gradients' memory.
   void take_masters();
   void return_masters();
   size_t bytes() const { return m_.bytes() + v_.bytes() + masters_.bytes(); }

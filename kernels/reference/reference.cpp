@@ -79,7 +79,7 @@ struct Caller {
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const auto [count, whole] = node.inputs[i];
       if (!whole && node.in[i]->grad != nullptr)
-        write(node.in[i]->grad->tensor, part * count, din[i], count, node.acc[i] != 0);
+        write(node.in[i]->grad->tensor, part * count, din[i], count, node.grad_modes[i] != GradMode::set);
     }
   }
 };
@@ -127,7 +127,8 @@ void backward_of(const ReferenceNode& node) {
     for (int64_t i = 0; i < size; ++i) sums[i] += sums[b * size + i];
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     if (!node.inputs[i].whole) continue;
-    if (node.in[i]->grad != nullptr) write(node.in[i]->grad->tensor, 0, sums, node.inputs[i].size, node.acc[i] != 0);
+    if (node.in[i]->grad != nullptr)
+      write(node.in[i]->grad->tensor, 0, sums, node.inputs[i].size, node.grad_modes[i] != GradMode::set);
     sums += node.inputs[i].size;
   }
 }
@@ -181,7 +182,7 @@ Value* ops::record_loops(Tape& t, const std::string& name, const std::vector<Val
     node->inputs.push_back({value->shape.numel() / (whole ? 1 : node->parts), whole});
   }
   node->loops = std::move(loops);
-  node->keep = in;
+  node->backward_reads = in;
   return t.record(std::move(node));
 }
 

@@ -112,6 +112,7 @@ void BatchModel::run_lane(int64_t lane, const int32_t* tokens, const int32_t* ta
 void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& step, const Tensor& losses) {
   const bool with_ce = step.training && batch_.teacher != nullptr && losses.numel() == 2 * layout_.lanes;
   CHECK_THAT(with_ce || losses.numel() == layout_.lanes, losses.str(), " for the losses of ", layout_.lanes, " lanes");
+  if (step.training) params_.lend_values(true);
   if (layout_.lanes == 1) return run_lane(0, tokens, targets, step, losses);
 #pragma omp parallel for schedule(static, 1)
   for (int64_t i = 0; i < layout_.lanes; ++i) {

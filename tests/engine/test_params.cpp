@@ -4,8 +4,10 @@
 #include "engine/rng.h"
 #include "kernels/devices.h"
 #include "tests/support/check.h"
+#include "tests/support/temp_dir.h"
 
 using namespace crossply;
+using namespace crossply::test;
 
 namespace {
 
@@ -32,6 +34,30 @@ std::string first_difference(const ParameterTable& params, uint64_t seed) {
 }
 
 }  // namespace
+
+TEST_CASE("params: a value that is lent to its gradient is refused until it is back") {
+  const auto device = make_device("cpu");
+  ParameterTable params;
+  params.add("own", {64}, Init::constant(2), Role::input_projection);
+  params.add("lent", {64}, Init::constant(3), Role::input_projection).narrow_only = true;
+  params.allocate(*device, Dtype::f32, true, true);
+  params.initialise(11);
+  const Parameter &own = params.rows()[0], &lent = params.rows()[1];
+  const std::vector<double> numbers(64, 4);
+  CHECK(params.read(params.lent_values()) == std::vector<float>(64, 3));
+  params.lend_values(true);
+  CHECK(params.read(own.value)[63] == 2);
+  CHECK(params.read(lent.grad)[63] == 3);
+  const char* says = "since a step began their memory holds gradients";
+  check_fails(Exit::internal, {says}, [&] { params.read(lent.value); });
+  check_fails(Exit::internal, {says}, [&] { params.write(lent, numbers.data()); });
+  check_fails(Exit::internal, {says}, [&] { params.initialise(11); });
+  check_fails(Exit::internal, {says}, [&] { params.lent_values(); });
+  params.lend_values(false);
+  params.write(lent, numbers.data());
+  CHECK(params.read(lent.value) == std::vector<float>(64, 4));
+  CHECK(params.read(lent.grad) == std::vector<float>(64, 4));
+}
 
 TEST_CASE("params: initialised by threads and in pieces, the numbers are those of a plain loop by the rules") {
   for (const char* name : {"cpu", "reference"}) {

@@ -15,9 +15,14 @@ namespace {
 
 // A node whose backward does nothing: for the rules of recording.
 struct Nothing : Node {
+  bool is_in_place = false, passes_gradients = false, overwrites = false, contiguous = false;
   const char* op() const override { return "nothing"; }
   void forward(const Step&, Stream) override {}
   void backward(const Step&, Stream) override {}
+  bool in_place() const override { return is_in_place; }
+  bool grad_aliases_output(size_t) const override { return passes_gradients; }
+  bool grads_overwrite_inputs() const override { return overwrites; }
+  bool contiguous_outputs() const override { return contiguous; }
 };
 
 std::unique_ptr<Nothing> nothing(std::vector<Value*> in, std::vector<Value*> out) {
@@ -42,10 +47,11 @@ TEST_CASE("tape: the first writer in reverse order sets a gradient, the others a
   t.record(nothing({z, x}, {t.result("loss", Shape{1})}));
   t.differentiate();
   const auto& nodes = t.nodes();
-  CHECK(nodes[3]->acc == std::vector<char>{0, 0});     // z and x: first writers
-  CHECK(nodes[2]->acc == std::vector<char>{1, 0, 1});  // x again, y first, w always
-  CHECK(nodes[1]->acc == std::vector<char>{1});
-  CHECK(nodes[0]->acc == std::vector<char>{1});
+  constexpr GradMode set = GradMode::set, add = GradMode::add;
+  CHECK(nodes[3]->grad_modes == std::vector{set, set});       // z and x: first writers
+  CHECK(nodes[2]->grad_modes == std::vector{add, set, add});  // x again, y first, w always
+  CHECK(nodes[1]->grad_modes == std::vector{add});
+  CHECK(nodes[0]->grad_modes == std::vector{add});
   CHECK_THROWS_AS(t.differentiate(), Error);
 }
 
@@ -79,12 +85,12 @@ TEST_CASE("tape: reading what was overwritten in place is refused") {
   Value* x = t.input("x", Shape{4}, Dtype::f32);
   Value* y = t.record(nothing({x}, {t.activation("y", Shape{4})}));
   auto in_place = nothing({y}, {t.activation("z", Shape{4})});
-  in_place->in_place = true;
+  in_place->is_in_place = true;
   Value* z = t.record(std::move(in_place));
   CHECK(z->buffer == y->buffer);
   CHECK_THROWS_AS(t.record(nothing({y}, {t.activation("late", Shape{4})})), Error);
   auto keeper = nothing({z}, {t.activation("kept", Shape{4})});
-  keeper->keep = {y};
+  keeper->backward_reads = {y};
   CHECK_THROWS_AS(t.record(std::move(keeper)), Error);
 }
 
@@ -104,7 +110,7 @@ TEST_CASE("tape: a residual stream's gradient stays where it is, and a sublayer 
     if (form == "y read twice") extra = t.record(nothing({y}, {t.activation("extra", Shape{4})}));
     if (form == "x read late") extra = t.record(nothing({x}, {t.activation("extra", Shape{4})}));
     auto add = nothing({x, y}, {t.activation("out", Shape{4})});
-    add->passes_grad = 2;
+    add->passes_gradients = true;
     Value* out = t.record(std::move(add));
     t.record(nothing(extra != nullptr ? std::vector<Value*>{out, extra} : std::vector<Value*>{out},
                      {t.activation("end", Shape{4})}));
@@ -114,79 +120,42 @@ TEST_CASE("tape: a residual stream's gradient stays where it is, and a sublayer 
   }
 }
 
-TEST_CASE("tape: a sum is done on the way only where nobody else reads what is added") {
+TEST_CASE("tape: what the next node alone reads, and a pass that leaves its writer out") {
   for (const std::string form :
-       {"next", "y read twice", "y kept", "y placed", "y a result", "not next", "y first", "cannot"}) {
+       {"next", "kept by next", "twice by next", "read later", "kept later", "kept by its writer",
+        "gradient read later", "read besides", "not next", "placed", "a result", "frozen"}) {
     CAPTURE(form);
     Tape t(Dtype::f32);
-    Value* x = t.record(nothing({t.input("in", Shape{4}, Dtype::f32)}, {t.activation("x", Shape{4})}));
     const Shape shape{1, 1, 1, 4};
-    auto product = nothing({x}, {form == "y a result" ? t.result("y", shape) : t.activation("y", shape)});
-    product->can_add = form != "cannot";
-    const Node& from = *product;
-    Value* y = t.record(std::move(product));
-    if (form == "y placed") t.place(y, t.slab("slab", 2, shape), 1);
-    if (form == "not next") t.record(nothing({x}, {t.activation("other", Shape{4})}));
-    auto add = nothing(form == "y first" ? std::vector<Value*>{y, x} : std::vector<Value*>{x, y},
-                       {t.activation("out", Shape{4})});
-    add->is_sum = true;
-    const Node& sum = *add;
-    Value* out = t.record(std::move(add));
-    auto end = nothing(form == "y read twice" ? std::vector<Value*>{out, y} : std::vector<Value*>{out},
-                       {t.activation("end", Shape{4})});
-    if (form == "y kept") end->keep = {y};
+    Value* x = t.input("x", shape, Dtype::f32);
+    Value* y = form == "a result" ? t.result("y", shape) : t.activation("y", shape);
+    auto writer = nothing({x}, {y});
+    if (form == "kept by its writer") writer->backward_reads = {y};
+    if (form == "frozen") t.frozen("teacher.", [&] { t.record(std::move(writer)); });
+    else t.record(std::move(writer));
+    if (form == "placed") t.place(y, t.slab("slab", 2, shape), 1);
+    if (form == "not next") t.record(nothing({x}, {t.activation("other", shape)}));
+    auto reader = nothing(form == "twice by next" ? std::vector<Value*>{y, y} : std::vector<Value*>{y},
+                          {t.activation("z", shape)});
+    if (form == "kept by next") reader->backward_reads = {y};
+    Value* z = t.record(std::move(reader));
+    auto end = nothing({z}, {t.result("end", shape)});
+    if (form == "read later") end->in.push_back(y);
+    if (form == "kept later") end->backward_reads = {y};
+    if (form == "gradient read later") end->backward_reads_grads = {y};
+    if (form == "read besides") end->reads = {y};
     t.record(std::move(end));
-    t.plan(PlanMode::reuse);
-    CHECK(from.addend == (form == "next" ? x : nullptr));
-    CHECK(sum.done == (form == "next"));
-    CHECK((y->buffer == out->buffer) == (form == "next"));
-  }
-}
-
-TEST_CASE("tape: products do the activation between them only where nobody else reads what goes in or comes out") {
-  for (const std::string form : {"between", "in read twice", "in kept", "out read twice", "out kept", "out placed",
-                                 "out a result", "something between", "cannot before", "cannot after"}) {
-    CAPTURE(form);
-    Tape t(Dtype::f32);
-    ParameterTable params;
-    const Shape shape{1, 1, 1, 4};
-    const auto product = [&](std::vector<Value*> in, Value* out, const std::string& unless) {
-      auto node = nothing(std::move(in), {out});
-      node->keep = {node->in[0]};
-      node->can_activate = form != unless;
-      t.record(std::move(node));
-      return t.nodes().back().get();
-    };
-    Value* weight = t.parameter(params.add("w", shape, Init::constant(1), Role::input_projection));
-    Value* x = t.record(nothing({weight}, {t.activation("x", shape)}));
-    Value* u = t.activation("u", shape);
-    const Node* before = product({x}, u, "cannot before");
-    if (form == "something between") t.record(nothing({x}, {t.activation("other", shape)}));
-    Value* y = form == "out a result" ? t.result("y", shape) : t.activation("y", shape);
-    auto activation = nothing({u}, {y});
-    activation->keep = {u};
-    activation->is_activation = true;
-    const Node* f = activation.get();
-    t.record(std::move(activation));
-    if (form == "out placed") t.place(y, t.slab("slab", 2, shape), 1);
-    Value* z = t.activation("z", shape);
-    const Node* after = product({y}, z, "cannot after");
-    auto end = nothing(form == "in read twice"    ? std::vector<Value*>{z, u}
-                       : form == "out read twice" ? std::vector<Value*>{z, y}
-                                                  : std::vector<Value*>{z},
-                       {t.activation("end", shape)});
-    if (form == "in kept") end->keep = {u};
-    if (form == "out kept") end->keep = {y};
-    t.record(std::move(end));
+    CHECK(t.read_by_next().contains(y) == (form.ends_with("next") && form != "not next"));
+    CHECK(t.read_by_next().contains(z));
+    const size_t before = t.nodes().size();
+    t.rewrite([](auto& nodes) {
+      nodes.back()->in = nodes[0]->in;
+      nodes[0] = nullptr;
+    });
+    CHECK(t.nodes().size() == before - 1);
+    CHECK(t.nodes().back()->in[0] == x);
     t.differentiate();
-    t.plan(PlanMode::reuse);
-    const bool within = form == "between";
-    CHECK((before->activated == y) == within);
-    CHECK((after->activates == u) == within);
-    CHECK(f->done == within);
-    CHECK(f->has_backward() == !within);
-    if (y->grad == nullptr) continue;  // of a result
-    CHECK((y->grad->buffer == u->grad->buffer) == within);
+    CHECK_THROWS_AS(t.rewrite([](auto&) {}), Error);
   }
 }
 
@@ -201,7 +170,7 @@ TEST_CASE("tape: outputs of one size lie one behind the other where they live ab
     auto products = nothing({x}, {t.activation("a", shape), t.activation("b", shape), t.activation("wide", Shape{101}),
                                   t.activation("c", shape), t.activation("placed", shape), t.activation("d", shape),
                                   t.activation("e", shape), t.activation("late", shape)});
-    products->neighbours = true;
+    products->contiguous = true;
     const std::vector<Value*> out = products->out;
     t.record(std::move(products));
     t.place(out[4], t.slab("slab", 1, shape), 0);
@@ -236,12 +205,12 @@ TEST_CASE("tape: a gradient goes over its input only where nobody else needs the
     Value* weight = t.parameter(params.add("w", Shape{4}, Init::constant(1), Role::input_projection));
     Value* x = t.record(nothing({weight}, {t.activation("x", Shape{4})}));
     auto gate = nothing({x}, {t.activation("y", Shape{4})});
-    gate->keep = {x};
-    gate->grads_over_inputs = true;
+    gate->backward_reads = {x};
+    gate->overwrites = true;
     Value* y = t.record(std::move(gate));
     auto end = nothing(form == "read twice" ? std::vector<Value*>{y, x} : std::vector<Value*>{y},
                        {t.activation("end", Shape{4})});
-    if (form == "kept by another") end->keep = {x};
+    if (form == "kept by another") end->backward_reads = {x};
     t.record(std::move(end));
     t.differentiate();
     CHECK((x->grad->buffer == x->buffer) == (form == "alone"));

@@ -35,7 +35,7 @@ std::set<std::string> kinds_of(const Probe& probe) {
 // What is marked and what attention reads and writes on a tape of the model, looked at, that is planned in this way.
 std::map<std::string, std::vector<float>> values_of_tape(TinyModel& model, PlanMode mode, std::vector<float>* losses) {
   Tape tape(Dtype::f32);
-  tape.look();
+  tape.enable_probes();
   const Graph graph = record_model(tape, model.params, model.config, 1, T);
   tape.plan(mode), tape.allocate(*model.device);
   load_batch(*model.device, graph, model.tokens.data(), model.targets.data());
@@ -182,7 +182,7 @@ TEST_CASE("probe: a tape that nobody looks at is the same but for what only is l
     CAPTURE(c.name);
     TinyModel model(c.config);
     Tape plain(Dtype::f32), seen(Dtype::f32);
-    seen.look();
+    seen.enable_probes();
     record_model(plain, model.params, model.config, 2, T);
     record_model(seen, model.params, model.config, 2, T);
     std::vector<std::string> names, others;

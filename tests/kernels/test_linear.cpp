@@ -1,4 +1,5 @@
-// Linear layers that multiply in eight bits, as nodes: against the same numbers rounded here and multiplied in double.
+// Linear layers as nodes: what they do for the nodes beside them; and those that multiply in eight bits, against the
+// same numbers rounded here and multiplied in double.
 #include <cmath>
 #include <optional>
 
@@ -55,6 +56,7 @@ struct Layers {
     Value* end = adds ? ops::add(tape, "sum", addend, outs[0]) : nullptr;
     silent(tape, "end", adds ? std::vector<Value*>{end} : outs, Shape{1});
     if (adds) outs = {end};
+    ops::fuse_linears(tape);
     tape.differentiate();
     tape.plan(PlanMode::distinct);
     const Tensor gradients = params.gradients();
@@ -99,6 +101,84 @@ float largest(const std::vector<From>& x) {
 }
 
 }  // namespace
+
+TEST_CASE("linear: it does the sum after it only where nobody else reads what is added") {
+  for (const std::string form : {"next", "y read twice", "y kept", "y placed", "not next", "y first", "y twice",
+                                 "x is added", "two layers", "another op"}) {
+    CAPTURE(form);
+    Tape t(Dtype::f32);
+    ParameterTable params;
+    const Shape shape{1, 1, 1, 4};
+    Value* weight = t.parameter(params.add("w", Shape{4, 4}, Init::constant(1), Role::input_projection));
+    Value* stream = silent(t, "stream", {weight}, shape);
+    Value* x = silent(t, "x", {stream}, shape);
+    Value* y = form == "another op"   ? silent(t, "y", {x, weight}, shape)
+               : form == "two layers" ? ops::linears(t, "y", x, {{"y", weight, shape}, {"other", weight, shape}})[0]
+                                      : ops::linear(t, "y", x, weight, shape);
+    if (form == "y placed") t.place(y, t.slab("slab", 2, shape), 1);
+    if (form == "not next") silent(t, "other", {stream}, shape);
+    Value* out = ops::add(t, "out",
+                          form == "y first" || form == "y twice" ? y
+                          : form == "x is added"                 ? x
+                                                                 : stream,
+                          form == "y first" ? stream : y);
+    auto end = std::make_unique<Silent>();
+    end->name = "end", end->in = {out}, end->out = {t.result("end", shape)};
+    if (form == "y read twice") end->in.push_back(y);
+    if (form == "y kept") end->backward_reads = {y};
+    t.record(std::move(end));
+    const size_t before = t.nodes().size();
+    ops::fuse_linears(t);
+    const bool fused = form == "next";
+    REQUIRE(t.nodes().size() == before - fused);
+    CHECK((y->fused_into == out) == fused);
+    t.differentiate(), t.plan(PlanMode::reuse);
+    CHECK((y->buffer->inside == nullptr && y->buffer->first < 0) == fused);  // it takes no memory
+    if (!fused) continue;
+    const Node& layer = *t.nodes()[2];
+    CHECK((layer.in == std::vector<Value*>{x, weight, stream} && layer.out == std::vector<Value*>{out}));
+    CHECK(stream->grad->buffer == out->grad->buffer);
+  }
+}
+
+TEST_CASE("linear: two do the gelu between them only where nobody else reads what goes in or comes out") {
+  for (const std::string form :
+       {"between", "in read twice", "in kept", "out read twice", "out kept", "out placed", "something between",
+        "by erf", "f32", "narrow before", "narrow after", "two layers", "no layer after"}) {
+    CAPTURE(form);
+    Tape t(form == "f32" ? Dtype::f32 : Dtype::bf16);
+    ParameterTable params;
+    const int64_t C = form == "narrow before" ? 12 : 16, F = 8, O = form == "narrow after" ? 12 : 16;
+    const Shape narrow{1, 1, C}, wide{1, 1, 1, F}, last{1, 1, O};
+    Value* in_weight = t.parameter(params.add("in", Shape{F, C}, Init::constant(1), Role::input_projection));
+    Value* out_weight = t.parameter(params.add("out", Shape{O, F}, Init::constant(1), Role::input_projection));
+    Value* x = silent(t, "x", {in_weight}, narrow);
+    Value* u = form == "two layers" ? ops::linears(t, "u", x, {{"u", in_weight, wide}, {"v", in_weight, wide}})[0]
+                                    : ops::linear(t, "u", x, in_weight, wide);
+    if (form == "something between") silent(t, "other", {x}, narrow);
+    Value* y = ops::gelu(t, "y", u, form == "by erf" ? GeluKind::erf : GeluKind::tanh);
+    if (form == "out placed") t.place(y, t.slab("slab", 2, wide), 1);
+    Value* z = form == "no layer after" ? silent(t, "z", {y}, last) : ops::linear(t, "z", y, out_weight, last);
+    auto end = std::make_unique<Silent>();
+    end->name = "end", end->in = {z}, end->out = {t.result("end", last)};
+    if (form == "in read twice") end->in.push_back(u);
+    if (form == "out read twice") end->in.push_back(y);
+    if (form == "in kept") end->backward_reads = {u};
+    if (form == "out kept") end->backward_reads = {y};
+    t.record(std::move(end));
+    const size_t before = t.nodes().size();
+    ops::fuse_linears(t);
+    const bool fused = form == "between";
+    REQUIRE(t.nodes().size() == before - fused);
+    t.differentiate();
+    CHECK(u->grad != nullptr);
+    CHECK((y->grad == nullptr) == fused);
+    if (!fused) continue;
+    CHECK((t.nodes()[1]->out == std::vector<Value*>{u, y}));
+    const Node& after = *t.nodes()[2];
+    CHECK((after.in == std::vector<Value*>{u, out_weight} && after.reads == std::vector<Value*>{y}));
+  }
+}
 
 TEST_CASE("linear: in eight bits it is the product of the rounded numbers, and finds the largest ones") {
   if (!available(Backend::cuda)) return;
@@ -190,8 +270,7 @@ TEST_CASE("linear: in eight bits weights are rounded in a first replay only; eva
 TEST_CASE("linear: in eight bits it adds its output to the sum that comes next") {
   if (!available(Backend::cuda)) return;
   Layers layers(true, true);
-  const Node& product = *layers.tape.nodes()[2];
-  REQUIRE(product.addend == layers.addend);
+  REQUIRE(layers.tape.nodes()[2]->in.back() == layers.addend);
   const auto x = random_vector<bf16>(rows * C, 1), addend = random_vector<bf16>(rows * widths[0], 2);
   layers.set_scales({64, 256, 1024});
   layers.put(layers.x->tensor, x), layers.put(layers.addend->tensor, addend);

@@ -178,7 +178,7 @@ TEST_CASE("roles: --router-lr sets the learning rate of these rows and of no oth
   for (const Case& c : cases()) {
     if (find_architecture(c.config.arch).draft) continue;
     CAPTURE(c.name);
-    TrainOptions o;
+    TrainPlan o;
     o.config = c.config, o.lr = 0.001;
     ParameterTable usual, other;
     declare(usual, o);

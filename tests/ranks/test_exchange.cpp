@@ -42,6 +42,10 @@ Outcome train(TrainPlan o, int ranks, int64_t steps) {
       if (step == 0) trainer.gather_values();  // as for a checkpoint; the next step must not see it
     }
     losses.push_back(trainer.evaluate(data, 7));
+    const auto read_all = [&] {
+      for (const Parameter& row : trainer.params().rows()) trainer.params().read(row.value);
+    };
+    if (trainer.params().lends()) CHECK_THROWS_AS(read_all(), Error);
     trainer.gather_values();
     const std::lock_guard lock(mutex);
     const bool first = outcome.losses.empty();

@@ -103,8 +103,9 @@ TEST_CASE("dump tensors: names, patterns, types, and what is refused") {
   };
   refused("L1.atn.q", "near it are L1.attn.q ");
   refused("L9.*", "named L9.*");
-  refused("L1.attn.out", "adds L0.mlp.residual on the way");  // the product whose op adds the stream on the way
-  refused("L1.attn.ou*", "adds L0.mlp.residual on the way");
+  refused("L1.attn.out", "on the way to L1.attn.residual");  // the product whose op adds the stream on the way
+  refused("L1.attn.ou*", "on the way to L1.attn.residual");
+  refused("d:L1.attn.out", "no op writes the gradient of L1.attn.out by itself; near it are d:L1.attn");
   CHECK(!path_exists(scratch.file("refused.safetensors")));
 }
 
@@ -160,8 +161,8 @@ TEST_CASE("dump tape: forward, backward in its order, and totals") {
                            "in L0.attn.q\n",
                            "L0.attn.lse ",
                            "saved\n",
-                           "adds embed\n",
-                           "by the op above\n",
+                           "linear          L0.attn.residual ",
+                           "<- L0.attn.mix model.layers.0.self_attn.o_proj.weight embed\n",
                            "BACKWARD",
                            "cross_entropy = d:norm ",
                            "in the forward\n",
@@ -172,7 +173,7 @@ TEST_CASE("dump tape: forward, backward in its order, and totals") {
                            "+ d:L3.attn.residual ",
                            "   0  embedding     + d:model.embed_tokens.weight ",
                            "TOTALS\n",
-                           " ops, 8 of them done by the op above; forward ",
+                           " ops; forward ",
                            "activations ",
                            "gradients ",
                            "alive at the peak"}) {

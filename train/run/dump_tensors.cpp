@@ -47,18 +47,16 @@ Taps all_taps(const Tape& tape) {
       Tap& tap = taps[value->grad->name];
       tap.tick = 2 * N - 2 - n;
       tap.zero = std::count(node.zeroed.begin(), node.zeroed.end(), value->grad) > 0;
-      if (!node.in.empty() && value->buffer == node.in[0]->buffer && (node.takes_input || !node.keep_grads.empty()))
+      if (!node.in.empty() && value->buffer == node.in[0]->buffer &&
+          (node.donated_input() || !node.backward_reads_grads.empty()))
         tap.missing = str(node.op(), " ", node.name,
                           " adds what its readers pass on in its own backward; ask for d:", node.in[0]->name,
                           ", the gradient of the same numbers");
     }
-    if (const Value* x = node.activates; x != nullptr && x->grad != nullptr && taps.contains(node.in[0]->grad->name))
-      taps[node.in[0]->grad->name].missing = str(node.op(), " ", node.name, " passes on the gradient of ", x->name,
-                                                 ", before the activation; ask for d:", x->name);
-    if (node.addend != nullptr)
-      taps[node.out[0]->name].missing = str(node.op(), " ", node.name, " adds ", node.addend->name,
-                                            " on the way; ask for ", tape.nodes()[n + 1]->out[0]->name, ", the sum");
   }
+  for (const Value& value : tape.values())
+    if (value.fused_into != nullptr)
+      taps[value.name].missing = str("an op computes it on the way to ", value.fused_into->name, "; ask for that");
   return taps;
 }
 
@@ -95,6 +93,9 @@ Taps chosen_taps(const Taps& all, const std::vector<std::string>& names) {
     }
     if (found == 0 && missing != nullptr)
       fail(Exit::usage, "--dump-tensors: ", name, " is never in memory by itself: ", missing->missing);
+    if (found == 0 && name.starts_with("d:") && all.contains(name.substr(2)))
+      fail(Exit::usage, "--dump-tensors: no op writes the gradient of ", name.substr(2), " by itself; near it are",
+           near_names(all, name));
     if (found == 0)
       fail(Exit::usage, "--dump-tensors: no value or gradient is named ", name, "; near it are", near_names(all, name),
            "; --dump-tape lists them all");

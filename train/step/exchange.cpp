@@ -59,6 +59,7 @@ Exchange::Exchange(Job& job, ParameterTable& params, const Buckets& buckets, Bat
       buckets_(buckets),
       tree_(sum == "tree"),
       library_(sum == "library"),
+      micro_steps_(micro_steps),
       check_every_(check_every) {
   if (!hooked()) return;
   const size_t flat = params.gradients().bytes(), largest = static_cast<size_t>(buckets.largest()) * sizeof(float);
@@ -76,17 +77,16 @@ Exchange::Exchange(Job& job, ParameterTable& params, const Buckets& buckets, Bat
 }
 
 // A binary counter: partial sums of equal length are added, the earlier one first.
-bool Exchange::after_micro_step(int64_t a) {
-  if (!tree_) return false;
+void Exchange::after_micro_step(int64_t m) {
+  if (!tree_ || m + 1 == micro_steps_) return;
   const Stream stream = params_.device().stream();
   const Tensor gradients = params_.gradients();
   int64_t size = 1;
   for (; !sizes_.empty() && sizes_.back() == size; size *= 2, sizes_.pop_back())
     accumulate({gradients, true}, Tensor{parked_[sizes_.size() - 1].data(), gradients.dtype, gradients.shape}, stream);
-  CHECK_THAT(sizes_.size() < parked_.size(), "micro-step ", a, " of a step with ", parked_.size(), " parked sums");
+  CHECK_THAT(sizes_.size() < parked_.size(), "micro-step ", m, " of a step with ", parked_.size(), " parked sums");
   copy(Tensor{parked_[sizes_.size()].data(), gradients.dtype, gradients.shape}, gradients, stream);
   sizes_.push_back(size);
-  return true;
 }
 
 void Exchange::add_parked(const Range& range) {
@@ -151,6 +151,7 @@ void Exchange::gather_values(Optimizer& optimizer) {
   for (const Bucket& bucket : buckets_.list())
     if (bucket.narrow) job_.comm().gather(part_of(params_.gradients(), bucket.flat)), ++transfers_;
   job_.comm().wait(job_.comm().mark());
+  params_.lend_values(false);
 }
 
 void Exchange::share_choices(const std::function<void()>& run) {

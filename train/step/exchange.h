@@ -49,18 +49,22 @@ class Exchange {
   // must outlive it; the table has its memory.
   Exchange(Job& job, ParameterTable& params, const Buckets& buckets, BatchModel& model, const std::string& sum,
            int64_t micro_steps, int64_t check_every = 0);
-  // Whether there is something to do after the last micro-step of a step, which is then replayed with Step::last.
-  bool hooked() const { return tree_ || !job_.place.alone(); }
-  // After micro-step a = 0, 1, ..., except the last: true if its gradients were put aside, so that the next micro-step
-  // overwrites them. finish() comes after the last; the own slices are then complete for all later work of the device.
-  bool after_micro_step(int64_t a);
+  // How micro-step m = 0, 1, ... of a step treats the gradients: overwrites or adds, and whether they are final then.
+  Step micro_step(Step step, int64_t m) const {
+    step.overwrite = m == 0 || tree_;
+    step.last = hooked() && m + 1 == micro_steps_;
+    return step;
+  }
+  // After each micro-step. With --sum tree the gradients are put aside.
+  void after_micro_step(int64_t m);
+  // After the last one. The own slices are then complete for all later work of the device.
   void finish();
   // The own slices of the weights, just updated, to all ranks: in f32, or in bf16 what the ranks read only so.
   // A device may record it: what it asks for is counted by count_gathers, once a step.
   void gather_weights();
   void count_gathers();
-  // The f32 values of all rows at every rank: for checkpoints, and whoever else reads Parameter::value. Until the next
-  // step begins.
+  // The f32 values of all rows at every rank, for checkpoints. Until the next step begins, which lends their memory to
+  // the gradients again (ParameterTable::lend_values).
   void gather_values(Optimizer& optimizer);
   // On GPUs the algorithms that rank 0 finds by timing, while it runs `run`, become everybody's.
   void share_choices(const std::function<void()>& run);
@@ -72,6 +76,7 @@ class Exchange {
   size_t bytes() const;
 
  private:
+  bool hooked() const { return tree_ || !job_.place.alone(); }  // is there something to do when gradients are final?
   // Of the k-th bucket that becomes final: its exchange, and its sum. A device may record both and replay them, so what
   // they count is the same in every step.
   void begin(size_t k);
@@ -82,7 +87,7 @@ class Exchange {
   ParameterTable& params_;
   const Buckets& buckets_;
   const bool tree_, library_;
-  const int64_t check_every_;
+  const int64_t micro_steps_, check_every_;
   std::vector<const Bucket*> order_;   // as the backward finishes them
   std::vector<Comm::Ticket> tickets_;  // of the buckets that were begun
   size_t completed_ = 0;

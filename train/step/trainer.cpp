@@ -104,16 +104,12 @@ void Trainer::forward_backward() {
   const int64_t micro = plan_.batch * T_;
   sums_.clear();
   for (const auto& attachment : attachments_) attachment->before_step();
-  Step replay = replay_;
-  replay.overwrite = replay.new_weights = true;
   for (int64_t m = 0; m < micro_steps(); ++m) {
-    const bool more = m + 1 < micro_steps();
-    replay.last = !more && exchange_.hooked();
+    if (m > 0) job_->enter(Stage::step, steps_done() + 1);  // a long step, but not a rank that hangs
+    Step replay = exchange_.micro_step(replay_, m);
+    replay.new_weights = m == 0;
     model_.run(&tokens_[m * micro], &targets_[m * micro], replay, sums_.losses(m));
-    if (!more) continue;
-    replay.overwrite = exchange_.after_micro_step(m);
-    replay.new_weights = false;
-    job_->enter(Stage::step, steps_done() + 1);  // a long step, but not a rank that hangs
+    exchange_.after_micro_step(m);
   }
   exchange_.finish();
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();

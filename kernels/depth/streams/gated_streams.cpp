@@ -456,7 +456,7 @@ struct GatedRead : Node {
       } else {
         matmul_backward_input({dx, true}, {dz}, weights, stream);
       }
-      gated_norm_backward({part(gradient(0)), acc[0] != 0}, dinput(1), dx, streams, input(1), r, stream);
+      gated_norm_backward({part(gradient(0)), gradient(0).add}, dinput(1), dx, streams, input(1), r, stream);
     });
   }
   double flops() const override {
@@ -472,9 +472,10 @@ struct GatedInject : Node {  // in: streams, logits, the sublayer's output
     gated_inject_forward(output(), input(0), input(1), input(2), stream);
   }
   void backward(const Step&, Stream stream) override {
-    CHECK_THAT(!acc[1], name, " must be the only reader of ", in[1]->name);
+    check_only_reader(1);
     gated_inject_backward(gradient(0), dinput(1), gradient(2), doutput(), input(1), input(2), stream);
   }
+  bool grad_aliases_output(size_t i) const override { return i == 0; }
   double flops() const override { return 2.0 * static_cast<double>(in[0]->shape.numel()); }
 };
 
@@ -507,7 +508,7 @@ GatedReadOutputs gated_read(Tape& t, const std::string& name, Value* streams, co
   node->logits_again = work(node->backward_work, ".logits again", all);
   node->dnormed = work(node->backward_work, ".dnormed", all);
   node->dd = work(node->backward_work, ".dd", few);
-  node->keep = {streams};
+  node->backward_reads = {streams};
   const GatedReadOutputs out{node->out[0], p.inject != nullptr ? node->out[1] : nullptr};
   t.record(std::move(node));
   return out;
@@ -515,8 +516,7 @@ GatedReadOutputs gated_read(Tape& t, const std::string& name, Value* streams, co
 
 Value* gated_inject(Tape& t, const std::string& name, Value* streams, Value* logits, Value* y) {
   auto node = make_node<GatedInject>(name, {streams, logits, y}, {t.activation(name, streams->shape)});
-  node->keep = {logits, y};
-  node->passes_grad = 1;
+  node->backward_reads = {logits, y};
   return t.record(std::move(node));
 }
 

@@ -177,7 +177,7 @@ HyperRead hyper_read(Tape& t, const std::string& name, Value* streams, const Hyp
                                      : HyperNorm::layernorm_no_affine;
   node->eps = eps;
   if (p.alpha_proj != nullptr) node->saved = {t.statistic(name + ".stats", Shape{s[0], s[1], E, E + 4})};
-  node->keep = {streams, coef};
+  node->backward_reads = {streams, coef};
   t.record(std::move(node));
   return {x, coef};
 }

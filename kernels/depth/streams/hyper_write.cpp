@@ -224,10 +224,12 @@ struct HyperWrite : Node {  // in: streams, coefficients, the sublayer's output;
     hyper_write_forward({output(), tensor_of(x), tensor_of(squares)}, input(0), input(1), input(2), stream);
   }
   void backward(const Step&, Stream stream) override {
-    CHECK_THAT(!acc[1], name, " must be the only reader of ", in[1]->name);
+    check_only_reader(1);
     hyper_write_backward(gradient(0), dinput(1), gradient(2), {output(), grad_of(out[0]), grad_of(x)}, input(0),
                          input(1), input(2), stream);
   }
+  // Behind the last read nobody differentiates the streams.
+  bool grad_optional() const override { return x != nullptr; }
   double flops() const override {
     const int64_t sums = in[0]->shape[2] + 1 + (x != nullptr);
     return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(sums);
@@ -236,7 +238,7 @@ struct HyperWrite : Node {  // in: streams, coefficients, the sublayer's output;
 
 std::unique_ptr<HyperWrite> write_node(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y) {
   auto node = make_node<HyperWrite>(name, {streams, coef, y}, {t.activation(name, streams->shape)});
-  node->keep = {streams, coef, y};
+  node->backward_reads = {streams, coef, y};
   return node;
 }
 
@@ -252,8 +254,7 @@ HyperWritten hyper_write_on(Tape& t, const std::string& name, Value* streams, Va
   node->saved = {node->squares};
   if (reads) {
     node->out.push_back(node->x = t.activation(name + ".read", y->shape));
-    node->keep.push_back(node->out[0]);
-    node->grad_optional = true;  // behind the last read nobody differentiates the streams
+    node->backward_reads.push_back(node->out[0]);
   }
   const HyperWritten written{node->out[0], node->squares, node->x};
   t.record(std::move(node));

@@ -433,7 +433,7 @@ HyperRead mhc_read(Tape& t, const std::string& name, Value* streams, Value* squa
   node->saved = {t.statistic(name + ".pre", Shape{B, T, E}),
                  t.statistic(name + ".z", Shape{B, T, mhc_rows(form.mixing, E)}),
                  t.statistic(name + ".rho", Shape{B, T})};
-  node->keep = {streams};
+  node->backward_reads = {streams};
   if (squares != nullptr) node->reads = {squares};
   const HyperRead read{node->x, node->coef};
   t.record(std::move(node));
