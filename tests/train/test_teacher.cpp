@@ -218,7 +218,7 @@ TEST_CASE("teacher: it has no gradients, no backward, and leaves one activation 
   // Its hidden states, its angles and the second result: not its blocks, which were over when the student's began.
   CHECK(model.tape.arena_bytes() <= alone.tape.arena_bytes() + 8 * 256);
   const std::string dump = model.tape.dump();
-  CHECK(dump.find("teacher.L3.mlp.down") < dump.find(" L0.attn.norm"));
+  CHECK(dump.find("teacher.L3.mlp.residual") < dump.find(" L0.attn.norm"));
   CHECK(dump.find("d:teacher.") == std::string::npos);
 }
 
@@ -331,7 +331,7 @@ TEST_CASE("teacher: a run tells objective and cross entropy apart, is planned wi
   check_outcome(train(dir, {"--resume", "--out", out, "--kd-alpha", "0.5"}), Exit::usage, "--kd-alpha");
   const Outcome plan = start({"--teacher", teacher, "--dry-run"});
   for (const char* says : {"teacher: ", "FLOPs per token", "  teacher "}) check_outcome(plan, Exit::done, says);
-  check_outcome(start({"--teacher", teacher, "--dump-tape"}), Exit::done, "teacher.L1.mlp.down");
+  check_outcome(start({"--teacher", teacher, "--dump-tape"}), Exit::done, "teacher.L1.mlp.residual");
   check_outcome(start({"--teacher", teacher, "--out", dir.file("t"), "--dump-tensors", "teacher.norm", "loss*"}),
                 Exit::done, "wrote");
   check_outcome(start({"--teacher", teacher, "--out", dir.file("p"), "--profile"}), Exit::done, "distill");

@@ -66,10 +66,11 @@ bool matches(const char* pattern, const char* name) {
   return *pattern == *name && (*name == '\0' || matches(pattern + 1, name + 1));
 }
 
-// Up to eight names that share most with this one: their common beginning and end.
+// Up to eight names of what is in memory that share most with this one: their common beginning and end.
 std::string near_names(const Taps& taps, const std::string& name) {
   std::vector<std::pair<size_t, std::string>> scored;
   for (const auto& [known, tap] : taps) {
+    if (!tap.missing.empty()) continue;
     const auto front = std::mismatch(name.begin(), name.end(), known.begin(), known.end()).first - name.begin();
     const auto back = std::mismatch(name.rbegin(), name.rend(), known.rbegin(), known.rend()).first - name.rbegin();
     scored.emplace_back(static_cast<size_t>(front + back), known);
