@@ -30,8 +30,8 @@ struct TrainResult {
 // is one or not, with an estimate of what CUDA takes for itself; without what the first step takes once to try out
 // products that are added to what is there: a copy of the result.
 TrainResult plan_training(const TrainPlan& options, int ranks = 1);
-// For a given --router-lr: throws Exit::usage where no parameter of these runs, whose options are complete, learns at
-// another rate than --lr. what: these runs, for the message.
+// For a given --router-lr: throws Exit::usage where no parameter of these runs learns at another rate than --lr. what:
+// these runs, for the message.
 void refuse_idle_router_lr(const std::vector<TrainPlan>& runs, const std::string& what);
 // Throws Exit::device, with the sizes, where a GPU has less memory in all than the run takes without cuda_itself.
 void refuse_too_large(const TrainPlan& options, const Device& device, int ranks = 1);
