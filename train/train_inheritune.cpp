@@ -435,6 +435,8 @@ int main(int argc, char** argv) {
              " is for the trainers; here models are made of the --reference's blocks, in one process");
     std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
     complete_flags(app, o.train, !o.train.preset.empty());
+    for (const std::string& name : flags_in_group(app, "Inheritune"))
+      o.train.given.erase(name);        // mhc has a --start, too
     o.train.open = {o.train.open.seq};  // the rest as the reference's, of the same files
     if (!place_from_environment().alone())
       fail(Exit::usage, "train_inheritune trains in one process; start it without mpirun, torchrun or srun");

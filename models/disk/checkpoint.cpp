@@ -294,7 +294,7 @@ void CheckpointWriter::commit(const std::vector<std::string>& records, const std
 // change places in one system call. Where the file system cannot do that (NFS, some FUSE), or where the one to replace
 // must be kept, it steps aside as NAME.old: newest_valid_checkpoint looks there if we are killed between two renames.
 void CheckpointWriter::publish() {
-  const std::string fresh = std::exchange(temporary_, "");  // complete from here on, so no longer to be thrown away
+  const std::string fresh = std::exchange(temporary_, "");  // complete, so no longer to be thrown away
   const std::string aside = final_ + old_suffix;
   if (::rename(fresh.c_str(), final_.c_str()) == 0) return sync_directory(parent_of(final_));
   if (errno != ENOTEMPTY && errno != EEXIST) fail_io("rename " + fresh + " to", final_, errno);

@@ -1,12 +1,13 @@
 // Checkpoints as directories that survive a kill and a power loss at any moment. A checkpoint is valid when its
 // manifest.json, written last, lists every file with its size and SHA-256, and all of them are as listed.
 //
-// All of it is built under a temporary name beside the final one, .tmp-NAME-PID, brought to the disk, and then renamed.
+// All of it is built under a temporary name beside the final one, .tmp-NAME-PID, and brought to the disk. The rename to
+// the final name is the moment from which a kill leaves it to be found.
 // A directory that holds a file which no checkpoint lists, somebody's notes, is never removed.
 //
 // Several processes write one together: the first begins it and tells the others building(), they join(), all write
 // their files, the others tell the first their record(), and it commits. Whoever dies before that, the old
-// checkpoint stays. What they tell each other goes ways that this file does not know (train/step/trainer.cpp).
+// checkpoint stays. What they tell each other goes ways that this file does not know (train/step/trainer_state.cpp).
 #pragma once
 
 #include <cstdint>

@@ -223,6 +223,8 @@ TEST_CASE("inheritune: a dry run plans the rounds and writes nothing") {
   const Outcome plan = lab.start("out", "--dry-run --grow 1");
   check_outcome(plan, Exit::done, "\n3           4 ");
   CHECK(!fs::exists(lab.scratch.file("out")));
+  const Lab streams("mhc", "--ffn 24");  // which has an option of this name
+  check_outcome(streams.start("out", "--dry-run --start 3 --grow 1"), Exit::done, "\n2           4 ");
 }
 
 TEST_CASE("inheritune: bad input is refused in a line before anything is written") {

@@ -47,7 +47,7 @@ struct Experiment {
   std::vector<double> rates;       // none: that of `train`
   std::vector<uint64_t> seeds;     // the same
   int64_t jobs = 0;                // runs side by side; 0: chosen
-  std::vector<std::string> notes;  // on its data, to be printed
+  std::vector<std::string> notes;  // to be printed
   std::string program;             // compare as it was called, for commands to paste
   Settings train;
 };

@@ -96,7 +96,8 @@ void join_ranks(const TrainPlan& o, std::shared_ptr<Job>& job) {
   join.run_dir = o.out;
   join.peer_timeout = o.peer_timeout;
   join.same["commit of the build"] = commit();
-  const nlohmann::json settings = all_settings(o);
+  nlohmann::json settings = all_settings(o);
+  settings.erase("peer_timeout"), settings.erase("log_ranks");  // may be each rank's own
   for (const auto& [key, value] : settings.items()) join.same[key] = json_text(value);
   join.same["--resume"] = str(o.resume), join.same["--other-gpu"] = str(o.other_gpu);
   join.same["--profile"] = str(o.profile);

@@ -343,7 +343,7 @@ TrainResult train_run(const Settings& settings, const std::function<void(const R
     fail(Exit::bad_data, plan.data.spec, " was changed since the first of these runs began; put it back");
   std::shared_ptr<Job> job = one_rank_job();
   const RunDir dir = claim_run_dir(plan, job);
-  Trainer trainer(plan, *data.train, find_checkpoint(plan, dir));
+  Trainer trainer(plan, *data.train, find_checkpoint(plan, dir), dir.job());
   Run run(plan, data, dir, trainer);
   while (run.more()) {
     trainer.step();

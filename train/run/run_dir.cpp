@@ -155,8 +155,8 @@ std::string choose_checkpoint(const Settings& o) {
 }  // namespace
 
 std::string find_checkpoint(const Settings& o, const RunDir& dir) {
-  Job& job = *dir.job();
   if (!o.resume) return "";
+  Job& job = *dir.job();
   const std::string chosen = job.place.leads() ? fs::path(choose_checkpoint(o)).filename().string() : "";
   const std::string name = job.share(chosen);
   return name.empty() ? "" : o.out + "/" + name;

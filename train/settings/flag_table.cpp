@@ -18,7 +18,6 @@ Takes any_of(std::vector<std::string> words) { return {0, 0, std::move(words)}; 
 Takes text(const char* type) { return {0, 0, {}, type}; }
 const Takes count = from(0, max_count), number = from(0, max_number), truth, given = {0, 0, {}, "", true};
 
-// The words of --kd-*.
 const std::vector<Need> beside_teacher = {{"--teacher"}}, beside_world = {{"--world"}};
 bool has_teacher(const Settings& s) { return !s.teacher.empty(); }
 

@@ -12,12 +12,12 @@
 
 namespace crossply {
 
-enum class Resume {
-  fixed,     // in flags.json and in checkpoints; a resumed run must have the same
-  may_grow,  // the same, or a larger number
-  free,      // in flags.json; a resumed run may have another, which changes none of its numbers
-  of_model,  // in config.json, which must be the same
-  this_call  // nowhere
+enum class Resume {  // what is kept comes first, the strictest in front
+  fixed,             // in flags.json and in checkpoints; a resumed run must have the same
+  may_grow,          // the same, or a larger number
+  free,              // in flags.json; a resumed run may have another, which changes none of its numbers
+  of_model,          // in config.json, which must be the same
+  this_call          // nowhere
 };
 
 using Member = std::variant<int64_t*, uint64_t*, double*, bool*, std::string*, std::vector<std::string>*>;

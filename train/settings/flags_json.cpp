@@ -1,6 +1,7 @@
 // A run's settings as JSON, in the flags' own words: what flags.json holds, what a checkpoint keeps of it, and back.
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "engine/io/byte_names.h"
 #include "engine/io/json.h"
@@ -134,7 +135,8 @@ void refuse_other_settings(const json& saved, const Settings& now, const std::st
   Settings settings = now;
   each_kept(settings, Resume::may_grow, [&](const FlagRow& row, const auto&) {
     const std::string key = row.key();
-    const json &value = current[key], found = saved.value(key, usual.value(key, json()));  // older runs had no choice
+    static const std::set<std::string> newer = {"matmul", "sum", "teacher", "tokenizer"};  // than the oldest runs
+    const json &value = current[key], found = saved.value(key, newer.contains(key) ? usual[key] : json());
     const json was = found.is_string() ? json(name_as_utf8(renewed(row, name_from_utf8(found)))) : found;
     if (was == value || moved.contains(key) || (key == "init" && now.init_moved)) return;
     if (row.resume == Resume::may_grow && was.is_number_unsigned() && was < value) return;

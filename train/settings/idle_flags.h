@@ -21,7 +21,7 @@ void refuse_idle_options(const ArchChoice& choice, const Config& config);
 std::string notes_on_train_flags(CLI::App& app, const Config& config);
 // Flags that have an effect only where several processes train.
 inline const char* const flags_of_ranks[] = {"--peer-timeout", "--check-replicas", "--log-ranks"};
-// A note on stderr about those of them that are given, for a single process.
+// A note on stderr about those of them that are given. Call it where there is one process.
 void note_single_process(const Settings& settings);
 
 }  // namespace crossply

@@ -91,7 +91,7 @@ struct Settings {
   int64_t shard_bytes = 5'000'000'000;  // of weights in a file, where several ranks write; tests have smaller ones
 
   bool plans_only() const { return dry_run || dump_tape; }  // prints, allocates nothing
-  // And not only looking.
+  // Takes optimizer steps: neither a plan, nor a dump, nor --steps 0.
   bool trains() const { return !plans_only() && dump_tensors.empty() && steps > 0; }
 };
 
@@ -122,8 +122,8 @@ void add_train_flags(CLI::App& app, Settings& settings);
 void add_architecture_flags(CLI::App& app, Settings& settings);
 // "--window", or "--sla-heads" where trainers have --heads.
 std::string option_flag(const std::string& arch, const std::string& key);
-// After parsing, the last change of the settings: which flags were given, and what that means for others. decided: a
-// run or a preset has decided what is else left open.
+// After parsing: which flags were given, and what that means for others. decided: a run or a preset has decided what is
+// else left open.
 void complete_flags(const CLI::App& app, Settings& settings, bool decided);
 
 // A path, and the files of --data, as they are from any directory; what names no file stays.
