@@ -137,7 +137,7 @@ namespace {
 
 void check_there(const Tensor& value) {
   CHECK_THAT(value.data != nullptr, "these f32 values are not in memory: since a step began their memory holds ",
-             "gradients. Call Trainer::gather_values() first");
+             "gradients. They are there after lend_values(false), and true once all ranks' have been gathered");
 }
 
 }  // namespace

@@ -76,9 +76,9 @@ Autoencoder::Autoencoder(Device& device, const AutoencoderSizes& given, const st
   const auto [D, m, k, rows] = sizes;
   CHECK_THAT(D >= 1 && k >= 1 && k <= m && rows >= 1 && std::ssize(mean) == D, "an autoencoder of ", D, " numbers, ", k,
              " of ", m, " features, batches of ", rows);
-  params_.add("minus_W_e", Shape{m, D}, Init::constant(0), Role::input_projection);
+  params_.add("minus_W_e", Shape{m, D}, Init::constant(0), Role::table, {.wd_mul = 0});
   params_.add("b_e", Shape{m}, Init::constant(0), Role::bias);
-  params_.add("W_d", Shape{D, m}, Init::constant(0), Role::output_projection);
+  params_.add("W_d", Shape{D, m}, Init::constant(0), Role::table, {.wd_mul = 0});
   params_.add("b_d", Shape{1, D}, Init::constant(0), Role::bias);
   record();
   params_.allocate(device, Dtype::f32, true);

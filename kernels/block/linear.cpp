@@ -12,27 +12,27 @@ namespace crossply::ops {
 namespace {
 
 // Values [begin, end) of a list that the planner has laid one behind the other, or one that it has not.
-struct Run {
+struct Span {
   size_t begin, end;
   template <class List>
   Tensors of(const List& list) const {
     return list.empty() ? Tensors() : Tensors(list).subspan(begin, end - begin);
   }
-  bool neighbours() const { return end - begin > 1; }
+  bool contiguous() const { return end - begin > 1; }
 };
 template <class Projection>
-std::vector<Run> runs_of(const std::vector<Value*>& values, Projection&& value_of) {
-  const auto place = [&](size_t i) -> const Buffer* {  // shared by neighbours
+std::vector<Span> spans_of(const std::vector<Value*>& values, Projection&& value_of) {
+  const auto place = [&](size_t i) -> const Buffer* {  // shared by those that lie together
     const Value* value = value_of(values[i]);
     return value != nullptr && value->buffer->inside != nullptr && !value->buffer->inside->sliced
                ? value->buffer->inside
                : nullptr;
   };
-  std::vector<Run> runs;
+  std::vector<Span> spans;
   for (size_t i = 0; i < values.size(); ++i)
-    if (!runs.empty() && place(i) != nullptr && place(i) == place(i - 1)) runs.back().end = i + 1;
-    else runs.push_back({i, i + 1});
-  return runs;
+    if (!spans.empty() && place(i) != nullptr && place(i) == place(i - 1)) spans.back().end = i + 1;
+    else spans.push_back({i, i + 1});
+  return spans;
 }
 
 struct Linear : Node {  // in[0] is shared by the weights that follow, each with its out; then come the biases
@@ -42,7 +42,7 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
   bool with_gelu = false;   // out[1] is the gelu of out[0], by tanh
   bool after_gelu = false;  // in[0] is what goes into a gelu, reads[0] what comes out, which is multiplied
   std::vector<Tensor> outs, douts, weights, dweights, biases, narrow_biases;
-  std::vector<Run> out_runs, dout_runs;
+  std::vector<Span> out_spans, dout_spans;
   const char* op() const override { return "linear"; }
   void prepare() override {
     const std::vector<Value*> products(out.begin(), out.end() - with_gelu);
@@ -51,8 +51,8 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
       weights.push_back(factor_of(in[i], in[0]->dtype));
       dweights.push_back(grad_of(in[i]));
     }
-    out_runs = runs_of(products, [](const Value* value) { return value; });
-    dout_runs = runs_of(products, [](const Value* value) { return value->grad; });
+    out_spans = spans_of(products, [](const Value* value) { return value; });
+    dout_spans = spans_of(products, [](const Value* value) { return value->grad; });
     biases.assign(with_bias.empty() ? 0 : products.size(), {}), narrow_biases = biases;
     for (const auto& [o, i] : with_bias) biases[o] = in[i]->tensor, narrow_biases[o] = factor_of(in[i], in[0]->dtype);
   }
@@ -67,19 +67,19 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
   void forward(const Step&, Stream stream) override {
     if (stream.backend != Backend::cuda)
       return matmul_forward(outs, factor(), weights, stream, addend(), biases, activated());
-    for (const Run& run : out_runs)
+    for (const Span& run : out_spans)
       matmul_forward(run.of(outs), factor(), run.of(weights), stream, addend(), run.of(narrow_biases), activated(),
-                     run.neighbours());
+                     run.contiguous());
   }
   void backward(const Step& step, Stream stream) override {
     pass_on_sum(stream);
     matmul_backward_input(gradient(0), douts, weights, stream, after_gelu ? input(0) : Tensor{});
-    for (const Run& run : dout_runs)
+    for (const Span& run : dout_spans)
       for (size_t i = run.begin, end; i < run.end; i = end) {  // those that are set, or added, together
         const bool add = gradient(i + 1, step).add;
         for (end = i + 1; end < run.end && gradient(end + 1, step).add == add;) ++end;
-        const Run part{i, end};
-        matmul_backward_weights(part.of(dweights), add, part.of(douts), factor(), stream, part.neighbours());
+        const Span part{i, end};
+        matmul_backward_weights(part.of(dweights), add, part.of(douts), factor(), stream, part.contiguous());
       }
     for (const auto& [o, i] : with_bias) bias_backward(dinput(i), douts[o], stream);
   }

@@ -56,7 +56,7 @@ int64_t count_rows(const Tensor& out, const Tensor& inp, const Tensor& weight) {
 // Entry points.
 
 void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream stream, const Tensor& addend,
-                    Tensors biases, const Tensor& activated, bool neighbours) {
+                    Tensors biases, const Tensor& activated, bool contiguous) {
   const bool add = addend.data != nullptr;
   CHECK_THAT(outs.size() == weights.size() && (biases.empty() || biases.size() == weights.size()), outs.size(),
              " outputs of ", weights.size(), " weights and ", biases.size(), " biases");
@@ -78,7 +78,7 @@ void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream str
                 [&]<class T>(T) { matmul_forward_ref(outs[i].as<T>(), inp.as<T>(), weights[i].as<T>(), rows, C, O); });
   }
   if (stream.backend == Backend::cuda)
-    return matmul_forward_cuda(outs, inp, weights, rows, addend, biases, activated, neighbours);
+    return matmul_forward_cuda(outs, inp, weights, rows, addend, biases, activated, contiguous);
   multiply(calls, rows, stream);
   if (add) add_forward(outs[0], outs[0], addend, stream);
   for (size_t i = 0; i < biases.size(); ++i)
@@ -109,7 +109,7 @@ void matmul_backward_input(const Grad& dinp, Tensors douts, Tensors weights, Str
 }
 
 void matmul_backward_weights(Tensors dweights, bool add, Tensors douts, const Tensor& inp, Stream stream,
-                             bool neighbours) {
+                             bool contiguous) {
   CHECK_THAT(douts.size() == dweights.size(), douts.size(), " gradients of ", dweights.size(), " weights");
   if (stream.backend != Backend::cuda) {
     for (size_t i = 0; i < douts.size(); ++i) matmul_backward_weight({dweights[i], add}, douts[i], inp, stream);
@@ -117,7 +117,7 @@ void matmul_backward_weights(Tensors dweights, bool add, Tensors douts, const Te
   }
   int64_t rows = 0;
   for (size_t i = 0; i < douts.size(); ++i) rows = count_rows(douts[i], inp, dweights[i]);
-  matmul_backward_weights_cuda(dweights, add, douts, inp, rows, neighbours);
+  matmul_backward_weights_cuda(dweights, add, douts, inp, rows, contiguous);
 }
 
 void matmul_backward_weight(const Grad& dweight, const Tensor& dout, const Tensor& inp, Stream stream) {

@@ -491,7 +491,7 @@ int64_t distance(Tensors list, size_t i, size_t n) {
 }
 
 // How many products, from i on, are one: their weights have one shape and are equally far apart, biases too, and so is
-// what they write or read of their own, being neighbours.
+// what they write or read of their own, being contiguous.
 size_t count_together(Tensors rows, Tensors weights, Tensors biases, size_t i) {
   const auto goes_on = [&](Tensors list, size_t k) {
     return list[k].data > list[k - 1].data && distance(list, k - 1, 2) == distance(list, i, 2);
@@ -509,7 +509,7 @@ size_t count_together(Tensors rows, Tensors weights, Tensors biases, size_t i) {
 }  // namespace
 
 void matmul_forward_cuda(Tensors outs, const Tensor& inp, Tensors weights, int64_t rows, const Tensor& addend,
-                         Tensors biases, const Tensor& activated, bool neighbours) {
+                         Tensors biases, const Tensor& activated, bool contiguous) {
   for (size_t i = 0, n; i < outs.size(); i += n) {
     const int64_t O = weights[i].dim(0), C = weights[i].dim(1), P = padded(O);
     const Tensor bias = biases.empty() ? Tensor{} : biases[i];
@@ -523,7 +523,7 @@ void matmul_forward_cuda(Tensors outs, const Tensor& inp, Tensors weights, int64
       copy_rows(outs[i].as<bf16>(), rows, O, wide, rows, P);
       continue;
     }
-    if (neighbours) n = count_together(outs, weights, biases, i);
+    if (contiguous) n = count_together(outs, weights, biases, i);
     Matrix weight = transposed(rows_of(weights[i], C));
     weight.apart = distance(weights, i, n);
     const auto write = [&](const Tensor& to, const Gelu& gelu) {
@@ -557,13 +557,13 @@ void matmul_backward_input_cuda(const Grad& dinp, const Tensor& dout, const Tens
 }
 
 void matmul_backward_weights_cuda(Tensors dweights, bool add, Tensors douts, const Tensor& inp, int64_t rows,
-                                  bool neighbours) {
+                                  bool contiguous) {
   for (size_t i = 0, n; i < dweights.size(); i += n) {
     const Tensor& dweight = dweights[i];
     const int64_t O = dweight.dim(0), C = dweight.dim(1), P = padded(O);
     n = 1;
     if (!is_worth_padding(douts[i], O, C)) {
-      if (neighbours) n = count_together(douts, dweights, {}, i);
+      if (contiguous) n = count_together(douts, dweights, {}, i);
       Matrix d = rows_of(dweight, C), dout = transposed(rows_of(douts[i], O));
       d.apart = distance(dweights, i, n), dout.apart = distance(douts, i, n);
       multiply(d, dout, rows_of(inp, C), {O, C, rows, static_cast<int64_t>(n)}, add ? dweight.data : nullptr);

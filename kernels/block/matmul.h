@@ -36,16 +36,16 @@ struct Tensors : std::span<const Tensor> {
   Tensors() = default;
 };
 
-// biases: none, or one for each weight, of which those that are not there have no data. neighbours: the outs lie one
+// biases: none, or one for each weight, of which those that are not there have no data. contiguous: the outs lie one
 // behind the other (Node::contiguous_outputs); a GPU then multiplies with weights that are equally far apart at once.
 void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream stream, const Tensor& addend = {},
-                    Tensors biases = {}, const Tensor& activated = {}, bool neighbours = false);
+                    Tensors biases = {}, const Tensor& activated = {}, bool contiguous = false);
 void matmul_backward_input(const Grad& dinp, Tensors douts, Tensors weights, Stream stream,
                            const Tensor& activates = {});
 void matmul_backward_weight(const Grad& dweight, const Tensor& dout, const Tensor& inp, Stream stream);
-// Of several weights, all set or all added. neighbours: the douts are.
+// Of several weights, all set or all added. contiguous: the douts are.
 void matmul_backward_weights(Tensors dweights, bool add, Tensors douts, const Tensor& inp, Stream stream,
-                             bool neighbours = false);
+                             bool contiguous = false);
 
 // A matrix (rows, K) of numbers in eight bits, which stand for `inverse` times themselves (kernels/block/quantize.h).
 struct Quantized {
@@ -65,11 +65,11 @@ constexpr size_t matmul_workspace = size_t{32} << 20;
 
 // kernels/block/matmul.cu
 CUDA_TWIN void matmul_forward_cuda(Tensors outs, const Tensor& inp, Tensors weights, int64_t rows, const Tensor& addend,
-                                   Tensors biases, const Tensor& activated, bool neighbours);
+                                   Tensors biases, const Tensor& activated, bool contiguous);
 CUDA_TWIN void matmul_backward_input_cuda(const Grad& dinp, const Tensor& dout, const Tensor& weight, int64_t rows,
                                           const Tensor& activates);
 CUDA_TWIN void matmul_backward_weights_cuda(Tensors dweights, bool add, Tensors douts, const Tensor& inp, int64_t rows,
-                                            bool neighbours);
+                                            bool contiguous);
 
 CUDA_TWIN void matmul_quantized_cuda(const Grad& out, const Quantized& a, const Quantized& b, bool fast,
                                      const Tensor& addend, const Tensor& bias);

@@ -316,7 +316,7 @@ TEST_CASE_TEMPLATE("matmul: on a GPU layers whose outputs are neighbours are one
                                             {"not told so", 3, 3}}) {
     for (const bool add : {false, true}) {
       const std::string name = form.name;
-      const bool neighbours = name != "not told so";
+      const bool contiguous = name != "not told so";
       CAPTURES(form.name, add);
       const OnDevice<T> x(inp), w(joined(weights, weights)), dy(joined(douts, douts)), b(biases),
           y(poisoned<T>(2 * count * place));
@@ -346,11 +346,11 @@ TEST_CASE_TEMPLATE("matmul: on a GPU layers whose outputs are neighbours are one
       };
       const Stream stream{Backend::cuda};
       CHECK(max_at_once([&] {
-              matmul_forward(outs, view(x.data, {rows, C}), ws, stream, {}, bs, {}, neighbours);
-            }) == (neighbours ? form.forward : 1));
+              matmul_forward(outs, view(x.data, {rows, C}), ws, stream, {}, bs, {}, contiguous);
+            }) == (contiguous ? form.forward : 1));
       CHECK(max_at_once([&] {
-              matmul_backward_weights(dws, add, d, view(x.data, {rows, C}), stream, neighbours);
-            }) == (neighbours ? form.backward : 1));
+              matmul_backward_weights(dws, add, d, view(x.data, {rows, C}), stream, contiguous);
+            }) == (contiguous ? form.backward : 1));
       const auto host_w = w.host(), host_d = dy.host(), got = y.host();
       const auto got_dw = dw.host();
       const auto place_of = [](const auto& tensor, const auto& memory) {

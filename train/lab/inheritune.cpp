@@ -12,8 +12,8 @@
 #include "engine/io/printable.h"
 #include "eval/loaded_model.h"
 #include "models/disk/checkpoint.h"
-#include "train/lab/setting_io.h"
 #include "train/run/run_curves.h"
+#include "train/settings/setting_io.h"
 #include "train/step/trainer.h"
 
 namespace crossply {
@@ -23,7 +23,7 @@ using nlohmann::json;
 
 std::string nats(double loss) { return std::isfinite(loss) ? format_number("%.4f", loss) : "-"; }
 
-// Calls visit for each flag that a resumed run must keep (train/lab/setting_io.h).
+// Calls visit for each flag that a resumed run must keep (train/settings/setting_io.h).
 template <class Any, class Visit>
 void each_of_recipe(Any& recipe, Visit&& visit) {
   visit("reference", recipe.reference);

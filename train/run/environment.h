@@ -13,7 +13,7 @@ namespace crossply {
 // their library; steps done before, parameters and FLOP per token; how many validation files there are, and how many of
 // them are training files. No name of a host or a user, but where a path of the
 // command line has it. Throws Exit::io, Exit::bad_data for what is not a regular file.
-void record_environment(const std::string& path, const TrainPlan& options, const Trainer& trainer, const Dataset& data);
+void record_environment(const std::string& path, const TrainPlan& plan, const Trainer& trainer, const Dataset& data);
 // Of this process, word by word; empty where the system does not keep it.
 std::vector<std::string> command_line();
 // What built the program of the last line, and on which machine and device it ran: "build", "machine", "device"; null

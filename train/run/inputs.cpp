@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "cli/format.h"
 #include "data/carried_settings.h"
@@ -118,7 +119,7 @@ Inputs open_inputs(const Settings& said) {
   const InitialModel* const start = initial ? &*initial : nullptr;
   std::string notes;
   const Config model = resolve_model(said, start, notes);
-  std::fputs(notes.c_str(), stderr);
+  std::fputs(std::exchange(notes, "").c_str(), stderr);
   Dataset data;
   DataFacts facts;
   // A plan of sizes that are known needs no data.
@@ -126,8 +127,8 @@ Inputs open_inputs(const Settings& said) {
     data = open_data(said, model, start, facts);
   std::optional<Config> teacher;
   if (!said.teacher.empty()) teacher = read_teacher(said, data);
-  TrainPlan plan = resolve(said, model, start, facts, teacher);
-  std::fputs(plan.notes.c_str(), stderr);
+  TrainPlan plan = resolve(said, model, start, facts, teacher, notes);
+  std::fputs(notes.c_str(), stderr);
   if (said.trains()) data.train->check_tokens(plan.config.vocab_size), data.test->check_tokens(plan.config.vocab_size);
   return {std::move(plan), std::move(data)};
 }

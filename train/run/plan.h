@@ -29,19 +29,19 @@ struct TrainResult {
 // resident memory, to about a tenth, because the scratch of the kernels is estimated; on a GPU the GPU's, whether there
 // is one or not, with an estimate of what CUDA takes for itself; without what the first step takes once to try out
 // products that are added to what is there: a copy of the result.
-TrainResult plan_training(const TrainPlan& options, int ranks = 1);
+TrainResult plan_training(const TrainPlan& plan, int ranks = 1);
 // For a given --router-lr: throws Exit::usage where no parameter of these runs learns at another rate than --lr. what:
 // these runs, for the message.
 void refuse_idle_router_lr(const std::vector<TrainPlan>& runs, const std::string& what);
 // Throws Exit::device, with the sizes, where a GPU has less memory in all than the run takes without cuda_itself.
-void refuse_too_large(const TrainPlan& options, const Device& device, int ranks = 1);
+void refuse_too_large(const TrainPlan& plan, const Device& device, int ranks = 1);
 // How long the steps of a run take, by three of them; NaN where it needs more memory than there is.
-double seconds_of_run(const TrainPlan& options, const Dataset& data);
+double seconds_of_run(const TrainPlan& plan, const Dataset& data);
 // The same in a line: "time: 2:10 for the steps of all runs, ..; evaluations come on top". run: for NaN, what is too
 // large.
 void print_seconds(double seconds, const std::string& run, const std::string& which_steps);
 // --dry-run: the same in words, by part. --dump-tape: the tape. data: none where the sizes alone were enough.
-void print_plan(const TrainPlan& options, const Dataset& data);
+void print_plan(const TrainPlan& plan, const Dataset& data);
 
 // The context, the kernels of this program and of cuBLASLt, and the recordings: never measured, so several hundred MiB.
 constexpr double cuda_itself = 600 << 20;

@@ -14,7 +14,7 @@ namespace crossply {
 
 struct PlannedRun {
   // One rank of a job of so many, which divide the micro-steps.
-  PlannedRun(const TrainPlan& options, int ranks);
+  PlannedRun(const TrainPlan& plan, int ranks);
   std::unique_ptr<Teacher> teacher;  // null: there is none
   ParameterTable params;
   Tape tape;
@@ -30,12 +30,12 @@ struct MemoryPart {
 };
 double total(const std::vector<MemoryPart>& parts);
 // Of one rank. The second one with what is no more than an estimate.
-std::vector<MemoryPart> memory_parts(const TrainPlan& options, PlannedRun& plan);
-std::vector<MemoryPart> planned_parts(const TrainPlan& options, PlannedRun& plan);
+std::vector<MemoryPart> memory_parts(const TrainPlan& plan, PlannedRun& planned);
+std::vector<MemoryPart> planned_parts(const TrainPlan& plan, PlannedRun& planned);
 
 // --world: memory, buckets, bytes sent and the predicted time of a job, as text.
-std::string describe_world(const TrainPlan& options, PlannedRun& plan);
+std::string describe_world(const TrainPlan& plan, PlannedRun& planned);
 // A line for each bucket, by the node after whose backward it is final: for --dump-tape.
-std::multimap<size_t, std::string> bucket_notes(const PlannedRun& plan);
+std::multimap<size_t, std::string> bucket_notes(const PlannedRun& planned);
 
 }  // namespace crossply

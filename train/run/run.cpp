@@ -70,9 +70,10 @@ std::string describe_eight_bits(const Tape& tape) {
   if (tape.scaled().empty()) return "";
   int64_t eight = 0, all = 0;
   for (const Scaled& tensor : tape.scaled()) eight += tensor.name.ends_with(".weight");
-  for (const auto& node : tape.nodes())
-    for (size_t i = 0; !node->frozen && node->op() == std::string("linear") && i < node->in.size(); ++i)
-      all += node->reads_narrow(i);  // its weights
+  for (const auto& node : tape.nodes()) {
+    if (node->frozen || node->op() != std::string("linear")) continue;
+    for (size_t i = 0; i < node->in.size(); ++i) all += node->reads_narrow(i);  // its weights
+  }
   return str("fp8: ", eight, " of ", all, " linear layers; the others, the loss head and evaluation are in bf16");
 }
 

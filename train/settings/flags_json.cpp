@@ -1,14 +1,14 @@
 // A run's settings as JSON, in the flags' own words: what flags.json holds, what a checkpoint keeps of it, and back.
 #include <algorithm>
 #include <filesystem>
-#include <set>
 
 #include "engine/io/byte_names.h"
+#include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "engine/io/json_file.h"
-#include "models/disk/checkpoint.h"
 #include "models/disk/config_json.h"
 #include "train/settings/flag_table.h"
+#include "train/settings/setting_io.h"
 
 namespace crossply {
 namespace {
@@ -38,39 +38,32 @@ json kept(const Settings& s, Resume last) {
   json settings;
   Settings all = s;
   each_kept(all, last, [&]<class T>(const FlagRow& row, const T& member) {
-    if constexpr (std::is_same_v<T, std::string>) settings[row.key()] = name_as_utf8(renewed(row, member));
-    else settings[row.key()] = member;
+    if constexpr (std::is_same_v<T, std::string>) PutSetting{settings}(row.key().c_str(), renewed(row, member));
+    else PutSetting{settings}(row.key().c_str(), member);
   });
   return settings;
 }
 
-// One setting out of flags.json, if it is there: older runs do not have all. The seed may be any.
+// Takes one setting out of flags.json, where older runs do not have all.
 struct TakeKept {
-  const json& settings;
+  json settings;
   const std::string& path;
 
   template <class T>
-  static bool take(const FlagRow& row, const json& value, T& member) {
-    constexpr bool bounded = std::is_same_v<T, int64_t> || std::is_same_v<T, double>;
-    if (row.resume == Resume::may_grow && value == 0) return false;  // no run has no steps
-    if (!(bounded ? holds<T>(value, row.takes.least, row.takes.most) : holds<T>(value))) return false;
-    value.get_to(member);
-    return true;
-  }
-  static bool take(const FlagRow& row, const json& value, std::string& member) {
-    if (!value.is_string()) return false;
-    member = renewed(row, name_from_utf8(value));
-    const std::vector<std::string>& words = row.takes.words;
-    return words.empty() || std::ranges::count(words, member) > 0;
-  }
-  static bool take(const FlagRow&, const json&, std::vector<std::string>&) { return false; }  // never kept
-
-  template <class T>
-  void operator()(const FlagRow& row, T& member) const {
+  void operator()(const FlagRow& row, T& member) {
     const std::string key = row.key();
-    if (settings.contains(key) && !take(row, settings[key], member))
-      fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", json_text(settings[key]),
-           "; mend it or start a new run");
+    const TakeSetting take{settings, path};
+    const double least = row.resume == Resume::may_grow ? std::max(1.0, row.takes.least) : row.takes.least;
+    if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>)
+      take(key.c_str(), member, least, row.takes.most);
+    else if constexpr (std::is_same_v<T, std::string>) {
+      if (settings.contains(key) && settings[key].is_string())
+        settings[key] = name_as_utf8(renewed(row, name_from_utf8(settings[key])));
+      if (row.takes.words.empty()) take(key.c_str(), member);
+      else take(key.c_str(), member, row.takes.words);
+    } else if constexpr (!std::is_same_v<T, std::vector<std::string>>) {
+      take(key.c_str(), member);  // the seed may be any
+    }
   }
 };
 
@@ -131,12 +124,13 @@ bool take_run_settings(const std::string& run_dir, Settings& o) {
 void refuse_other_settings(const json& saved, const Settings& now, const std::string& where,
                            const std::set<std::string>& moved) {
   if (!saved.is_object()) fail(Exit::bad_data, where, ": the flags of the run are missing");
-  const json current = trajectory(now), usual = trajectory(Settings());
+  // Older runs had no choice of these.
+  static const json newer = {{"matmul", "fp32"}, {"sum", "running"}, {"teacher", ""}, {"tokenizer", ""}};
+  const json current = trajectory(now);
   Settings settings = now;
   each_kept(settings, Resume::may_grow, [&](const FlagRow& row, const auto&) {
     const std::string key = row.key();
-    static const std::set<std::string> newer = {"matmul", "sum", "teacher", "tokenizer"};  // than the oldest runs
-    const json &value = current[key], found = saved.value(key, newer.contains(key) ? usual[key] : json());
+    const json &value = current[key], found = saved.value(key, newer.value(key, json()));
     const json was = found.is_string() ? json(name_as_utf8(renewed(row, name_from_utf8(found)))) : found;
     if (was == value || moved.contains(key) || (key == "init" && now.init_moved)) return;
     if (row.resume == Resume::may_grow && was.is_number_unsigned() && was < value) return;

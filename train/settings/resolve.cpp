@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "cli/flags.h"
 #include "cli/format.h"
 #include "engine/io/printable.h"
 #include "models/model.h"
@@ -185,7 +184,7 @@ int64_t resolve_seq(const Settings& said, const Config& model, const Tokenizer& 
 }
 
 TrainPlan resolve(const Settings& said, Config model, const InitialModel* initial, const DataFacts& data,
-                  const std::optional<Config>& teacher) {
+                  const std::optional<Config>& teacher, std::string& notes) {
   TrainPlan plan(said);
   plan.config = std::move(model);
   if (initial != nullptr) plan.initial_config = initial->config, plan.carried = initial->files;
@@ -197,7 +196,7 @@ TrainPlan resolve(const Settings& said, Config model, const InitialModel* initia
   }
   choose_positions(plan);
   plan.config.check(Exit::usage, "flags");
-  plan.notes += check_options(plan);
+  notes += check_options(plan);
   if (data.T > 0) choose_open(plan, data);
   if (teacher) check_teacher(plan, *teacher);
   plan.teacher_config = teacher;

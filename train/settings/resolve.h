@@ -11,7 +11,7 @@
 
 namespace crossply {
 
-// What a run starts from: of a new run --init's directory, of one that goes on its newest checkpoint.
+// What a run starts from: --init's directory, and once a run has a checkpoint, its newest.
 struct InitialModel {
   Config config;
   Tokenizer tokenizer;
@@ -34,7 +34,7 @@ Config resolve_model(const Settings& said, const InitialModel* initial, std::str
 int64_t resolve_seq(const Settings& said, const Config& model, const Tokenizer& tokenizer);
 // model: from resolve_model. Throws Exit::usage and Exit::bad_data for what does not fit together.
 TrainPlan resolve(const Settings& said, Config model, const InitialModel* initial, const DataFacts& data,
-                  const std::optional<Config>& teacher = {});
+                  const std::optional<Config>& teacher, std::string& notes);
 
 // About how many tokens the files of --data have, by their sizes; nothing is read.
 int64_t tokens_about(const DataOptions& data);

@@ -108,9 +108,9 @@ inline const std::vector<std::string> eval_rules = {"spread_then_all", "spread",
 // How many sequences of a test set of `size` an evaluation is over; last: it is that of the last step.
 int64_t sequences_tested(const Settings& settings, int64_t size, bool last);
 // What --dtype names.
-Dtype storage_type(const Settings& options);
+Dtype storage_type(const Settings& settings);
 // How many prompts an evaluation answers at a time, at most.
-inline int64_t answer_rows(const Settings& options) { return std::max<int64_t>(options.batch, 16); }
+inline int64_t answer_rows(const Settings& settings) { return std::max<int64_t>(settings.batch, 16); }
 
 // What --help of a trainer shows first. program: for the examples.
 ShortHelp training_help(const std::string& program);
@@ -130,16 +130,16 @@ void complete_flags(const CLI::App& app, Settings& settings, bool decided);
 std::string absolute_path(const std::string& path);
 std::string absolute_data(const std::string& spec);
 // The settings that a run must keep when it is resumed; its files by their absolute paths.
-nlohmann::json trajectory(const Settings& options);
+nlohmann::json trajectory(const Settings& settings);
 // All settings, for the run directory's flags.json: enough to repeat the run, or to continue it.
-nlohmann::json all_settings(const Settings& options);
+nlohmann::json all_settings(const Settings& settings);
 // flags.json of a run directory; null where there is none.
 nlohmann::json read_run_settings(const std::string& run_dir);
-// What all_settings wrote, into options; path: where it stood, for errors. Throws Exit::bad_data for values that no
+// What all_settings wrote, into settings; path: where it stood, for errors. Throws Exit::bad_data for values that no
 // flag could have.
-void take_settings(const nlohmann::json& settings, const std::string& path, Settings& options);
-// The same of a run directory, whose config.arch the options must have; false where there is none.
-bool take_run_settings(const std::string& run_dir, Settings& options);
+void take_settings(const nlohmann::json& saved, const std::string& path, Settings& settings);
+// The same of a run directory, whose config.arch the settings must have; false where there is none.
+bool take_run_settings(const std::string& run_dir, Settings& settings);
 // Throw Exit::usage with the name of a setting that differs from what the run in `where` has; --steps may be larger.
 // moved: settings whose files have other names now and hold the same.
 void refuse_other_settings(const nlohmann::json& saved, const Settings& now, const std::string& where,
@@ -147,9 +147,9 @@ void refuse_other_settings(const nlohmann::json& saved, const Settings& now, con
 inline const std::set<std::string> data_settings = {"data", "val_data", "tokenizer"};
 void refuse_other_config(const Config& saved, const Config& now, const std::string& where);
 // Throws Exit::usage for what no check of a single flag can refuse.
-void check_together(const Settings& options);
+void check_together(const Settings& settings);
 // One line where the warm-up takes the whole run or more; "" otherwise.
-std::string warmup_warning(const Settings& options);
+std::string warmup_warning(const Settings& settings);
 
 // The papers' settings by name; every architecture trains in them.
 struct Preset {
@@ -166,7 +166,7 @@ struct Preset {
   bool of_students = false;  // of --teacher
 };
 const std::vector<Preset>& presets();
-void apply_preset(const std::string& name, Settings& options);  // throws Exit::usage for an unknown one
+void apply_preset(const std::string& name, Settings& settings);  // throws Exit::usage for an unknown one
 // Its values for config.arch's own options, where none are given.
 void add_preset_options(const std::string& name, Config& config);
 // Whether argv has this flag; the value of the last such flag, "" for none. For flags that must be read before the

@@ -1,5 +1,6 @@
-// What a run will do: settings in which nothing is left open, and what its data, --init and --teacher have added. Made
-// by resolve(), constant from then on; what a run works with, and what its flags.json holds, is this.
+// What a run will do: settings in which nothing is left open, and what its data, --init and --teacher have added. A run
+// works with it and does not change it, and its flags.json holds it. resolve() makes it of what a user says; programs
+// of several runs make one of another, and the settings of a plan resolve to the same plan again.
 #pragma once
 
 #include <map>
@@ -12,8 +13,8 @@
 namespace crossply {
 
 struct TrainPlan : Settings {
-  TrainPlan() = default;  // for tests: of complete settings
-  explicit TrainPlan(Settings complete) : Settings(std::move(complete)) {}
+  TrainPlan() = default;
+  explicit TrainPlan(Settings settings) : Settings(std::move(settings)) {}
 
   // A tenth of the run, where nothing else is said.
   int64_t steps_between_evaluations() const { return eval_every > 0 ? eval_every : std::max<int64_t>(1, steps / 10); }
@@ -23,7 +24,6 @@ struct TrainPlan : Settings {
   std::map<std::string, std::string> carried;  // files of it that saved models carry along, by name
   std::optional<Config> teacher_config;        // of --teacher's
   std::string chosen;                          // what the size of the data decided, in words; "": nothing
-  std::string notes;                           // for the user, in whole lines
 };
 
 }  // namespace crossply
