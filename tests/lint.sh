@@ -51,10 +51,11 @@ models/disk: engine engine/io data models
 models/batch: engine kernels/block kernels/optim models
 eval: engine engine/io kernels kernels/block kernels/attention kernels/optim ranks cli data models models/disk models/batch
 eval/inside: engine engine/io kernels kernels/block kernels/attention kernels/optim cli data models models/disk models/batch eval
+eval/inside/routing: engine engine/io kernels/block cli data models eval/inside
 train/settings: engine engine/io kernels kernels/block kernels/optim ranks cli data models models/disk
 train/step: engine engine/io kernels kernels/block kernels/optim ranks cli data models models/disk models/batch eval train/settings
-train/run: engine engine/io kernels kernels/block kernels/attention kernels/depth kernels/optim ranks cli data models models/disk models/batch eval eval/inside train/settings train/step
-train/lab: engine engine/io kernels kernels/block kernels/optim ranks cli data models models/disk models/batch eval eval/inside train/settings train/step train/run
+train/run: engine engine/io kernels kernels/block kernels/attention kernels/depth kernels/optim ranks cli data models models/disk models/batch eval eval/inside eval/inside/routing train/settings train/step
+train/lab: engine engine/io kernels kernels/block kernels/optim ranks cli data models models/disk models/batch eval eval/inside eval/inside/routing train/settings train/step train/run
 train: engine engine/io kernels ranks cli data models models/disk models/batch eval train/settings train/step train/run train/lab
 
 '

@@ -1,6 +1,6 @@
 // analyze --what routing and circuits: what they say of the models, against what the models compute.
 #include "engine/io/json.h"
-#include "eval/inside/routing.h"
+#include "eval/inside/routing/routing.h"
 
 #include <cmath>
 #include <numeric>

@@ -1,11 +1,11 @@
 // The routing in metrics.jsonl: what analyze says of the same model, at every evaluation, without a bit of change.
 #include "engine/io/json.h"
-#include "eval/inside/routing_summary.h"
+#include "eval/inside/routing/routing_summary.h"
 
 #include <cmath>
 
 #include "engine/io/json_file.h"
-#include "eval/inside/routing.h"
+#include "eval/inside/routing/routing.h"
 #include "tests/support/cases.h"
 #include "tests/support/inside.h"
 #include "tests/support/program.h"

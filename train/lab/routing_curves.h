@@ -1,4 +1,4 @@
-// What the evaluations of runs say of routing (eval/inside/routing_summary.h), as tables and figures over training.
+// Routing over training, as tables and figures: what runs said of it (eval/inside/routing/routing_summary.h).
 #pragma once
 
 #include <map>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/curve.h"
-#include "eval/inside/routing.h"
+#include "eval/inside/routing/routing.h"
 
 namespace crossply {
 

@@ -15,7 +15,7 @@
 #include "engine/io/printable.h"
 #include "engine/io/shell.h"
 #include "eval/answers.h"
-#include "eval/inside/routing_summary.h"
+#include "eval/inside/routing/routing_summary.h"
 #include "eval/own_tensors.h"
 #include "kernels/devices.h"
 #include "models/disk/checkpoint.h"

@@ -1,4 +1,4 @@
-#include "eval/inside/routing.h"
+#include "eval/inside/routing/routing.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // Of lime (LIMe's second version): how much of each layer's key/value heads the layers above read.
 #include <cmath>
 
-#include "eval/inside/routing.h"
+#include "eval/inside/routing/routing.h"
 
 namespace crossply {
 std::vector<double> lime_weights(const RoutingInput& in, int l) {

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "cli/format.h"
-#include "eval/inside/routing.h"
+#include "eval/inside/routing/routing.h"
 #include "kernels/block/softmax.h"
 
 namespace crossply {

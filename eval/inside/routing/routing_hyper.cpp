@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "eval/inside/routing.h"
+#include "eval/inside/routing/routing.h"
 
 namespace crossply {
 namespace {

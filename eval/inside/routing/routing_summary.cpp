@@ -1,4 +1,4 @@
-#include "eval/inside/routing_summary.h"
+#include "eval/inside/routing/routing_summary.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/format.h"
-#include "eval/inside/routing.h"
+#include "eval/inside/routing/routing.h"
 
 namespace crossply {
 namespace {

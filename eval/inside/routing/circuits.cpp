@@ -11,7 +11,7 @@
 #include "eval/inside/analysis.h"
 #include "eval/inside/heat_map.h"
 #include "eval/inside/representation.h"
-#include "eval/inside/routing.h"
+#include "eval/inside/routing/routing.h"
 
 namespace crossply {
 namespace {

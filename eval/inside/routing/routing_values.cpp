@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "engine/io/printable.h"
-#include "eval/inside/routing.h"
+#include "eval/inside/routing/routing.h"
 #include "kernels/block/softmax.h"
 #include "models/connection.h"
 

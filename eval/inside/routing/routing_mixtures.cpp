@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eval/inside/routing.h"
+#include "eval/inside/routing/routing.h"
 
 namespace crossply {
 namespace {

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "cli/format.h"
-#include "eval/inside/routing.h"
+#include "eval/inside/routing/routing.h"
 #include "kernels/block/softmax.h"
 
 namespace crossply {
