@@ -33,6 +33,17 @@ def combining_classes():
   return classes
 
 
+def runs_of(classes):
+  runs, end = [], 0
+  for code, number in sorted(classes.items()):
+    if runs and code == end and number == runs[-1][2]:
+      runs[-1][1] += 1
+    else:
+      runs.append([code - end, 1, number])
+    end = code + 1
+  return [number for run in runs for number in run]
+
+
 def rows_of(numbers):
   rows, line = [], ""
   for number in numbers:
@@ -44,17 +55,17 @@ def rows_of(numbers):
 
 
 def main():
-  decompositions, count = [], 0
+  decompositions, count, before = [], 0, 0
   for code in CODES:
     parts = NFD(chr(code))
     if parts == chr(code):
       continue
     composes = len(parts) > 1 and NFC(chr(code)) == chr(code)
     assert not composes or len(NFC(parts[:-1])) == 1, f"U+{code:04X}"
-    decompositions += [code, 2 * len(parts) + composes, *map(ord, parts)]
-    count += 1
-  classes = [number for item in sorted(combining_classes().items()) for number in item]
-  print(f"{count} decompositions, {len(classes) // 2} combining characters", file=sys.stderr)
+    decompositions += [code - before, 2 * len(parts) + composes, *map(ord, parts)]
+    count, before = count + 1, code
+  classes = combining_classes()
+  print(f"{count} decompositions, {len(classes)} combining characters", file=sys.stderr)
   print(f"""// Written by dev/unicode_nfc.py.
 #include "data/bpe/nfc.h"
 
@@ -67,7 +78,7 @@ constexpr uint32_t decompositions[] = {{
 }};
 
 constexpr uint32_t marks[] = {{
-{rows_of(classes)}
+{rows_of(runs_of(classes))}
 }};
 // clang-format on
 

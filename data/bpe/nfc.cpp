@@ -36,22 +36,29 @@ struct Tables {
 
 Tables::Tables() {
   const std::span<const uint32_t> marks = combining_classes();
-  for (size_t i = 0; i < marks.size(); i += 2) classes[marks[i]] = marks[i + 1], inert[marks[i]] = false;
+  uint32_t code = 0;
+  for (size_t i = 0; i < marks.size(); i += 3) {
+    code += marks[i];
+    for (const uint32_t end = code + marks[i + 1]; code < end; ++code)
+      classes[code] = marks[i + 2], inert[code] = false;
+  }
+  code = 0;
   const std::span<const uint32_t> all = canonical_decompositions();
   std::vector<std::pair<uint32_t, std::span<const uint32_t>>> composing;
   for (size_t i = 0; i < all.size(); i += 2 + all[i + 1] / 2) {
     const std::span<const uint32_t> parts = all.subspan(i + 2, all[i + 1] / 2);
-    decomposed[all[i]] = parts;
-    if (all[i + 1] % 2 == 1) composing.push_back({all[i], parts});
-    else inert[all[i]] = false;
+    code += all[i];
+    decomposed[code] = parts;
+    if (all[i + 1] % 2 == 1) composing.push_back({code, parts});
+    else inert[code] = false;
   }
   // The shorter ones first: all of a longer one's parts but the last are composed by them.
   std::stable_sort(composing.begin(), composing.end(),
                    [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-  for (const auto& [code, parts] : composing) {
+  for (const auto& [whole, parts] : composing) {
     Codes first(parts.begin(), parts.end() - 1);
     compose(first);
-    composed[pair(first[0], parts.back())] = code;
+    composed[pair(first[0], parts.back())] = whole;
     inert[parts.back()] = false;
   }
   for (uint32_t v = 0; v < vowel_count; ++v) inert[vowels + v] = false;
