@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "engine/check.h"
 
@@ -64,6 +65,15 @@ bool holds(const nlohmann::json& value, double least = -std::numeric_limits<doub
 // JSON has no NaN and no infinity.
 inline nlohmann::json number_or_null(double number) {
   return std::isfinite(number) ? nlohmann::json(number) : nlohmann::json();
+}
+// Of a list, or a list of lists.
+template <class Number>
+nlohmann::json numbers_or_nulls(const std::vector<Number>& numbers) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const Number& x : numbers)
+    if constexpr (std::is_same_v<Number, double>) list.push_back(number_or_null(x));
+    else list.push_back(numbers_or_nulls(x));
+  return list;
 }
 
 // For JSON, which is in UTF-8, while a file name may be any bytes: the text itself if it is UTF-8, else printable().

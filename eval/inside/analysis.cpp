@@ -37,6 +37,24 @@ std::string Subject::title() const {
              c.num_hidden_layers, " layers\n", describe_split(data.choice, false));
 }
 
+AnalysedModel::AnalysedModel(const Subject& subject)
+    : model(subject.name), arch(subject.config().arch), backbone(subject.config().backbone), title(subject.title()) {}
+
+nlohmann::json AnalysedModel::json(const nlohmann::json& numbers) const {
+  nlohmann::json all = {{"model", utf8_or_escaped(model)}, {"arch", arch}, {"backbone", backbone}};
+  all.update(numbers);
+  return all;
+}
+
+WindowedModel::WindowedModel(const Subject& subject, const std::vector<TokenWindow>& windows)
+    : AnalysedModel(subject), split(describe_split(subject.data.choice, false)), lengths(windows) {}
+
+nlohmann::json WindowedModel::json(const nlohmann::json& numbers) const {
+  nlohmann::json all = AnalysedModel::json(numbers);
+  all.update({{"split", split}, {"shortest_window", lengths.shortest}, {"longest_window", lengths.longest}});
+  return all;
+}
+
 void Analysis::own(CLI::App& app, std::initializer_list<Flag> flags) const {
   for (const Flag flag : flags) needs(app, flag, {{"--what", {name(), "all"}}});
 }
@@ -164,6 +182,17 @@ std::string numbers_of_models(const std::string& what, const std::vector<std::st
   return out + ".";
 }
 
+std::string text_of_each(const std::vector<std::string>& names, const std::vector<std::string>& texts) {
+  if (std::ranges::count(texts, texts[0]) == std::ssize(texts)) return texts[0];
+  std::string out;
+  for (size_t i = 0; i < names.size(); ++i) out += str(i > 0 ? "; " : "", printable(names[i]), ": ", texts[i]);
+  return out;
+}
+
+std::string number_or_dash(double number, const char* format) {
+  return std::isfinite(number) ? format_number(format, number) : "-";
+}
+
 double mean_of_rows(const std::vector<std::vector<double>>& rows) {
   std::vector<double> all;
   for (const auto& row : rows) all.insert(all.end(), row.begin(), row.end());
@@ -196,6 +225,8 @@ std::string csv_field(const std::string& given) {
   return "\"" + quoted + "\"";
 }
 
+std::string csv_cell(const std::string& name) { return csv_field(printable(name)); }
+
 std::string csv_cell(double number) { return std::isfinite(number) ? json_text(nlohmann::json(number)) : ""; }
 
 void Finding::add(const std::string& table_of_model, nlohmann::json numbers) {
@@ -222,12 +253,15 @@ void check_ours(const std::string& base) {
     if (error.code != Exit::bad_data) throw;
   }
   for (const char* type : types)
-    if (path_exists(base + type) && !ours)
-      fail(Exit::usage, "--out: ", base, type,
-           " exists and was not written by this program; move it away or choose another directory");
+    if (path_exists(base + type) && !ours) refuse_foreign_file(base + type);
 }
 
 }  // namespace
+
+void refuse_foreign_file(const std::string& path) {
+  fail(Exit::usage, "--out: ", path,
+       " exists and was not written by this program; move it away or choose another directory");
+}
 
 void prepare_analysis_out(const std::string& dir, const std::vector<std::string>& names) {
   if (path_exists(dir) && !std::filesystem::is_directory(dir))

@@ -3,6 +3,7 @@
 // here and one line in analyses.cpp.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <deque>
 #include <initializer_list>
@@ -52,6 +53,24 @@ struct UsualWindows {
 // 12 MiB".
 void say_cost(const std::string& what, const Subject& subject, const std::vector<TokenWindow>& windows, double flops,
               double bytes);
+
+// What every analysis says of a model, beside what it measures.
+struct AnalysedModel {
+  std::string model, arch, backbone, title;
+
+  explicit AnalysedModel(const Subject& subject);
+  // "model", "arch" and "backbone", and these numbers.
+  nlohmann::json json(const nlohmann::json& numbers) const;
+};
+// The same where it looks at windows of the data.
+struct WindowedModel : AnalysedModel {
+  std::string split;
+  WindowLengths lengths;
+
+  WindowedModel(const Subject& subject, const std::vector<TokenWindow>& windows);
+  // And "split", "shortest_window" and "longest_window".
+  nlohmann::json json(const nlohmann::json& numbers) const;
+};
 
 // What an analysis has found in all models.
 struct Finding {
@@ -156,6 +175,10 @@ std::string model_file(const std::string& stem, const AnalysisOptions& o, const 
 // "Mean gate: 0.41 (lime), 0.52 (satformer)."; of what is not finite: none.
 std::string numbers_of_models(const std::string& what, const std::vector<std::string>& names,
                               const std::vector<double>& numbers, const char* format);
+// For a caption: a text that is the same for all models, or else each after its model's name.
+std::string text_of_each(const std::vector<std::string>& names, const std::vector<std::string>& texts);
+// "0.412", or "-" where there is none.
+std::string number_or_dash(double number, const char* format = "%.3f");
 // Of what is finite; NaN of none.
 double mean_of_rows(const std::vector<std::vector<double>>& rows);
 
@@ -165,9 +188,25 @@ std::string one_line(const std::string& text);
 // A text as a field of a CSV file, in quotes where it needs them. An apostrophe comes before a text that a spreadsheet
 // would run as a formula, such as "=1+1" or "@a".
 std::string csv_field(const std::string& text);
-// The same of a number, with the digits that JSON has; nothing where it is not finite.
+// The same of a name from outside, safe for a terminal, and of a number, with the digits that JSON has; nothing where
+// it is not finite.
+std::string csv_cell(const std::string& name);
 std::string csv_cell(double number);
+template <std::integral Integer>
+std::string csv_cell(Integer number) {
+  return std::to_string(number);
+}
+// A line of a CSV file.
+template <class... Cells>
+std::string csv_row(const Cells&... cells) {
+  std::string row;
+  ((row += csv_cell(cells) + ","), ...);
+  row.back() = '\n';
+  return row;
+}
 
+// Throws Exit::usage: --out has a file of this path that is not ours.
+[[noreturn]] void refuse_foreign_file(const std::string& path);
 // Throws Exit::usage unless the program may write these files of the directory without losing what it did not write;
 // makes the directory. names: of analyses (NAME.json, .csv, .svg).
 void prepare_analysis_out(const std::string& dir, const std::vector<std::string>& names);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 
 #include "cli/format.h"
 #include "engine/io/json.h"
@@ -24,11 +25,11 @@ struct HeadPlace {
 };
 
 // One model's attention of a text of n tokens, or its mean over several.
-struct MapsOfModel {
-  std::string model, arch, backbone, title;
-  bool causal_mask;
-  TokenBins bins;
-  std::vector<std::vector<int32_t>> texts;
+struct MapsOfModel : AnalysedModel {
+  using AnalysedModel::AnalysedModel;
+  bool causal_mask = true;
+  TokenBins bins = {0};
+  std::vector<std::vector<int32_t>> texts = {};
   std::vector<std::vector<std::string>> tokens = {};          // their text, as it is
   std::vector<std::vector<std::vector<double>>> layers = {};  // by layer and head: shares (bins, bins)
   double on_first = NAN;                                      // mean share that tokens after the first give to it
@@ -89,9 +90,9 @@ void add_heads(std::vector<double>* heads, double* on_first, int64_t count, cons
 
 // Of the first n tokens of all windows, which have n or more.
 MapsOfModel maps_of(Subject& subject, const std::vector<TokenWindow>& windows, bool causal_mask) {
-  const Config& config = subject.config();
   const int64_t n = WindowLengths(windows).shortest;
-  MapsOfModel m{subject.name, config.arch, config.backbone, subject.title(), causal_mask, {n}, {}};
+  MapsOfModel m(subject);
+  m.causal_mask = causal_mask;
   for (const TokenWindow& window : windows) {
     m.texts.emplace_back(window.tokens.begin(), window.tokens.begin() + n);
     m.tokens.emplace_back();
@@ -100,12 +101,9 @@ MapsOfModel maps_of(Subject& subject, const std::vector<TokenWindow>& windows, b
   Probe probe(subject.model, 1, std::ssize(windows[0].tokens));
   if (probe.attentions().empty()) fail(Exit::usage, m.model, ": no layer of ", m.arch, " has attention over tokens");
   m.layers.resize(static_cast<size_t>(subject.layers()));
-  std::vector<int64_t> first;  // of each op among the heads of its layer
   int64_t all_heads = 0;
   for (const Probe::Attention& op : probe.attentions()) {
-    auto& heads = m.layers.at(static_cast<size_t>(op.layer));
-    first.push_back(std::ssize(heads));
-    heads.resize(heads.size() + static_cast<size_t>(op.heads));
+    m.layers.at(static_cast<size_t>(op.layer)).resize(static_cast<size_t>(op.end()));
     all_heads += op.heads;
   }
   m.bins = TokenBins::at_most(n, std::sqrt(max_shares / static_cast<double>(all_heads)));
@@ -118,7 +116,7 @@ MapsOfModel maps_of(Subject& subject, const std::vector<TokenWindow>& windows, b
   probe.watch_attention([&](size_t i, const AttentionInputs& inputs) {
     const Probe::Attention& op = probe.attentions()[i];
     std::vector<double> of_heads(static_cast<size_t>(op.heads));
-    add_heads(&m.layers[static_cast<size_t>(op.layer)][static_cast<size_t>(first[i])], of_heads.data(), op.heads, m,
+    add_heads(&m.layers[static_cast<size_t>(op.layer)][static_cast<size_t>(op.first)], of_heads.data(), op.heads, m,
               inputs);
     for (const double share : of_heads) on_first += share;
   });
@@ -141,7 +139,7 @@ std::string maps_table(const MapsOfModel& m) {
     const std::vector<double> row = m.row_of(m.mean_of_heads(l), last);
     std::vector<std::string> cells = {std::to_string(l)};
     std::vector<size_t> order(row.size());
-    for (size_t j = 0; j < order.size(); ++j) order[j] = j;
+    std::iota(order.begin(), order.end(), size_t{0});
     std::ranges::stable_sort(order, [&](size_t a, size_t b) { return row[a] > row[b]; });
     for (size_t i = 0; i < 2; ++i) {
       const bool there = i < order.size();
@@ -179,23 +177,16 @@ nlohmann::json maps_json(const MapsOfModel& m) {
     for (const std::vector<double>& head : m.layers[l]) heads.push_back(map_json(m, head));
     layers.push_back({{"mean", map_json(m, m.mean_of_heads(l))}, {"heads", heads}});
   }
-  return {{"model", utf8_or_escaped(m.model)},
-          {"arch", m.arch},
-          {"backbone", m.backbone},
-          {"texts", texts},
-          {"bin", m.bins.bin},
-          {"layers", layers}};
+  return m.json({{"texts", texts}, {"bin", m.bins.bin}, {"layers", layers}});
 }
 
 // query and key: the first tokens of the bins.
 void add_maps_csv(std::string& out, const MapsOfModel& m) {
-  const std::string name = csv_field(printable(m.model));
   const auto add = [&](size_t layer, const std::string& head, const std::vector<double>& map) {
     for (int64_t t = 0; t < m.rows() && !map.empty(); ++t) {
       const std::vector<double> row = m.row_of(map, t);
       for (int64_t j = 0; j < std::ssize(row); ++j)
-        out += str(name, ",", layer, ",", head, ",", t * m.bins.bin, ",", j * m.bins.bin, ",",
-                   csv_cell(row[static_cast<size_t>(j)]), "\n");
+        out += csv_row(m.model, layer, head, t * m.bins.bin, j * m.bins.bin, row[static_cast<size_t>(j)]);
     }
   };
   for (size_t l = 0; l < m.layers.size(); ++l) {

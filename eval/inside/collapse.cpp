@@ -23,11 +23,9 @@ struct CollapseOptions {
   std::vector<LayerGroup> groups;  // whose AvgRank is asked for, beside the halves
 };
 
-struct Measured {
-  std::string model, arch, backbone, title, split;
-  WindowLengths lengths;
+struct Measured : WindowedModel {
+  using WindowedModel::WindowedModel;
   std::vector<LayerCollapse> layers = {};
-  size_t heads = 0;  // the most of a layer
 
   int64_t collapsed() const {
     int64_t count = 0;
@@ -82,28 +80,20 @@ double flops_of(const Probe& probe, double N, double T) {
 }
 
 Measured measured_of(Subject& subject, const std::vector<TokenWindow>& windows, const CollapseOptions& o) {
-  const Config& config = subject.config();
-  Measured m{
-      subject.name,          config.arch, config.backbone, subject.title(), describe_split(subject.data.choice, false),
-      WindowLengths(windows)};
+  Measured m(subject, windows);
   const auto T = static_cast<int64_t>(windows[0].tokens.size());
   Probe probe(subject.model, 1, T);
   say_cost("attention", subject, windows, flops_of(probe, static_cast<double>(windows.size()), static_cast<double>(T)),
            probe.bytes());
   m.layers.resize(static_cast<size_t>(subject.layers()), LayerCollapse{std::ssize(windows), {}});
-  std::vector<size_t> first;  // of each op among the heads of its layer
-  for (const Probe::Attention& op : probe.attentions()) {
-    std::vector<HeadCollapse>& heads = m.layers.at(static_cast<size_t>(op.layer)).heads;
-    first.push_back(heads.size());
-    heads.resize(heads.size() + static_cast<size_t>(op.heads));
-    m.heads = std::max(m.heads, heads.size());
-  }
+  for (const Probe::Attention& op : probe.attentions())
+    m.layers.at(static_cast<size_t>(op.layer)).heads.resize(static_cast<size_t>(op.end()));
   Ticker ticker(printable(subject.name), "window");
   for (size_t i = 0; i < windows.size(); ++i) {
     probe.watch_attention([&](size_t at, const AttentionInputs& inputs) {
       const Probe::Attention& op = probe.attentions()[at];
-      std::vector<HeadCollapse>& heads = m.layers[static_cast<size_t>(op.layer)].heads;
-      add_heads(&heads[first[at]], subject.name, op, inputs, windows[i].length, o);
+      HeadCollapse* heads = &m.layers[static_cast<size_t>(op.layer)].heads[static_cast<size_t>(op.first)];
+      add_heads(heads, subject.name, op, inputs, windows[i].length, o);
     });
     probe.run(windows[i].tokens.data());
     ticker.tell(static_cast<int64_t>(i) + 1, std::ssize(windows));
@@ -182,28 +172,20 @@ nlohmann::json to_json(const Measured& m, const CollapseOptions& o) {
                       {"collapsed_heads", layer.collapsed()},
                       {"heads", heads}});
   }
-  return {{"model", utf8_or_escaped(m.model)},
-          {"arch", m.arch},
-          {"backbone", m.backbone},
-          {"split", m.split},
-          {"shortest_window", m.lengths.shortest},
-          {"longest_window", m.lengths.longest},
-          {"layers", layers},
-          {"halves", groups_json(m, m.halves())},
-          {"groups", groups_json(m, o.groups)},
-          {"lazy_groups", groups_json(m, lazy_groups(m.layers))},
-          {"heads", m.all_heads()},
-          {"collapsed_heads", m.collapsed()}};
+  return m.json({{"layers", layers},
+                 {"halves", groups_json(m, m.halves())},
+                 {"groups", groups_json(m, o.groups)},
+                 {"lazy_groups", groups_json(m, lazy_groups(m.layers))},
+                 {"heads", m.all_heads()},
+                 {"collapsed_heads", m.collapsed()}});
 }
 
 std::string csv_of(const std::vector<Measured>& all) {
   std::string out = "model,layer,head,rank,mass\n";
-  for (const Measured& m : all) {
-    const std::string name = csv_field(printable(m.model));
+  for (const Measured& m : all)
     for (size_t l = 0; l < m.layers.size(); ++l)
       for (size_t h = 0; h < m.layers[l].heads.size(); ++h)
-        out += str(name, ",", l, ",", h, ",", csv_cell(m.layers[l].rank(h)), ",", csv_cell(m.layers[l].mass(h)), "\n");
-  }
+        out += csv_row(m.model, l, h, m.layers[l].rank(h), m.layers[l].mass(h));
   return out;
 }
 
@@ -246,8 +228,8 @@ void add_groups(std::vector<LayerGroup>& groups, const std::string& text) {
 HeatMap heat_map(const Measured& m, const std::string& name, double (LayerCollapse::*number)(size_t) const) {
   HeatMap map{name, {}};
   for (const LayerCollapse& layer : m.layers) {
-    map.rows.emplace_back(m.heads, NAN);
-    for (size_t h = 0; h < layer.heads.size(); ++h) map.rows.back()[h] = (layer.*number)(h);
+    map.rows.emplace_back();
+    for (size_t h = 0; h < layer.heads.size(); ++h) map.rows.back().push_back((layer.*number)(h));
   }
   return map;
 }
@@ -288,9 +270,7 @@ Finding AttentionCollapse::finding(const AnalysisOptions& o) const {
   found.title = "Rank and mass of attention";
   HeatMapBand rank{str("attention rank, k* of ", o_.tau), {}}, mass{str("attention mass, m* of ", o_.eta), {}};
   const std::vector<std::string> names = short_names_of(all_);
-  for (const Measured& m : all_) {
-    found.add(table_of(m, o_, o.seed), to_json(m, o_));
-  }
+  for (const Measured& m : all_) found.add(table_of(m, o_, o.seed), to_json(m, o_));
   std::vector<double> ranks;
   for (size_t i = 0; i < all_.size(); ++i) {
     rank.maps.push_back(heat_map(all_[i], names[i], &LayerCollapse::rank));

@@ -76,9 +76,7 @@ void check_dump_path(const std::string& path) {
     ours = holds_tensors_of(path, "analyze");
   } catch (const Error&) {  // no such file
   }
-  if (!ours)
-    fail(Exit::usage, "--out: ", path,
-         " exists and was not written by this program; move it away or choose another directory");
+  if (!ours) refuse_foreign_file(path);
 }
 
 std::string dump_values(Subject& subject, const std::vector<std::string>& patterns, const AnalysisOptions& o,

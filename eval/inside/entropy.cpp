@@ -95,19 +95,17 @@ struct EntropyNumbers {
   int64_t channels = 0;  // 0: the layer has no such thing
 };
 
-struct EntropyOfModel {
-  std::string model, arch, backbone, title, split;
-  WindowLengths lengths;
-  std::vector<std::array<EntropyNumbers, kinds_of_entropy>> layers;
+struct EntropyOfModel : WindowedModel {
+  using WindowedModel::WindowedModel;
+  std::vector<std::array<EntropyNumbers, kinds_of_entropy>> layers = {};
 
   // Of the layers that have it.
   template <class Choose>
   double over_layers(size_t kind, const Choose& choose) const {
-    std::vector<double> numbers;
+    double sum = 0, count = 0;
     for (const auto& layer : layers)
-      if (layer[kind].channels > 0) numbers.push_back(choose(layer[kind]));
-    return numbers.empty() ? NAN
-                           : std::accumulate(numbers.begin(), numbers.end(), 0.0) / static_cast<double>(numbers.size());
+      if (layer[kind].channels > 0) sum += choose(layer[kind]), ++count;
+    return count > 0 ? sum / count : NAN;
   }
 };
 
@@ -255,9 +253,7 @@ EntropyOfModel entropy_of_model(Subject& subject, const std::vector<TokenWindow>
     value.bounds += std::log(static_cast<double>(std::min(n, value.channels)));
     if (!value.same) value.windows.push_back(matrix_entropy(x.data(), n, value.channels, value.moments, alpha));
   });
-  EntropyOfModel m{
-      subject.name,           config.arch, config.backbone, subject.title(), describe_split(subject.data.choice, false),
-      WindowLengths(windows), {}};
+  EntropyOfModel m(subject, windows);
   m.layers.resize(static_cast<size_t>(subject.layers()));
   for (EntropyOfValue& value : values) {
     if (value.same) value.windows = value.twin->windows;
@@ -269,8 +265,6 @@ EntropyOfModel entropy_of_model(Subject& subject, const std::vector<TokenWindow>
 // -----------------------------------------------------------------------------------------------------------------
 // Telling.
 
-std::string nats_text(double nats) { return std::isfinite(nats) ? format_number("%.3f", nats) : "-"; }
-
 std::string entropy_table(const EntropyOfModel& m, double alpha, uint64_t seed) {
   std::vector<std::vector<std::string>> table = {{"layer"}};
   for (const EntropyKind& kind : entropy_kinds)
@@ -279,12 +273,12 @@ std::string entropy_table(const EntropyOfModel& m, double alpha, uint64_t seed) 
     table.push_back({std::to_string(l)});
     for (const EntropyNumbers& numbers : m.layers[l])
       for (const double nats : {numbers.mean, numbers.std, numbers.shannon_mean})
-        table.back().push_back(nats_text(nats));
+        table.back().push_back(number_or_dash(nats));
   }
   std::vector<std::string> means = {"mean"}, bounds = {"bound"};
   for (size_t kind = 0; kind < kinds_of_entropy; ++kind) {
     const auto mean = [&](double EntropyNumbers::*number) {
-      return nats_text(m.over_layers(kind, [&](const EntropyNumbers& layer) { return layer.*number; }));
+      return number_or_dash(m.over_layers(kind, [&](const EntropyNumbers& layer) { return layer.*number; }));
     };
     for (double EntropyNumbers::*number : {&EntropyNumbers::mean, &EntropyNumbers::std, &EntropyNumbers::shannon_mean})
       means.push_back(mean(number));
@@ -314,14 +308,7 @@ nlohmann::json entropy_json(const EntropyOfModel& m) {
   for (size_t kind = 0; kind < kinds_of_entropy; ++kind)
     means[entropy_kinds[kind].key] =
         number_or_null(m.over_layers(kind, [](const EntropyNumbers& layer) { return layer.mean; }));
-  return {{"model", utf8_or_escaped(m.model)},
-          {"arch", m.arch},
-          {"backbone", m.backbone},
-          {"split", m.split},
-          {"shortest_window", m.lengths.shortest},
-          {"longest_window", m.lengths.longest},
-          {"layers", layers},
-          {"mean", means}};
+  return m.json({{"layers", layers}, {"mean", means}});
 }
 
 std::string entropy_csv(const std::vector<EntropyOfModel>& all) {
@@ -331,11 +318,8 @@ std::string entropy_csv(const std::vector<EntropyOfModel>& all) {
       for (size_t kind = 0; kind < kinds_of_entropy; ++kind) {
         const EntropyNumbers& numbers = m.layers[l][kind];
         if (numbers.channels == 0) continue;
-        out += str(csv_field(printable(m.model)), ",", l, ",", entropy_kinds[kind].key);
-        for (const double number :
-             {numbers.mean, numbers.std, numbers.shannon_mean, numbers.shannon_std, numbers.bound})
-          out += "," + csv_cell(number);
-        out += str(",", numbers.channels, "\n");
+        out += csv_row(m.model, l, entropy_kinds[kind].key, numbers.mean, numbers.std, numbers.shannon_mean,
+                       numbers.shannon_std, numbers.bound, numbers.channels);
       }
   return out;
 }

@@ -164,15 +164,15 @@ namespace {
 // A quarter for the constants; three forwards a layer for the rest: 7 TFLOP for 10 M parameters in 12 layers.
 constexpr UsualWindows usual_gates = {32, 256};
 
-struct GatesOfModel {
-  std::string model, arch, backbone, title, split;
-  int64_t layers, calibration;  // windows for the constants
-  WindowLengths lengths;
-  GateStudy study;
-};
-
 // A quarter of the windows is for the constants.
 int64_t calibration_of(int64_t windows) { return std::max<int64_t>(1, windows / 4); }
+
+struct GatesOfModel : WindowedModel {
+  using WindowedModel::WindowedModel;
+  int64_t layers = 0;
+  int64_t calibration = calibration_of(lengths.windows);  // windows for the constants
+  GateStudy study = {};
+};
 
 // Forwards over all windows: one over each, and of those that are scored three more for every block.
 double gate_forwards(int64_t windows, size_t blocks) {
@@ -200,17 +200,9 @@ std::string instead_of_gates(const std::string& arch) {
 }
 
 GatesOfModel gates_of(Subject& subject, const std::vector<TokenWindow>& windows) {
-  const Config& c = subject.config();
   const auto N = std::ssize(windows), T = std::ssize(windows[0].tokens);
-  GatesOfModel m{subject.name,
-                 c.arch,
-                 c.backbone,
-                 subject.title(),
-                 describe_split(subject.data.choice, false),
-                 subject.layers(),
-                 calibration_of(N),
-                 WindowLengths(windows),
-                 {}};
+  GatesOfModel m(subject, windows);
+  m.layers = subject.layers();
   Probe probe(subject.model, 1, T);
   say_cost("gates", subject, windows, gate_forwards(N, gated_layers(probe).size()) * probe.forward_flops(),
            probe.bytes());
@@ -232,10 +224,8 @@ std::string gates_table(const GatesOfModel& m, uint64_t seed) {
   std::vector<std::vector<std::string>> table = {{"layer", "mean gate", "exact 0", "CV of heads"}},
                                         changes = {{"layer", "gates:=0", "+-", ":=mean", "+-", ":=means", "+-"}};
   for (const GatedBlock& block : study.blocks) {
-    const double variation = block.gates.head_variation();
     table.push_back({std::to_string(block.layer), format_number("%.4f", block.gates.mean()),
-                     format_number("%.1f%%", 100 * block.gates.zeros()),
-                     std::isnan(variation) ? "-" : format_number("%.3f", variation)});
+                     format_number("%.1f%%", 100 * block.gates.zeros()), number_or_dash(block.gates.head_variation())});
     changes.push_back({std::to_string(block.layer)});
     for (const auto& [loss, error] : gate_interventions(block)) {
       changes.back().push_back(format_number("%+.4g", study.change(loss)));
@@ -276,18 +266,12 @@ nlohmann::json gates_json(const GatesOfModel& m) {
                       {"set_to_mean", intervention(block.mean_loss, block.mean_error)},
                       {"set_to_head_means", intervention(block.heads_loss, block.heads_error)}});
   }
-  return {{"model", utf8_or_escaped(m.model)},
-          {"arch", m.arch},
-          {"backbone", m.backbone},
-          {"split", m.split},
-          {"windows", m.lengths.windows},
-          {"shortest_window", m.lengths.shortest},
-          {"longest_window", m.lengths.longest},
-          {"calibration_windows", m.calibration},
-          {"scored", m.study.scored},
-          {"loss", m.study.loss},
-          {"perplexity", std::exp(m.study.loss)},
-          {"blocks", blocks}};
+  return m.json({{"windows", m.lengths.windows},
+                 {"calibration_windows", m.calibration},
+                 {"scored", m.study.scored},
+                 {"loss", m.study.loss},
+                 {"perplexity", std::exp(m.study.loss)},
+                 {"blocks", blocks}});
 }
 
 std::string gates_csv(const GatesOfModel& m) {

@@ -124,10 +124,9 @@ constexpr int64_t lens_windows = 100;                            // the paper's,
 constexpr int64_t shortest_lens_window = 64, lens_window = 256;  // tokens
 constexpr double lens_budget = 3e12;                             // FLOP
 
-struct LensOfModel {
-  std::string model, arch, backbone, title, split;
-  WindowLengths lengths;
-  LensStudy study;
+struct LensOfModel : WindowedModel {
+  using WindowedModel::WindowedModel;
+  LensStudy study = {};
 };
 
 // Of a token: the model's forward, and the head twice for every stream.
@@ -147,8 +146,7 @@ int64_t usual_lens_length(Subject& subject) {
 LensOfModel lens_of(Subject& subject, const std::vector<TokenWindow>& windows) {
   const Config& c = subject.config();
   const auto T = static_cast<int64_t>(windows[0].tokens.size());
-  LensOfModel m{subject.name,           c.arch, c.backbone, subject.title(), describe_split(subject.data.choice, false),
-                WindowLengths(windows), {}};
+  LensOfModel m(subject, windows);
   Probe probe(subject.model, 1, T);
   LogitLens lens(*subject.model.device, subject.model.params, c, T);
   const LensStudy streams = lens_streams(probe, subject.layers());
@@ -186,16 +184,10 @@ nlohmann::json lens_json(const std::vector<LensReading>& readings) {
 }
 
 nlohmann::json lens_json(const LensOfModel& m) {
-  return {{"model", utf8_or_escaped(m.model)},
-          {"arch", m.arch},
-          {"backbone", m.backbone},
-          {"split", m.split},
-          {"windows", m.lengths.windows},
-          {"shortest_window", m.lengths.shortest},
-          {"longest_window", m.lengths.longest},
-          {"scored", m.study.scored},
-          {"hidden", lens_json(m.study.hidden)},
-          {"mixed", lens_json(m.study.mixed)}};
+  return m.json({{"windows", m.lengths.windows},
+                 {"scored", m.study.scored},
+                 {"hidden", lens_json(m.study.hidden)},
+                 {"mixed", lens_json(m.study.mixed)}});
 }
 
 // The same number of every reading over the layers.
@@ -254,8 +246,7 @@ Finding LensAnalysis::finding(const AnalysisOptions& o) const {
     found.add(lens_table(m, o.seed), lens_json(m));
     for (const auto* readings : {&m.study.hidden, &m.study.mixed})
       for (const LensReading& r : *readings)
-        found.csv += str(csv_field(printable(m.model)), ",", r.value, ",", r.layer, ",", csv_cell(r.loss), ",",
-                         csv_cell(r.perplexity()), ",", csv_cell(r.p_final), ",", csv_cell(r.p_truth), "\n");
+        found.csv += csv_row(m.model, r.value, r.layer, r.loss, r.perplexity(), r.p_final, r.p_truth);
   }
   found.json.update({{"sequences", all_[0].lengths.windows}, {"same_windows", same_windows()}});
   found.svg = picture(o);

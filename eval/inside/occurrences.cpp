@@ -42,8 +42,7 @@ std::vector<int64_t> frequencies(const Source& source, int64_t vocab) {
   std::vector<int32_t> tokens(T), targets(T);
   for (int64_t i = 0; i < std::min<int64_t>(source.size(), 200); ++i) {
     source.read(i, tokens.data(), targets.data());
-    const auto last = std::find_if(targets.rbegin(), targets.rend(), [](int32_t target) { return target >= 0; });
-    for (size_t t = 0; t < static_cast<size_t>(targets.rend() - last); ++t)
+    for (size_t t = 0; t < static_cast<size_t>(scored_length(targets)); ++t)
       if (tokens[t] >= 0 && tokens[t] < vocab) ++counts[static_cast<size_t>(tokens[t])];
   }
   return counts;
@@ -183,8 +182,7 @@ class OccurrenceReader {
   std::vector<OccurrencePlan::Place> next(const TokenClasses& classes, TokenWindow* window) {
     if (begin_ == 0) source_.read(sequence_, tokens_.data(), targets_.data());
     const bool task = source_.task() != nullptr;
-    const auto last = std::find_if(targets_.rbegin(), targets_.rend(), [](int32_t target) { return target >= 0; });
-    const int64_t n = std::clamp<int64_t>((targets_.rend() - last) - begin_, 0, std::min(T_, S_ - begin_));
+    const int64_t n = std::clamp<int64_t>(scored_length(targets_) - begin_, 0, std::min(T_, S_ - begin_));
     const int32_t* tokens = tokens_.data() + begin_;
     const int32_t* targets = targets_.data() + begin_;
     std::vector<OccurrencePlan::Place> places;
@@ -344,13 +342,6 @@ std::string write_vectors(const std::string& analysis, const AnalysisOptions& o,
   const std::string path = model_file(analysis, o, model);
   write_safetensors(path, tensors, {{"crossply", "analyze"}, {"model", utf8_or_escaped(model)}});
   return str("wrote ", printable(path), ", ", tensors.size(), " tensors\n");
-}
-
-std::string text_of_each(const std::vector<std::string>& names, const std::vector<std::string>& texts) {
-  if (std::ranges::count(texts, texts[0]) == std::ssize(texts)) return texts[0];
-  std::string out;
-  for (size_t i = 0; i < names.size(); ++i) out += str(i > 0 ? "; " : "", printable(names[i]), ": ", texts[i]);
-  return out;
 }
 
 std::string occurrences_text(const OccurrencePlan& plan) {

@@ -100,8 +100,6 @@ VectorsByName collect_vectors(const std::string& what, Subject& subject, const O
 std::string write_vectors(const std::string& analysis, const AnalysisOptions& o, const std::string& model,
                           const OccurrencePlan& plan, const VectorsByName& vectors);
 
-// For a caption: a text that is the same for all models, or else each after its model's name.
-std::string text_of_each(const std::vector<std::string>& names, const std::vector<std::string>& texts);
 // For a caption: "1,668 vectors of each class, at the tokens ...".
 std::string occurrences_text(const OccurrencePlan& plan);
 nlohmann::json occurrences_json(const OccurrencePlan& plan);

@@ -246,9 +246,7 @@ void check_page_out(const std::string& dir) {
   std::error_code failed;
   if (!std::filesystem::is_regular_file(path, failed))
     fail(Exit::usage, "--out: ", path, " is no file; move it away or choose another directory");
-  if (!is_our_page(path))
-    fail(Exit::usage, "--out: ", path,
-         " exists and was not written by this program; move it away or choose another directory");
+  if (!is_our_page(path)) refuse_foreign_file(path);
 }
 
 std::string write_page(const std::string& dir, const Page& page) {

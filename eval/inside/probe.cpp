@@ -105,9 +105,13 @@ Probe::Probe(Device& device, ParameterTable& params, const Config& config, int64
     : device_(device), name_(name), tape_(params.dtype()), last_(str("hidden.", config.num_hidden_layers)) {
   tape_.enable_probes();
   graph_ = record_model(tape_, params, config, B, T);
+  std::map<int, int64_t> heads;  // of each layer so far
   for (size_t n = 0; n < tape_.nodes().size(); ++n)
-    if (const auto* node = dynamic_cast<const ops::AttentionNode*>(tape_.nodes()[n].get()))
-      attentions_.push_back({n, layer_of(*node), node->in[0]->shape[2]});
+    if (const auto* node = dynamic_cast<const ops::AttentionNode*>(tape_.nodes()[n].get())) {
+      const int layer = layer_of(*node);
+      attentions_.push_back({n, layer, node->in[0]->shape[2], heads[layer]});
+      heads[layer] = attentions_.back().end();
+    }
   add_places();
   tape_.plan(PlanMode::reuse);  // a value is copied right after the op that made it, so it is still there
   tape_.allocate(device_);

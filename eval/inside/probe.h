@@ -76,6 +76,8 @@ class Probe {
     size_t node;    // of the tape
     int layer;      // from 0
     int64_t heads;  // H
+    int64_t first;  // of these among the heads of its layer
+    int64_t end() const { return first + heads; }
   };
   const std::vector<Attention>& attentions() const { return attentions_; }  // in the order of the forward
   // From now on every run calls see(i, inputs) after the forward of attentions()[i].

@@ -301,10 +301,7 @@ std::string sae_settings(const std::vector<SaeFinding>& all, const std::vector<s
     each.push_back(str("at most ", format_count(m.sizes.k), " of ", format_count(m.sizes.m), ", trained on ",
                        format_count(m.steps * m.sizes.rows), " tokens, density limit ",
                        format_number("%.2f %%", 100 * m.rules.max_density)));
-  if (std::ranges::count(each, each[0]) == std::ssize(each)) return each[0];
-  std::string list;
-  for (size_t i = 0; i < each.size(); ++i) list += str(i == 0 ? "" : "; ", names[i], ": ", each[i]);
-  return list;
+  return text_of_each(names, each);
 }
 
 std::string sae_measured(const std::vector<SaeFinding>& all, const std::vector<std::string>& names, uint64_t seed,
@@ -400,17 +397,15 @@ Finding SparseAutoencoder::finding(const AnalysisOptions& o) const {
   Finding found;
   found.title = "A sparse autoencoder of the first layer's values";
   const std::vector<std::string> names = short_names_of(all_);
-  for (const SaeFinding& one : all_) {
-    found.add(sae_table(one), sae_json(one));
-  }
-  found.json.update({{"sequences", all_[0].windows}, {"same_windows", same_windows()}});
-  found.csv = sae_csv(all_);
   std::vector<int> looks;
   std::vector<double> explained;
   for (const SaeFinding& one : all_) {
+    found.add(sae_table(one), sae_json(one));
     looks.push_back(model_look(o, one.model));
     explained.push_back(100 * one.held_out.fve);
   }
+  found.json.update({{"sequences", all_[0].windows}, {"same_windows", same_windows()}});
+  found.csv = sae_csv(all_);
   found.svg = sae_svg(all_, names, looks);
   found.shown = numbers_of_models("Variance of held-out values explained", names, explained, "%.1f %%");
   found.measured = sae_measured(all_, names, o.seed, flags_.max_density == 0);

@@ -93,9 +93,7 @@ std::string separability_csv(const std::vector<SeparatedModel>& all) {
   for (const SeparatedModel& m : all)
     for (const VectorKind& kind : separated_kinds)
       for (int i = 0; i < m.layers; ++i)
-        if (const Separability* s = m.at(kind, i))
-          out += str(csv_field(printable(m.model)), ",", i, ",", kind.key, ",", csv_cell(s->mean()), ",",
-                     csv_cell(s->deviation()), "\n");
+        if (const Separability* s = m.at(kind, i)) out += csv_row(m.model, i, kind.key, s->mean(), s->deviation());
   return out;
 }
 

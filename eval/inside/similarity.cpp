@@ -83,12 +83,11 @@ namespace {
 constexpr UsualWindows usual_similarity = {64, 128};
 using Alikeness = std::vector<std::vector<double>>;  // a row for each hidden state of one model
 
-struct SimilarityOfModel {
-  std::string model, arch, backbone, title, split;
-  WindowLengths lengths;
-  std::vector<int64_t> tokens;  // of all windows' one after the other, without padding
-  Alikeness own, to_first;      // to_first: its rows are the first model's; empty where there is none to compare with
-  int64_t channels;
+struct SimilarityOfModel : WindowedModel {
+  using WindowedModel::WindowedModel;
+  std::vector<int64_t> tokens = {};   // of all windows' one after the other, without padding
+  Alikeness own = {}, to_first = {};  // to_first: its rows are the first model's; empty: there is none to compare with
+  int64_t channels = 0;
 
   // About what n tokens of unrelated states have, whose channels are of the same size: this estimate is biased upwards.
   double unrelated() const {
@@ -137,8 +136,6 @@ Alikeness block_of(const Alikeness& all, size_t row, size_t rows, size_t column,
 // -----------------------------------------------------------------------------------------------------------------
 // Telling.
 
-std::string cka_text(double cka) { return std::isfinite(cka) ? format_number("%.3f", cka) : "-"; }
-
 // Of a hidden state to all others of the model.
 double mean_of_others(const std::vector<double>& row, size_t own) {
   double sum = 0, count = 0;
@@ -153,51 +150,34 @@ std::string nearest_text(const Alikeness& to_first, size_t column) {
   for (size_t r = 0; r < to_first.size(); ++r)
     if (std::isfinite(to_first[r][column]) && (best == to_first.size() || to_first[r][column] > to_first[best][column]))
       best = r;
-  return best == to_first.size() ? "-" : str(best, ": ", cka_text(to_first[best][column]));
+  return best == to_first.size() ? "-" : str(best, ": ", number_or_dash(to_first[best][column]));
 }
 
 std::string similarity_table(const SimilarityOfModel& m, uint64_t seed) {
   std::vector<std::vector<std::string>> table = {{"hidden", "one before", "first", "last", "mean of others"}};
   if (!m.to_first.empty()) table[0].push_back("nearest of model 1");
   for (size_t l = 0; l < m.own.size(); ++l) {
-    table.push_back({std::to_string(l), l == 0 ? "-" : cka_text(m.own[l][l - 1]), cka_text(m.own[l].front()),
-                     cka_text(m.own[l].back()), cka_text(mean_of_others(m.own[l], l))});
+    table.push_back({std::to_string(l), l == 0 ? "-" : number_or_dash(m.own[l][l - 1]),
+                     number_or_dash(m.own[l].front()), number_or_dash(m.own[l].back()),
+                     number_or_dash(mean_of_others(m.own[l], l))});
     if (!m.to_first.empty()) table.back().push_back(nearest_text(m.to_first, l));
   }
   return str(m.title, "\n", format_count(std::ssize(m.tokens)), " tokens of ", m.lengths.text(), ", seed ", seed,
-             "\nlinear CKA of a hidden state with\n\n", format_table(table), "\nabout ", cka_text(m.unrelated()),
+             "\nlinear CKA of a hidden state with\n\n", format_table(table), "\nabout ", number_or_dash(m.unrelated()),
              " of states that have nothing in common, of ", m.channels, " channels\n");
 }
 
-nlohmann::json alikeness_json(const Alikeness& alike) {
-  nlohmann::json rows = nlohmann::json::array();
-  for (const std::vector<double>& row : alike) {
-    rows.push_back(nlohmann::json::array());
-    for (const double cka : row) rows.back().push_back(number_or_null(cka));
-  }
-  return rows;
-}
-
 nlohmann::json similarity_json(const SimilarityOfModel& m) {
-  nlohmann::json json = {{"model", utf8_or_escaped(m.model)},
-                         {"arch", m.arch},
-                         {"backbone", m.backbone},
-                         {"split", m.split},
-                         {"shortest_window", m.lengths.shortest},
-                         {"longest_window", m.lengths.longest},
-                         {"tokens", m.tokens},
-                         {"unrelated_cka", m.unrelated()},
-                         {"cka", alikeness_json(m.own)}};
-  if (!m.to_first.empty()) json["cka_of_first_model"] = alikeness_json(m.to_first);
+  nlohmann::json json =
+      m.json({{"tokens", m.tokens}, {"unrelated_cka", m.unrelated()}, {"cka", numbers_or_nulls(m.own)}});
+  if (!m.to_first.empty()) json["cka_of_first_model"] = numbers_or_nulls(m.to_first);
   return json;
 }
 
 std::string alikeness_csv(const std::string& row, const std::string& column, const Alikeness& alike) {
   std::string out;
   for (size_t r = 0; r < alike.size(); ++r)
-    for (size_t c = 0; c < alike[r].size(); ++c)
-      out += str(csv_field(printable(row)), ",", r, ",", csv_field(printable(column)), ",", c, ",",
-                 csv_cell(alike[r][c]), "\n");
+    for (size_t c = 0; c < alike[r].size(); ++c) out += csv_row(row, r, column, c, alike[r][c]);
   return out;
 }
 
@@ -220,16 +200,8 @@ class LayerSimilarity : public Analysis {
 void LayerSimilarity::measure(Subject& subject, const AnalysisOptions& o) {
   const std::vector<TokenWindow>& windows = windows_of(subject, o, usual_similarity);
   const Config& config = subject.config();
-  SimilarityOfModel m{subject.name,
-                      config.arch,
-                      config.backbone,
-                      subject.title(),
-                      describe_split(subject.data.choice, false),
-                      WindowLengths(windows),
-                      {},
-                      {},
-                      {},
-                      config.hidden_size};
+  SimilarityOfModel m(subject, windows);
+  m.channels = config.hidden_size;
   m.tokens = sample_tokens(m.lengths.tokens, tokens_, o.seed);
   const int64_t n = std::ssize(m.tokens);
   if (n < 10 * config.hidden_size)
@@ -288,8 +260,8 @@ Finding LayerSimilarity::finding(const AnalysisOptions& o) const {
       "Linear centred kernel alignment (Kornblith et al., arXiv 1905.00414) of hidden states over ", sample,
       ", columns centred: |Y'X|^2 / (|X'X| |Y'Y|), up to 1, the same up to rotation and scale. The estimate is biased "
       "upwards: states of C channels that have nothing in common have about C / (n + C) over n tokens, here ",
-      cka_text(m.unrelated()), if_of_first(), ". Hidden state 0 is the embeddings, of a GPT-2 with their positions. ",
-      hidden_text(archs));
+      number_or_dash(m.unrelated()), if_of_first(),
+      ". Hidden state 0 is the embeddings, of a GPT-2 with their positions. ", hidden_text(archs));
   std::vector<double> adjacent;
   for (const SimilarityOfModel& one : all_) {
     std::vector<double> next;

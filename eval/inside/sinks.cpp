@@ -28,11 +28,9 @@ struct HeadSight {
   bool sink() const { return first > sink_threshold; }
 };
 
-struct SightOfModel {
-  std::string model, arch, backbone, title, split;
-  WindowLengths lengths;
+struct SightOfModel : WindowedModel {
+  using WindowedModel::WindowedModel;
   std::vector<std::vector<HeadSight>> layers = {};
-  size_t heads = 0;  // the most of a layer
 
   int64_t all_heads() const {
     int64_t count = 0;
@@ -73,20 +71,13 @@ double sinks_flops(const Probe& probe, double N, double T) {
 }
 
 SightOfModel sight_of(Subject& subject, const std::vector<TokenWindow>& windows) {
-  const Config& c = subject.config();
-  SightOfModel m{subject.name,          c.arch, c.backbone, subject.title(), describe_split(subject.data.choice, false),
-                 WindowLengths(windows)};
+  SightOfModel m(subject, windows);
   const auto T = static_cast<int64_t>(windows[0].tokens.size());
   Probe probe(subject.model, 1, T);
   if (probe.attentions().empty()) fail(Exit::usage, m.model, ": no layer of ", m.arch, " has attention over tokens");
   m.layers.resize(static_cast<size_t>(subject.layers()));
-  std::vector<size_t> begin;  // of each op's heads among those of its layer
-  for (const Probe::Attention& op : probe.attentions()) {
-    auto& layer = m.layers.at(static_cast<size_t>(op.layer));
-    begin.push_back(layer.size());
-    layer.resize(layer.size() + static_cast<size_t>(op.heads));
-    m.heads = std::max(m.heads, layer.size());
-  }
+  for (const Probe::Attention& op : probe.attentions())
+    m.layers.at(static_cast<size_t>(op.layer)).resize(static_cast<size_t>(op.end()));
   std::vector<std::vector<double>> matrices(static_cast<size_t>(omp_get_max_threads()));  // (T, T) of each thread
   for (auto& P : matrices) P.resize(static_cast<size_t>(T * T));
   say_cost("sinks", subject, windows, sinks_flops(probe, static_cast<double>(windows.size()), static_cast<double>(T)),
@@ -98,7 +89,7 @@ SightOfModel sight_of(Subject& subject, const std::vector<TokenWindow>& windows)
     rows += static_cast<double>(std::max<int64_t>(n - 1, 0));
     probe.watch_attention([&](size_t i, const AttentionInputs& inputs) {
       const Probe::Attention& op = probe.attentions()[i];
-      HeadSight* heads = &m.layers[static_cast<size_t>(op.layer)][begin[i]];
+      HeadSight* heads = &m.layers[static_cast<size_t>(op.layer)][static_cast<size_t>(op.first)];
 #pragma omp parallel for schedule(dynamic, 1)
       for (int64_t h = 0; h < op.heads; ++h) {
         double* P = matrices[static_cast<size_t>(omp_get_thread_num())].data();
@@ -153,22 +144,14 @@ nlohmann::json sinks_json(const SightOfModel& m) {
     layers.back()["distance"] = mean_of(layer, &HeadSight::distance);
     layers.back()["entropy"] = mean_of(layer, &HeadSight::entropy);
   }
-  return {{"model", utf8_or_escaped(m.model)},
-          {"arch", m.arch},
-          {"backbone", m.backbone},
-          {"split", m.split},
-          {"shortest_window", m.lengths.shortest},
-          {"longest_window", m.lengths.longest},
-          {"layers", layers},
-          {"heads", m.all_heads()},
-          {"sink_heads", m.sinks()}};
+  return m.json({{"layers", layers}, {"heads", m.all_heads()}, {"sink_heads", m.sinks()}});
 }
 
 HeatMap sight_map(const SightOfModel& m, const std::string& name, double HeadSight::*number) {
   HeatMap map{name, {}};
   for (const auto& layer : m.layers) {
-    map.rows.emplace_back(m.heads, NAN);
-    for (size_t h = 0; h < layer.size(); ++h) map.rows.back()[h] = layer[h].*number;
+    map.rows.emplace_back();
+    for (const HeadSight& head : layer) map.rows.back().push_back(head.*number);
   }
   return map;
 }
@@ -201,8 +184,7 @@ Finding AttentionSinks::finding(const AnalysisOptions& o) const {
     for (size_t l = 0; l < m.layers.size(); ++l)
       for (size_t h = 0; h < m.layers[l].size(); ++h) {
         const HeadSight& head = m.layers[l][h];
-        found.csv += str(csv_field(printable(m.model)), ",", l, ",", h, ",", csv_cell(head.first), ",",
-                         csv_cell(head.own), ",", csv_cell(head.distance), ",", csv_cell(head.entropy), "\n");
+        found.csv += csv_row(m.model, l, h, head.first, head.own, head.distance, head.entropy);
       }
   }
   std::vector<double> first;

@@ -97,9 +97,9 @@ std::string plane_csv(const std::vector<PlaneModel>& all) {
   for (const PlaneModel& m : all)
     for (const PlanePanel& panel : m.panels)
       for (size_t n = 0; n < panel.result.points.size(); ++n)
-        out += str(csv_field(printable(m.model)), ",", panel.layer, ",", panel.kind->key, ",",
-                   csv_field(printable(m.plan.classes.names[n / static_cast<size_t>(m.plan.per_class)])), ",",
-                   csv_cell(panel.result.points[n].x), ",", csv_cell(panel.result.points[n].y), "\n");
+        out += csv_row(m.model, panel.layer, panel.kind->key,
+                       m.plan.classes.names[n / static_cast<size_t>(m.plan.per_class)], panel.result.points[n].x,
+                       panel.result.points[n].y);
   return out;
 }
 
@@ -190,8 +190,8 @@ Finding TsneAnalysis::finding(const AnalysisOptions&) const {
   std::vector<ScatterRow> rows;
   const std::vector<std::string> names = short_names_of(all_);
   std::vector<std::string> settings;
-  for (const PlaneModel& m : all_) settings.push_back(occurrences_text(m.plan));
   for (const PlaneModel& m : all_) {
+    settings.push_back(occurrences_text(m.plan));
     found.add(plane_table(m, tsne_), plane_json(m));
   }
   for (const VectorKind& kind : plane_kinds)

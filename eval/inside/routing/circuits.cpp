@@ -221,9 +221,8 @@ std::string csv_of_circuits(const std::vector<CircuitsOfModel>& all) {
       for (size_t metric = 0; metric < metrics_of_circuits; ++metric) {
         const NearestTokens& nearest = c.nearest[metric];
         for (size_t i = 0; i < nearest.ids.size(); ++i)
-          out += str(csv_field(printable(m.model)), ",", c.layer, ",", c.head, ",", c.source, ",", csv_cell(c.norm),
-                     ",", csv_cell(c.consistency), ",", circuit_metrics[metric], ",", i, ",", nearest.ids[i], ",",
-                     csv_field(m.token_text(nearest.ids[i])), ",", csv_cell(nearest.scores[i]), "\n");
+          out += csv_row(m.model, c.layer, c.head, c.source, c.norm, c.consistency, circuit_metrics[metric], i,
+                         nearest.ids[i], m.token_text(nearest.ids[i]), nearest.scores[i]);
       }
   return out;
 }

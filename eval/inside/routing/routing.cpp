@@ -58,7 +58,7 @@ double map_entropy(const std::vector<double>& row) {
     if (x > 0) entropy -= x * std::log(x);
   return entropy;
 }
-std::string routing_number(double x) { return std::isfinite(x) ? format_number("%.3f", x) : "-"; }
+std::string routing_number(double x) { return number_or_dash(x); }
 
 namespace {
 
@@ -126,10 +126,10 @@ namespace {
 
 constexpr UsualWindows usual_routing = {100, 256};
 
-struct RoutedModel {
-  std::string model, arch, backbone, title;
-  std::vector<TokenWindow> windows;
-  RoutingFound found;
+struct RoutedModel : AnalysedModel {
+  using AnalysedModel::AnalysedModel;
+  std::vector<TokenWindow> windows = {};
+  RoutingFound found = {};
 };
 
 std::string table_of_routing(const RoutedModel& m, uint64_t seed) {
@@ -139,38 +139,22 @@ std::string table_of_routing(const RoutedModel& m, uint64_t seed) {
   return str(m.title, "\n", from, "\n\n", format_table(m.found.table), m.found.notes);
 }
 
-nlohmann::json routing_numbers_json(const std::vector<double>& numbers) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const double x : numbers) list.push_back(number_or_null(x));
-  return list;
-}
-
 nlohmann::json routing_json(const RoutedModel& m) {
   nlohmann::json maps = nlohmann::json::object(), curves = maps, facts = maps;
   for (const RoutingBand& band : m.found.bands)
-    for (const RoutingMap& map : band.maps) {
-      nlohmann::json rows = nlohmann::json::array();
-      for (const auto& row : map.rows) rows.push_back(routing_numbers_json(row));
-      maps[map.name] = {{"what", band.caption}, {"rows", rows}};
-    }
+    for (const RoutingMap& map : band.maps)
+      maps[map.name] = {{"what", band.caption}, {"rows", numbers_or_nulls(map.rows)}};
   for (const RoutingCurve& curve : m.found.curves)
-    if (!curve.reference) curves[curve.name] = {{"what", curve.panel}, {"y", routing_numbers_json(curve.y)}};
+    if (!curve.reference) curves[curve.name] = {{"what", curve.panel}, {"y", numbers_or_nulls(curve.y)}};
   for (const auto& [name, value] : m.found.facts) facts[name] = number_or_null(value);
-  return {{"model", utf8_or_escaped(m.model)},
-          {"arch", m.arch},
-          {"backbone", m.backbone},
-          {"windows", std::ssize(m.windows)},
-          {"maps", maps},
-          {"curves", curves},
-          {"numbers", facts}};
+  return m.json({{"windows", std::ssize(m.windows)}, {"maps", maps}, {"curves", curves}, {"numbers", facts}});
 }
 
 std::string csv_of_routing(const std::vector<RoutedModel>& all) {
   std::string out = "model,what,row,column,value\n";
   for (const RoutedModel& m : all) {
-    const std::string model = csv_field(printable(m.model));
     const auto add = [&](const std::string& what, const std::string& row, const std::string& column, double value) {
-      if (std::isfinite(value)) out += str(model, ",", what, ",", row, ",", column, ",", csv_cell(value), "\n");
+      if (std::isfinite(value)) out += csv_row(m.model, what, row, column, value);
     };
     for (const RoutingBand& band : m.found.bands)
       for (const RoutingMap& map : band.maps)
@@ -250,7 +234,7 @@ class Routing : public Analysis {
   void measure(Subject& subject, const AnalysisOptions& o) override {
     const Config& config = subject.config();
     const RoutingKind& kind = *find_routing(config.arch);
-    RoutedModel m{subject.name, config.arch, config.backbone, subject.title(), {}, {}};
+    RoutedModel m(subject);
     if (kind.reads_data) m.windows = windows_of(subject, o, usual_routing);
     const int64_t T = kind.reads_data ? std::ssize(m.windows[0].tokens) : routing_tokens;
     Probe probe(subject.model, 1, T);
