@@ -2,111 +2,61 @@
 
 #include <algorithm>
 
+#include "engine/check.h"
+
 namespace crossply {
 namespace {
 
-struct OtherName {
-  const char *theirs, *ours, *remark = "";
+struct OtherNames {
+  const char *ours, *theirs, *remark = "";
 };
 
-constexpr const char* no_epochs = " (one epoch is as many steps as there are sequences, divided by --batch)";
-
 // Of Hugging Face's Trainer and configs, nanoGPT, llm.c, torchtitan, Megatron-LM and llama.cpp.
-constexpr OtherName other_names[] = {
-    {"--learning-rate", "--lr"},
-    {"--max-lr", "--lr"},
-    {"--min-lr", "--lr-floor", " (a multiple of --lr)"},
-    {"--lr-scheduler-type", "--schedule"},
-    {"--lr-decay-style", "--schedule"},
-    {"--warmup-steps", "--warmup"},
-    {"--warmup-iters", "--warmup"},
-    {"--lr-warmup-iters", "--warmup"},
-    {"--warmup-ratio", "--warmup", " (in steps)"},
-    {"--batch-size", "--batch"},
-    {"--micro-batch-size", "--batch"},
-    {"--per-device-train-batch-size", "--batch"},
-    {"--local-batch-size", "--batch"},
-    {"--device-batch-size", "--batch"},
-    {"--global-batch-size", "--accumulate", " (--batch x --accumulate sequences a step)"},
-    {"--gradient-accumulation-steps", "--accumulate"},
-    {"--grad-accum-steps", "--accumulate"},
-    {"--epochs", "--steps", no_epochs},
-    {"--num-epochs", "--steps", no_epochs},
-    {"--num-train-epochs", "--steps", no_epochs},
-    {"--max-steps", "--steps"},
-    {"--max-iters", "--steps"},
-    {"--train-iters", "--steps"},
-    {"--num-iterations", "--steps"},
-    {"--training-steps", "--steps"},
-    {"--block-size", "--seq"},
-    {"--seq-len", "--seq"},
-    {"--seq-length", "--seq"},
-    {"--sequence-length", "--seq"},
-    {"--max-seq-len", "--seq"},
-    {"--max-seq-length", "--seq"},
-    {"--context-length", "--seq"},
-    {"--ctx-size", "--seq"},
-    {"--hidden-size", "--width"},
-    {"--d-model", "--width"},
-    {"--n-embd", "--width"},
-    {"--dim", "--width"},
-    {"--num-layers", "--layers"},
-    {"--n-layer", "--layers"},
-    {"--n-layers", "--layers"},
-    {"--num-hidden-layers", "--layers"},
-    {"--depth", "--layers"},
-    {"--num-heads", "--heads"},
-    {"--n-head", "--heads"},
-    {"--n-heads", "--heads"},
-    {"--num-attention-heads", "--heads"},
-    {"--num-key-value-heads", "--kv-heads"},
-    {"--num-query-groups", "--kv-heads"},
-    {"--n-kv-heads", "--kv-heads"},
-    {"--head-dim", "--head-width"},
-    {"--kv-channels", "--head-width"},
-    {"--intermediate-size", "--ffn"},
-    {"--ffn-hidden-size", "--ffn"},
-    {"--vocab-size", "--vocab"},
-    {"--tie-word-embeddings", "--tie"},
-    {"--max-grad-norm", "--clip"},
-    {"--grad-clip", "--clip"},
-    {"--clip-grad", "--clip"},
-    {"--wd", "--weight-decay"},
-    {"--adam-beta1", "--beta1"},
-    {"--adam-beta2", "--beta2"},
-    {"--random-seed", "--seed"},
-    {"--output-dir", "--out"},
-    {"--out-dir", "--out"},
-    {"--output", "--out"},
-    {"--save-dir", "--out"},
-    {"--save-steps", "--save-every"},
-    {"--save-interval", "--save-every"},
-    {"--save-total-limit", "--keep"},
-    {"--eval-steps", "--eval-every"},
-    {"--eval-interval", "--eval-every"},
-    {"--eval-iters", "--eval-samples", " (in sequences)"},
-    {"--resume-from-checkpoint", "--resume", " (of the run in --out)"},
-    {"--model-name-or-path", "--init"},
-    {"--model-name-or-path", "--model"},
-    {"--init-from", "--init"},
-    {"--pretrained", "--init"},
-    {"--checkpoint", "--model"},
-    {"--ckpt", "--model"},
-    {"--model-path", "--model"},
-    {"--dataset", "--data"},
-    {"--train-file", "--data"},
-    {"--data-path", "--data"},
-    {"--input", "--data"},
-    {"--precision", "--dtype"},
-    {"--bf16", "--dtype", " bf16"},
-    {"--fp16", "--dtype", " bf16"},
-    {"--architecture", "--arch"},
-    {"--models", "--arch"},
-    {"--max-new-tokens", "--max-new"},
-    {"--max-tokens", "--max-new"},
-    {"--n-predict", "--max-new"},
-    {"--cuda", "--device", " cuda"},
-    {"--cpu", "--device", " cpu"},
+constexpr OtherNames other_names[] = {
+    {"--lr", "--learning-rate --max-lr"},
+    {"--lr-floor", "--min-lr", " (a multiple of --lr)"},
+    {"--schedule", "--lr-scheduler-type --lr-decay-style"},
+    {"--warmup", "--warmup-steps --warmup-iters --lr-warmup-iters"},
+    {"--warmup", "--warmup-ratio", " (in steps)"},
+    {"--batch",
+     "--batch-size --micro-batch-size --per-device-train-batch-size --local-batch-size "
+     "--device-batch-size"},
+    {"--accumulate", "--global-batch-size", " (--batch x --accumulate sequences a step)"},
+    {"--accumulate", "--gradient-accumulation-steps --grad-accum-steps"},
+    {"--steps", "--epochs --num-epochs --num-train-epochs",
+     " (one epoch is as many steps as there are sequences, divided by --batch)"},
+    {"--steps", "--max-steps --max-iters --train-iters --num-iterations --training-steps"},
+    {"--seq",
+     "--block-size --seq-len --seq-length --sequence-length --max-seq-len --max-seq-length "
+     "--context-length --ctx-size"},
+    {"--width", "--hidden-size --d-model --n-embd --dim"},
+    {"--layers", "--num-layers --n-layer --n-layers --num-hidden-layers --depth"},
+    {"--heads", "--num-heads --n-head --n-heads --num-attention-heads"},
+    {"--kv-heads", "--num-key-value-heads --num-query-groups --n-kv-heads"},
+    {"--head-width", "--head-dim --kv-channels"},
+    {"--ffn", "--intermediate-size --ffn-hidden-size"},
+    {"--vocab", "--vocab-size"},
+    {"--tie", "--tie-word-embeddings"},
+    {"--clip", "--max-grad-norm --grad-clip --clip-grad"},
+    {"--weight-decay", "--wd"},
+    {"--beta1", "--adam-beta1"},
+    {"--beta2", "--adam-beta2"},
+    {"--seed", "--random-seed"},
+    {"--out", "--output-dir --out-dir --output --save-dir"},
+    {"--save-every", "--save-steps --save-interval"},
+    {"--keep", "--save-total-limit"},
+    {"--eval-every", "--eval-steps --eval-interval"},
+    {"--eval-samples", "--eval-iters", " (in sequences)"},
+    {"--resume", "--resume-from-checkpoint", " (of the run in --out)"},
+    {"--init", "--model-name-or-path --init-from --pretrained"},
+    {"--model", "--model-name-or-path --checkpoint --ckpt --model-path"},
+    {"--data", "--dataset --train-file --data-path --input"},
+    {"--dtype", "--precision"},
+    {"--dtype", "--bf16 --fp16", " bf16"},
+    {"--arch", "--architecture --models"},
+    {"--max-new", "--max-new-tokens --max-tokens --n-predict"},
+    {"--device", "--cuda", " cuda"},
+    {"--device", "--cpu", " cpu"},
 };
 
 }  // namespace
@@ -114,8 +64,9 @@ constexpr OtherName other_names[] = {
 std::string flag_of_other_name(const CLI::App& app, const std::string& typed) {
   std::string name = typed;
   std::replace(name.begin(), name.end(), '_', '-');
-  for (const OtherName& other : other_names)
-    if (name == other.theirs && has_flag_named(app, other.ours)) return std::string(other.ours) + other.remark;
+  for (const auto& [ours, theirs, remark] : other_names)
+    if (str(" ", theirs, " ").find(" " + name + " ") != std::string::npos && has_flag_named(app, ours))
+      return std::string(ours) + remark;
   return "";
 }
 
