@@ -43,30 +43,21 @@ std::vector<Shown> flags_of(const TempDir& scratch, const std::string& program) 
   return all;
 }
 
+// "--a 1 --b 2" as a map.
+std::map<std::string, std::string> pairs_of(const std::string& text) {
+  std::map<std::string, std::string> pairs;
+  const Words words = split_words(text);
+  for (size_t i = 0; i < words.size(); i += 2) pairs[words[i]] = words[i + 1];
+  return pairs;
+}
+
 // A value that the flag takes and that is not its default; "" of a switch.
 std::string value_of(const Shown& flag) {
-  static const std::map<std::string, std::string> values = {{"--kd-tau", "2"},
-                                                            {"--kd-reduction", "element"},
-                                                            {"--gpu", "h200"},
-                                                            {"--mode", "continue"},
-                                                            {"--kv-owners", "[0,2]"},
-                                                            {"--value-layers", "[1]"},
-                                                            {"--norm", "rmsnorm"},
-                                                            {"--x", "tokens"},
-                                                            {"--style", "llama3"},
-                                                            {"--lambda-scale", "frozen"},
-                                                            {"--vectors", "30"},
-                                                            {"--tsne-vectors", "30"},
-                                                            {"--rank-rate", "100"},
-                                                            {"--num-kv-shared-layers", "1"},
-                                                            {"--heads", "0.0"},
-                                                            {"--ffn", "24"},
-                                                            {"--mirror-offset", "2"},
-                                                            {"--router-init", "random"},
-                                                            {"--decay", "routers"},
-                                                            {"--lambda2", "frozen"},
-                                                            {"--router-bound", "literal"},
-                                                            {"--loss", "train"}};
+  static const auto values = pairs_of(
+      "--kd-tau 2 --kd-reduction element --gpu h200 --mode continue --kv-owners [0,2] --value-layers [1] "
+      "--norm rmsnorm --x tokens --style llama3 --lambda-scale frozen --vectors 30 --tsne-vectors 30 "
+      "--rank-rate 100 --num-kv-shared-layers 1 --heads 0.0 --ffn 24 --mirror-offset 2 "
+      "--router-init random --decay routers --lambda2 frozen --router-bound literal --loss train");
   if (values.contains(flag.name)) return values.at(flag.name);
   if (flag.type.empty()) return "";
   return flag.type.starts_with(" INT") ? "3" : flag.type == " FLOAT" ? "0.5" : flag.type == " BOOL" ? "false" : "x";
@@ -98,20 +89,10 @@ Words meeting(const std::string& need) {
 
 // Words that leave it unmet; none where the default does.
 Words against(const std::string& need) {
-  static const std::map<std::string, std::string> values = {{"--schedule", "constant"},
-                                                            {"--weight-decay", "0"},
-                                                            {"--dynamic", "false"},
-                                                            {"--value-embeds", "none"},
-                                                            {"--mixing", "identity"},
-                                                            {"--map", "inet"},
-                                                            {"--variant", "identity"},
-                                                            {"--rounds", "1"},
-                                                            {"--routing", "own"},
-                                                            {"--sharing", "cla"},
-                                                            {"--intermediate-sizes", "[24,24,24,24]"},
-                                                            {"--data", "text:none"},
-                                                            {"--top-p", "1"},
-                                                            {"--y", "routing"}};
+  static const auto values = pairs_of(
+      "--schedule constant --weight-decay 0 --dynamic false --value-embeds none --mixing identity "
+      "--map inet --variant identity --rounds 1 --routing own --sharing cla "
+      "--intermediate-sizes [24,24,24,24] --data text:none --top-p 1 --y routing");
   const std::string flag = need.substr(0, need.find(' '));
   if (need == "--sharing cla") return {flag, "list"};
   return values.contains(flag) ? Words{flag, values.at(flag)} : Words{};

@@ -73,29 +73,24 @@ void make_gpt2(const std::string& dir, bool sink) {
   config.max_position_embeddings = 128;
   config.initializer_range = 0.5;
   config.check(Exit::usage, "test");
-  const auto device = make_device("cpu");
-  ParameterTable params;
-  declare_model(params, config);
-  params.allocate(*device, Dtype::f32, false);
-  params.initialise(3);
+  Weights weights(config, 3);
   const auto fill = [&](const std::string& part, const std::function<double(int64_t, int64_t)>& value) {
-    for (Parameter& row : params.rows()) {
+    for (Parameter& row : weights.params.rows()) {
       if (!has(row.name, part)) continue;
       const int64_t columns = row.shape[row.shape.rank - 1];
       std::vector<double> numbers;
       for (int64_t i = 0; i < row.shape.numel(); ++i) numbers.push_back(value(i / columns, i % columns));
-      params.write(row, numbers.data());
+      weights.params.write(row, numbers.data());
     }
   };
   if (sink) {
-    for (const char* part : {"embed_tokens", "q_proj.weight", "o_proj", "down_proj"})
-      fill(part, [](int64_t, int64_t) { return 0; });
+    for (const char* part : {"embed_tokens", "q_proj.weight", "o_proj", "down_proj"}) weights.fill(part, 0);
     const auto sign = [](int64_t c) { return c % 2 == 0 ? 1.0 : -1.0; };
     fill("embed_positions", [&](int64_t t, int64_t c) { return (t == 0 ? 1 : -1) * sign(c); });
     fill("k_proj.weight", [&](int64_t, int64_t c) { return 0.25 * sign(c); });  // k: 4 at position 0, else -4
-    fill("q_proj.bias", [](int64_t, int64_t) { return 0.5; });                  // logits 4 and -4
+    weights.fill("q_proj.bias", 0.5);                                           // logits 4 and -4
   }
-  save_model(dir, params, config);
+  weights.save(dir);
 }
 
 nlohmann::json analysis_of(const TempDir& scratch, const std::string& out) {
@@ -183,9 +178,7 @@ TEST_CASE("analyze: the heads of several attentions of a layer stand beside each
   save_model(scratch.file("model"), model.params, model.config);
   const std::string shard = scratch.file("x.bin");
   write_shard(shard, {1, 2, 3, 4, 5, 6, 0, 2, 5, 1, 3, 6, 2}, ShardFormat::uint16);
-  const Outcome got =
-      run_program_inside(scratch, {"analyze", "--model", scratch.file("model"), "--data", shard, "--what", "attention",
-                                   "--sequences", "2", "--length", "6", "--out", scratch.file("out")});
+  const Outcome got = analyze(scratch, {"model"}, shard, "--what attention --sequences 2 --length 6");
   check_outcome(got, Exit::done, "of 28, ");
   const nlohmann::json layers = analysis_of(scratch, "out")["models"][0]["layers"];
   for (size_t l = 0; l < 4; ++l) CHECK(layers[l]["heads"].size() == (l == 0 ? 4 : 8));
@@ -246,11 +239,10 @@ TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in non
   const TempDir scratch;
   make_gpt2(scratch.file("sink"), true);
   make_gpt2(scratch.file("random"), false);
-  write_text(scratch.file("text"), letters(3000));
-  const std::string data = "text:" + scratch.file("text");
-  const Outcome got =
-      run_program_inside(scratch, {"analyze", "--model", scratch.file("sink"), scratch.file("random"), "--data", data,
-                                   "--what", "attention", "--sequences", "6", "--out", scratch.file("out")});
+  const auto attention = [&, data = letters_file(scratch)] {
+    return analyze(scratch, {"sink", "random"}, data, "--what attention --sequences 6");
+  };
+  const Outcome got = attention();
   check_outcome(got, Exit::done, "lazy layers: 3 of 3\n");
   check_outcome(got, Exit::done, "lazy layers: 0 of 3\n");
   check_outcome(got, Exit::done, "6 windows of 100 tokens, seed 42");
@@ -286,11 +278,7 @@ TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in non
     CHECK(has(svg, part));
   CHECK(!has(svg, "nan"));
   // Again: its own files are replaced, and the same seed gives the same numbers on several threads too.
-  const std::vector<std::string> again = {
-      "analyze", "--model",          scratch.file("sink"), scratch.file("random"), "--data",
-      data,      "--what",           "attention",          "--sequences",          "6",
-      "--out",   scratch.file("out")};
-  check_outcome(run_program_inside(scratch, again), Exit::done, "wrote");
+  check_outcome(attention(), Exit::done, "wrote");
   CHECK(analysis_of(scratch, "out") == json);
 }
 
@@ -298,25 +286,8 @@ TEST_CASE("analyze: the average rank of given groups of layers") {
   const TempDir scratch;
   make_gpt2(scratch.file("sink"), true);
   make_gpt2(scratch.file("random"), false);
-  write_text(scratch.file("text"), letters(3000));
-  const auto attention = [&](const std::vector<std::string>& groups) {
-    std::vector<std::string> words = {"analyze",
-                                      "--model",
-                                      scratch.file("sink"),
-                                      scratch.file("random"),
-                                      "--data",
-                                      "text:" + scratch.file("text"),
-                                      "--what",
-                                      "attention",
-                                      "--sequences",
-                                      "2",
-                                      "--length",
-                                      "20",
-                                      "--out",
-                                      scratch.file("out"),
-                                      "--groups"};
-    words.insert(words.end(), groups.begin(), groups.end());
-    return run_program_inside(scratch, words);
+  const auto attention = [&, data = letters_file(scratch)](const std::vector<std::string>& groups) {
+    return analyze(scratch, {"sink", "random"}, data, "--what attention --sequences 2 --length 20 --groups", groups);
   };
   const Outcome got = attention({"0-1,1-2", "2"});
   check_outcome(got, Exit::done, "groups:\n  layers 0 to 1: AvgRank 1.00\n  layers 1 to 2: AvgRank 1.00\n  layer 2: ");
@@ -342,27 +313,22 @@ TEST_CASE("analyze: the average rank of given groups of layers") {
 TEST_CASE("analyze: windows of two models are the same wherever they can be, and told where not") {
   const TempDir scratch;
   make_gpt2(scratch.file("model"), false);
-  write_text(scratch.file("text"), letters(3000));
-  const std::string data = "text:" + scratch.file("text");
+  const std::string data = letters_file(scratch);
   for (const char* seq : {"20", "24"})
     check_outcome(train(scratch, {"--width", "8", "--ffn", "8", "--layers", "1", "--heads", "2", "--seq", seq,
                                   "--steps", "1", "--data", data, "--out", scratch.file(seq)}),
                   Exit::done, "step 1/1");
-  const auto analyze = [&](const std::vector<std::string>& models, const std::vector<std::string>& more) {
-    std::vector<std::string> words = {
-        "analyze", "--data", data, "--what", "attention", "--sequences", "4", "--out", scratch.file("out"), "--model"};
-    words.insert(words.end(), models.begin(), models.end());
-    words.insert(words.end(), more.begin(), more.end());
-    return run_program_inside(scratch, words);
+  const auto attention = [&](const std::vector<std::string>& models, const std::string& flags) {
+    return analyze(scratch, models, data, "--what attention --sequences 4 " + flags);
   };
-  const std::vector<std::string> runs = {scratch.file("20"), scratch.file("24")};
-  check_outcome(analyze(runs, {}), Exit::done, "--split all --length 20 gives both the same");
+  const std::vector<std::string> runs = {"20", "24"};
+  check_outcome(attention(runs, ""), Exit::done, "--split all --length 20 gives both the same");
   CHECK(analysis_of(scratch, "out")["same_windows"] == false);
-  const Outcome cut = analyze(runs, {"--length", "10"});
+  const Outcome cut = attention(runs, "--length 10");
   check_outcome(cut, Exit::done, "--split all --length 10 gives both the same");
   CHECK(analysis_of(scratch, "out")["same_windows"] == false);
-  for (const char* length : {"10", "20"}) {
-    const Outcome got = analyze({runs[0], runs[1], scratch.file("model")}, {"--split", "all", "--length", length});
+  for (const std::string length : {"10", "20"}) {
+    const Outcome got = attention({"20", "24", "model"}, "--split all --length " + length);
     check_outcome(got, Exit::done, "wrote");
     CHECK(!has(got.output, "other windows"));
     CHECK(analysis_of(scratch, "out")["same_windows"] == true);
@@ -440,22 +406,17 @@ TEST_CASE("analyze: bad input") {
   check_outcome(analyze({"--model", model, "--data", data, "--what", "attention", "--out", scratch.file("file")}),
                 Exit::usage, "is no directory");
   // Attention that is not finite: of queries that overflow.
-  Config config = load_config(model + "/config.json");
-  const auto device = make_device("cpu");
-  ParameterTable params;
-  declare_model(params, config);
-  params.allocate(*device, Dtype::f32, false);
-  load_weights(model, config, params);
-  for (Parameter& row : params.rows())
-    if (has(row.name, "q_proj.weight")) params.write(row, std::vector<double>(256, 3e38).data());
-  save_model(scratch.file("huge"), params, config);
+  const auto save_huge = [&](const char* part, const std::string& name) {
+    Weights weights(load_config(model + "/config.json"));
+    load_weights(model, weights.config, weights.params);
+    weights.fill(part, 3e38);
+    weights.save(scratch.file(name));
+  };
+  save_huge("q_proj.weight", "huge");
   check_outcome(analyze({"--model", scratch.file("huge"), "--data", data, "--what", "attention", "--out", out}),
                 Exit::not_finite, "huge: the attention of layer 0, head");
   // Or only what it computes: finite probabilities times values that are not.
-  load_weights(model, config, params);
-  for (Parameter& row : params.rows())
-    if (has(row.name, "v_proj.weight")) params.write(row, std::vector<double>(256, 3e38).data());
-  save_model(scratch.file("values"), params, config);
+  save_huge("v_proj.weight", "values");
   check_outcome(analyze({"--model", scratch.file("values"), "--data", data, "--what", "attention", "--out", out}),
                 Exit::not_finite, "values: what the attention of layer 0 puts out is not finite");
   CHECK(std::filesystem::is_empty(out));

@@ -8,7 +8,7 @@
 #include "engine/rng.h"
 #include "eval/inside/token_map.h"
 #include "models/disk/model_dir.h"
-#include "tests/support/program.h"
+#include "tests/support/inside.h"
 #include "tests/support/tiny.h"
 #include "tests/support/tiny_bpe.h"
 
@@ -25,9 +25,7 @@ void make_model(const std::string& dir, int64_t vocab, bool even, int64_t positi
   TinyModel model(config);
   for (const Parameter& row : model.params.rows())
     if (even && has(row.name, "q_proj")) model.fill(row.name, [](int64_t) { return 0; });
-  std::filesystem::create_directories(dir);
-  save_config(dir + "/config.json", config);
-  save_tensors(dir + "/model.safetensors", model.params, values_of(model.params, config));
+  save_model(dir, model.params, config);
 }
 
 }  // namespace
@@ -38,9 +36,8 @@ TEST_CASE("analyze: attention that is even has the sinks, distances and entropie
   make_model(scratch.file("other"), 256, false);
   write_text(scratch.file("text"), std::string(300, 'x') + "the end");
   const std::string out = scratch.file("out");
-  const Outcome got = run_program_inside(
-      scratch, {"analyze", "--model", scratch.file("even"), scratch.file("other"), "--data",
-                "text:" + scratch.file("text"), "--what", "sinks", "--sequences", "3", "--length", "4", "--out", out});
+  const std::string data = "text:" + scratch.file("text");
+  const Outcome got = analyze(scratch, {"even", "other"}, data, "--what sinks --sequences 3 --length 4");
   check_outcome(got, Exit::done, "3 windows of 4 tokens, seed 42");
   check_outcome(got, Exit::done, "heads that put more than 0.3 on the first token: 16 of 16, 100.0%");
   const nlohmann::json json = read_json(out + "/sinks.json");
@@ -56,9 +53,8 @@ TEST_CASE("analyze: attention that is even has the sinks, distances and entropie
   CHECK(json["same_windows"] == true);
   const std::string csv = read_text(out + "/sinks.csv");
   CHECK(std::ranges::count(csv, '\n') == 1 + 2 * 4 * 4);
-  check_outcome(run_program_inside(scratch, {"analyze", "--model", scratch.file("even"), "--data",
-                                             "text:" + scratch.file("text"), "--what", "sinks", "--length", "1"}),
-                Exit::usage, "needs windows of two tokens or more");
+  check_outcome(analyze(scratch, {"even"}, data, "--what sinks --length 1"), Exit::usage,
+                "needs windows of two tokens or more");
 }
 
 TEST_CASE("analyze: maps of a text: the tokenizer's tokens, safe to look at, and rows of shares") {
@@ -67,10 +63,8 @@ TEST_CASE("analyze: maps of a text: the tokenizer's tokens, safe to look at, and
   write_tiny_bpe(scratch.file("model"));
   write_text(scratch.file("text"), std::string(300, 'x') + "the end");
   const std::string out = scratch.file("out"), data = "text:" + scratch.file("text");
-  const auto maps = [&](std::vector<std::string> words) {
-    words.insert(words.begin(),
-                 {"analyze", "--model", scratch.file("model"), "--data", data, "--what", "maps", "--out", out});
-    return run_program_inside(scratch, words);
+  const auto maps = [&](const std::vector<std::string>& words) {
+    return analyze(scratch, {"model"}, data, "--what maps", words);
   };
   const std::string text = "the <b>\x1b[1m\n";
   const Outcome got = maps({"--text", text, "--heads", "3.1", "0.0"});
@@ -119,10 +113,9 @@ TEST_CASE("analyze: maps of whole texts and of several, with the causal mask and
   for (uint64_t i = 0; i < 3000; ++i) text += static_cast<char>('a' + random_bits(3, 1, i) % 26);
   write_text(scratch.file("text"), text);
   const std::string out = scratch.file("out");
-  const auto maps = [&](const std::string& model, std::vector<std::string> words) {
-    words.insert(words.begin(), {"analyze", "--model", scratch.file(model), "--data", "text:" + scratch.file("text"),
-                                 "--what", "maps", "--out", out});
-    const Outcome got = run_program_inside(scratch, words);
+  const std::string data = "text:" + scratch.file("text");
+  const auto maps = [&](const std::string& model, const std::vector<std::string>& words) {
+    const Outcome got = analyze(scratch, {model}, data, "--what maps", words);
     check_outcome(got, Exit::done, "looks most at");
     return read_json(out + "/maps.json")["models"][0];
   };
@@ -166,10 +159,7 @@ TEST_CASE("analyze: maps of whole texts and of several, with the causal mask and
   for (const char* part : {"even: 150 tokens, a cell is 4 x 4 tokens", ">0-3</text>", "148-149: 144-147 0.03<"})
     CHECK_MESSAGE(has(svg, part), part);
   CHECK(svg.size() < 2000000);
-  check_outcome(
-      run_program_inside(scratch, {"analyze", "--model", scratch.file("even"), "--data", "text:" + scratch.file("text"),
-                                   "--what", "maps", "--text", "ab", "--texts", "2"}),
-      Exit::usage, "--text");
+  check_outcome(analyze(scratch, {"even"}, data, "--what maps --text ab --texts 2"), Exit::usage, "--text");
 }
 
 TEST_CASE("analyze: bins of tokens keep what a row sums to, whatever their steps") {

@@ -124,26 +124,11 @@ TEST_CASE("entropy: of several models beside each other, in table, JSON, CSV and
   save_tiny(scratch.file("svformer"), "resformer:variant=svformer", 3);
   save_tiny(scratch.file("lime"), "lime", 2);
   const std::string out = scratch.file("out");
-  const auto analyze = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> words = {"analyze",
-                                      "--model",
-                                      scratch.file("llama"),
-                                      scratch.file("svformer"),
-                                      scratch.file("lime"),
-                                      "--data",
-                                      tiny_shard(scratch),
-                                      "--what",
-                                      "entropy",
-                                      "--sequences",
-                                      "5",
-                                      "--length",
-                                      "6",
-                                      "--out",
-                                      out};
-    words.insert(words.end(), more.begin(), more.end());
-    return run_program_inside(scratch, words);
+  const auto analyzed = [&](const std::string& flags) {
+    return analyze(scratch, {"llama", "svformer", "lime"}, tiny_shard(scratch),
+                   "--what entropy --sequences 5 --length 6 " + flags);
   };
-  const Outcome got = analyze({});
+  const Outcome got = analyzed("");
   check_outcome(got, Exit::done, "5 windows of 6 tokens, seed 42, alpha 0.5; in nats");
   check_width(got, scratch);
   const nlohmann::json json = read_json(out + "/entropy.json");
@@ -186,20 +171,19 @@ TEST_CASE("entropy: of several models beside each other, in table, JSON, CSV and
     CHECK(has(svg, part));
   for (const char* part : {"nan", "inf"}) CHECK(!has(svg, part));
   // Of another order: Shannon's is the same as beside the other.
-  check_outcome(analyze({"--alpha", "1"}), Exit::done, "alpha 1; in nats");
+  check_outcome(analyzed("--alpha 1"), Exit::done, "alpha 1; in nats");
   const nlohmann::json shannon = read_json(out + "/entropy.json")["models"][2]["layers"][1]["value"];
   CHECK(shannon["mean"] == lime[1]["value"]["shannon_mean"]);
   CHECK(shannon["mean"] == shannon["shannon_mean"]);
-  check_outcome(analyze({"--alpha", "0"}), Exit::usage, "--alpha");
+  check_outcome(analyzed("--alpha 0"), Exit::usage, "--alpha");
 }
 
 TEST_CASE("entropy: a key/value head that is read several times counts once") {
   const TempDir scratch;
   save_tiny(scratch.file("sla"), "sla");
   const std::string out = scratch.file("out");
-  check_outcome(run_program_inside(scratch, {"analyze", "--model", scratch.file("sla"), "--data", tiny_shard(scratch),
-                                             "--what", "entropy", "--sequences", "5", "--length", "9", "--out", out}),
-                Exit::done, "wrote");
+  check_outcome(analyze(scratch, {"sla"}, tiny_shard(scratch), "--what entropy --sequences 5 --length 9"), Exit::done,
+                "wrote");
   int64_t fewer = 0;
   const nlohmann::json json = read_json(out + "/entropy.json");
   for (const nlohmann::json& layer : json["models"][0]["layers"]) {
@@ -215,17 +199,15 @@ TEST_CASE("entropy: a key/value head that is read several times counts once") {
 TEST_CASE("entropy: padding does not count") {
   const TempDir scratch;
   save_tiny(scratch.file("model"), "llama", 1, 64);
-  const auto entropy = [&](const char* length) {
-    check_outcome(
-        run_program_inside(scratch, {"analyze", "--model", scratch.file("model"), "--data", "arith:3", "--what",
-                                     "entropy", "--sequences", "6", "--length", length, "--out", scratch.file("out")}),
-        Exit::done, "wrote");
+  const auto entropy = [&](const std::string& length) {
+    check_outcome(analyze(scratch, {"model"}, "arith:3", "--what entropy --sequences 6 --length " + length), Exit::done,
+                  "wrote");
     return read_json(scratch.file("out") + "/entropy.json")["models"][0];
   };
   const nlohmann::json whole = entropy("0");
   CHECK(whole["shortest_window"] < whole["longest_window"]);
   // Cut behind the longest answer of these: the same tokens, without most of the padding.
-  const nlohmann::json cut = entropy(json_text(whole["longest_window"]).c_str());
+  const nlohmann::json cut = entropy(json_text(whole["longest_window"]));
   for (const char* value : {"hidden", "value", "own_value"})
     for (const char* number : {"mean", "std", "bound"}) {
       const double expected = whole["layers"][0][value][number].get<double>();

@@ -211,14 +211,12 @@ TEST_CASE("gates: what rises over depth is drawn whole, and pictures stand below
 
 TEST_CASE("gates: the program's table, JSON, CSV and picture; what it refuses") {
   const TempDir scratch;
-  write_text(scratch.file("text"), letters(3000));
-  const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
-  const auto analyze = [&](std::vector<std::string> words) {
-    words.insert(words.begin(), {"analyze", "--data", data, "--what", "gates", "--out", out});
-    return run_program_inside(scratch, words);
+  const std::string data = letters_file(scratch), out = scratch.file("out");
+  const auto gates_of = [&](const std::vector<std::string>& models, const std::string& flags = "") {
+    return analyze(scratch, models, data, "--what gates " + flags);
   };
   const std::string three = untrained(scratch, "satformer", 3, data), two = untrained(scratch, "relay", 2, data);
-  const Outcome got = analyze({"--model", three, two, "--sequences", "8", "--length", "24"});
+  const Outcome got = gates_of({three, two}, "--sequences 8 --length 24");
   check_outcome(got, Exit::done, "8 windows of 24 tokens, seed 42: 2 for the means to set gates to");
   check_outcome(got, Exit::done, "the others scored: 144 positions");
   check_width(got, scratch);
@@ -246,28 +244,20 @@ TEST_CASE("gates: the program's table, JSON, CSV and picture; what it refuses") 
   for (const char* part : {"key/value head", "mean gate", "satformer3", "relay2", "set to 0"}) CHECK(has(svg, part));
   for (const char* part : {"nan", "inf"}) CHECK(!has(svg, part));
   // Where there are none.
-  check_outcome(analyze({"--model", untrained(scratch, "llama", 1, data)}), Exit::usage,
+  check_outcome(gates_of({untrained(scratch, "llama", 1, data)}), Exit::usage,
                 "a llama has no gates on values: its layers read");
-  check_outcome(analyze({"--model", untrained(scratch, "resformer", 2, data)}), Exit::usage,
+  check_outcome(gates_of({untrained(scratch, "resformer", 2, data)}), Exit::usage,
                 "one scale for each layer; try --what routing");
-  check_outcome(analyze({"--model", untrained(scratch, "hyper", 2, data)}), Exit::usage,
+  check_outcome(gates_of({untrained(scratch, "hyper", 2, data)}), Exit::usage,
                 "mixtures of earlier ones; try --what routing");
-  check_outcome(analyze({"--model", untrained(scratch, "satformer", 1, data)}), Exit::usage, "has only one layer");
-  check_outcome(analyze({"--model", three, "--sequences", "1"}), Exit::usage, "gates need 2 windows at least");
+  check_outcome(gates_of({untrained(scratch, "satformer", 1, data)}), Exit::usage, "has only one layer");
+  check_outcome(gates_of({three}, "--sequences 1"), Exit::usage, "gates need 2 windows at least");
   // Weights so large that what they make is not finite.
-  Config config = load_config(three + "/config.json");
-  const auto device = make_device("cpu");
-  ParameterTable params;
-  declare_model(params, config);
-  params.allocate(*device, Dtype::f32, false);
   for (const auto& [row, says] : {std::pair{"layers.2.self_attn.v_proj", "is not finite; the weights are too large"},
                                   std::pair{"layers.0.self_attn.v_proj", "gate.1 is not finite"}}) {
-    params.initialise(1);
-    for (const Parameter& one : params.rows())
-      if (has(one.name, row))
-        params.write(one, std::vector<double>(static_cast<size_t>(one.shape.numel()), 3e38).data());
-    save_model(scratch.file("huge"), params, config);
-    check_outcome(analyze({"--model", scratch.file("huge"), "--sequences", "2", "--length", "8"}), Exit::not_finite,
-                  says);
+    Weights huge(load_config(three + "/config.json"));
+    huge.fill(row, 3e38);
+    huge.save(scratch.file("huge"));
+    check_outcome(gates_of({"huge"}, "--sequences 2 --length 8"), Exit::not_finite, says);
   }
 }

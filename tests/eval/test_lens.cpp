@@ -159,27 +159,20 @@ TEST_CASE("lens: predictions tile by tile are the largest logits of each row, of
   config.vocab_size = 3 << 20, config.hidden_size = 4, config.head_dim = 0, config.num_attention_heads = 2;
   config.num_hidden_layers = 1;
   config.check(Exit::usage, "test");
-  const auto device = make_device("cpu");
-  ParameterTable params;
-  declare_model(params, config);
-  params.allocate(*device, Dtype::f32, false);
+  Weights weights(config);
   std::vector<double> table(static_cast<size_t>(config.vocab_size) * 4, 0.0);
   for (const auto& [token, dimension] : {std::pair{5, 0}, {7, 1}, {2000000, 2}, {2999999, 1}})
     table[static_cast<size_t>(token * 4 + dimension)] = 1;
-  params.write(params.at("model.embed_tokens.weight"), table.data());
-  params.write(params.at("model.norm.weight"), std::vector<double>(4, 1.0).data());
-  LogitLens lens(*device, params, config, 3);
+  weights.params.write(weights.params.at("model.embed_tokens.weight"), table.data());
+  LogitLens lens(*weights.device, weights.params, config, 3);
   CHECK(lens.predictions({0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 2, 0}) == std::vector<int32_t>{7, 5, 2000000});
 }
 
 TEST_CASE("lens: the program's table, JSON, CSV and picture; what it refuses") {
   const TempDir scratch;
-  write_text(scratch.file("text"), letters(3000));
-  const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
+  const std::string data = letters_file(scratch), out = scratch.file("out");
   const std::string vertical = untrained(scratch, "vertical", 3, data), llama = untrained(scratch, "llama", 2, data);
-  const std::vector<std::string> words = {"analyze", "--data", data,  "--what",      "lens", "--out",    out,
-                                          "--model", vertical, llama, "--sequences", "4",    "--length", "24"};
-  const Outcome got = run_program_inside(scratch, words);
+  const Outcome got = analyze(scratch, {vertical, llama}, data, "--what lens --sequences 4 --length 24");
   check_outcome(got, Exit::done, "4 windows of 24 tokens, seed 42, 96 positions scored");
   check_width(got, scratch);
   const nlohmann::json json = read_json(out + "/lens.json");
@@ -202,9 +195,8 @@ TEST_CASE("lens: the program's table, JSON, CSV and picture; what it refuses") {
   for (const char* part : {"perplexity", "vertical3, next reads", "llama2", "blocks passed"}) CHECK(has(svg, part));
   // A task's answers come late; before them nothing is scored.
   const std::string task = untrained(scratch, "lime", 2, "arith:3");
-  check_outcome(run_program_inside(scratch, {"analyze", "--data", "arith:3", "--what", "lens", "--model", task,
-                                             "--sequences", "3", "--length", "2"}),
-                Exit::usage, "no position of these windows is scored; give more --sequences or a larger --length");
+  check_outcome(analyze(scratch, {task}, "arith:3", "--what lens --sequences 3 --length 2"), Exit::usage,
+                "no position of these windows is scored; give more --sequences or a larger --length");
 }
 
 TEST_CASE("lens: weights that are not finite are told, and where") {

@@ -218,26 +218,11 @@ TEST_CASE("analyze: separability and t-SNE of a model of bytes: its vectors, and
   }
   CHECK(rows == std::vector<int64_t>{25, 50, 75, 100});
 
-  const std::vector<std::string> call = {"analyze",
-                                         "--model",
-                                         scratch.file("llama"),
-                                         scratch.file("lime"),
-                                         "--split",
-                                         "all",
-                                         "--data",
-                                         o.data.spec,
-                                         "--what",
-                                         "separability",
-                                         "tsne",
-                                         "--vectors",
-                                         "40",
-                                         "--tsne-vectors",
-                                         "20",
-                                         "--keep-vectors",
-                                         "true",
-                                         "--out",
-                                         scratch.file("out")};
-  const Outcome got = run_program_inside(scratch, call);
+  const auto call = [&] {
+    return analyze(scratch, {"llama", "lime"}, o.data.spec,
+                   "--split all --what separability tsne --vectors 40 --tsne-vectors 20 --keep-vectors true");
+  };
+  const Outcome got = call();
   check_outcome(got, Exit::done, "40 vectors of each class, at the last byte of these words");
   check_outcome(got, Exit::done, "KL divergence");
   check_width(got, scratch);
@@ -280,7 +265,7 @@ TEST_CASE("analyze: separability and t-SNE of a model of bytes: its vectors, and
        {"values as attention reads them", "own values", "chance", ">lime<", ">llama<", "(the paper's: 84)"})
     CHECK(has(svg, part));
   CHECK(std::filesystem::exists(scratch.file("out") + "/separability.2.safetensors"));
-  check_outcome(run_program_inside(scratch, call), Exit::done, "wrote");
+  check_outcome(call(), Exit::done, "wrote");
   CHECK(read_json(scratch.file("out") + "/separability.json") == probes);
   CHECK(read_json(scratch.file("out") + "/tsne.json") == planes);
 

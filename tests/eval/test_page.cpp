@@ -13,8 +13,7 @@
 #include "eval/inside/heat_map.h"
 #include "models/disk/checkpoint.h"
 #include "models/disk/model_dir.h"
-#include "tests/support/program.h"
-#include "tests/support/tiny.h"
+#include "tests/support/inside.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -70,12 +69,10 @@ std::vector<std::string> matches(const std::string& text, const char* pattern) {
 }
 
 // A random model of seven tokens; large: of weights that overflow.
-void save_tiny(const std::string& dir, const std::string& choice, bool large = false) {
+void save_random(const std::string& dir, const std::string& choice, bool large = false) {
   TinyModel model(tiny_with(choice, 2, false));
   if (large) model.fill("model.layers.0.self_attn.v_proj.weight", [](int64_t) { return 3e38; });
-  std::filesystem::create_directories(dir);
-  save_config(dir + "/config.json", model.config);
-  save_tensors(dir + "/model.safetensors", model.params, values_of(model.params, model.config));
+  save_model(dir, model.params, model.config);
 }
 
 }  // namespace
@@ -192,27 +189,19 @@ TEST_CASE("page: ids are of one element each, and every reference names one") {
 
 TEST_CASE("page: analyze --what all writes it of what is possible, the same again, and over nothing of others") {
   const TempDir scratch;
-  save_tiny(scratch.file("llama"), "llama"), save_tiny(scratch.file("lime"), "lime:routing=last:window=3");
+  save_random(scratch.file("llama"), "llama"), save_random(scratch.file("lime"), "lime:routing=last:window=3");
   std::vector<uint32_t> tokens;
   for (uint32_t i = 0; i < 400; ++i) tokens.push_back((i * i + i / 7) % 7);
   write_shard(scratch.file("x.bin"), tokens, ShardFormat::uint16);
   const std::string out = scratch.file("out"), report = out + "/report.html";
   const auto analyze = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> words = {"analyze", "--data", scratch.file("x.bin"), "--sequences", "2"};
-    words.insert(words.end(), more.begin(), more.end());
-    return run_program_inside(scratch, words);
+    return run_program_inside(
+        scratch,
+        joined(std::vector<std::string>{"analyze", "--data", scratch.file("x.bin"), "--sequences", "2"}, more));
   };
-  const std::vector<std::string> all = {"--what",
-                                        "all",
-                                        "--out",
-                                        out,
-                                        "--length",
-                                        "6",
-                                        "--sae-tokens",
-                                        "2000",
-                                        "--model",
-                                        scratch.file("llama"),
-                                        scratch.file("lime")};
+  const std::vector<std::string> tiny =
+                                     split_words("--what all --out " + out + " --length 6 --sae-tokens 2000 --model"),
+                                 all = joined(tiny, std::vector{scratch.file("llama"), scratch.file("lime")});
   check_outcome(analyze(all), Exit::done, "report.html");
   const std::string page = read_text(report);
   for (const char* part : {"<h2>Rank and mass of attention</h2>", "2 windows of 6 tokens, the same for all models",
@@ -221,8 +210,7 @@ TEST_CASE("page: analyze --what all writes it of what is possible, the same agai
   check_outcome(analyze(all), Exit::done, "1 of ");  // over its own
   CHECK(read_text(report) == page);
   // What cannot be is told on the page; where nothing can be, there is no new one.
-  const Outcome alone = analyze(
-      {"--what", "all", "--out", out, "--length", "6", "--sae-tokens", "2000", "--model", scratch.file("llama")});
+  const Outcome alone = analyze(joined(tiny, std::vector{scratch.file("llama")}));
   check_outcome(alone, Exit::done, "left out: ");
   CHECK(has(alone.output, "routing.json, .csv and .svg are of an earlier call"));
   CHECK(has(alone.output, "Rank and mass of attention\n\n"));
@@ -233,10 +221,9 @@ TEST_CASE("page: analyze --what all writes it of what is possible, the same agai
                 Exit::usage, "nothing could be measured");
   CHECK(read_text(report) == none);
   // What is broken ends the program, and the page stays.
-  save_tiny(scratch.file("huge"), "llama", true);
-  check_outcome(analyze({"--what", "all", "--out", out, "--length", "6", "--sae-tokens", "2000", "--model",
-                         scratch.file("llama"), scratch.file("huge")}),
-                Exit::not_finite, "huge: ");
+  save_random(scratch.file("huge"), "llama", true);
+  check_outcome(analyze(joined(tiny, std::vector{scratch.file("llama"), scratch.file("huge")})), Exit::not_finite,
+                "huge: ");
   CHECK(read_text(report) == none);
   // Nobody else's page is written over, and what makes no sense is said.
   write_text(report, "<html><title>mine</title>");

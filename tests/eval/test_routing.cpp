@@ -438,20 +438,14 @@ TEST_CASE("routing: means are over all tokens that count") {
 
 namespace {
 
-// Saves the model, and a shard of tokens that it knows.
 std::string saved(const TempDir& scratch, const TinyModel& model, const std::string& name) {
-  std::filesystem::create_directories(scratch.file(name));
-  save_config(scratch.file(name) + "/config.json", model.config);
-  save_tensors(scratch.file(name) + "/model.safetensors", model.params, values_of(model.params, model.config));
-  write_shard(scratch.file("x.bin"), {1, 2, 3, 4, 5, 6, 0, 2, 5, 1, 3, 6, 2}, ShardFormat::uint16);
+  save_model(scratch.file(name), model.params, model.config);
   return scratch.file(name);
 }
+// On a shard of tokens that they know.
 Outcome analyze(const TempDir& scratch, const std::string& what, const std::vector<std::string>& models) {
-  std::vector<std::string> words = {
-      "analyze", "--data", scratch.file("x.bin"), "--what", what, "--sequences", "2", "--length",
-      "6",       "--out",  scratch.file("out"),   "--model"};
-  words.insert(words.end(), models.begin(), models.end());
-  return run_program_inside(scratch, words);
+  write_shard(scratch.file("x.bin"), {1, 2, 3, 4, 5, 6, 0, 2, 5, 1, 3, 6, 2}, ShardFormat::uint16);
+  return test::analyze(scratch, models, scratch.file("x.bin"), str("--what ", what, " --sequences 2 --length 6"));
 }
 
 }  // namespace

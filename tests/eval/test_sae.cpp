@@ -39,13 +39,10 @@ void make_model(const TempDir& scratch, const std::string& arch, const std::stri
 // analyze --what sae of these models, on windows of a whole text.
 std::vector<std::string> sae_words(const std::vector<std::string>& models, const std::string& data,
                                    const std::string& out) {
-  std::vector<std::string> words = {"analyze", "--model"};
-  words.insert(words.end(), models.begin(), models.end());
-  for (const std::string word :
-       {"--data", data.c_str(), "--what", "sae", "--sequences", "40", "--length", "24", "--sae-tokens", "150000",
-        "--active", "4", "--most-density", "0.3", "--split", "all", "--out", out.c_str()})
-    words.push_back(word);
-  return words;
+  return joined(split_words("analyze --what sae --sequences 40 --length 24 --sae-tokens 150000 --active 4 "
+                            "--most-density 0.3 --split all --data " +
+                            data + " --out " + out + " --model"),
+                models);
 }
 
 }  // namespace
@@ -196,18 +193,16 @@ TEST_CASE("sae: a dictionary that is too small, too few windows, and what would 
   const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
   make_model(scratch, "llama", data);
   const std::string model = scratch.file("llama");
-  const auto analyze = [&](std::vector<std::string> more) {
-    std::vector<std::string> words = {"analyze",      "--model", model,      "--data", data,      "--what", "sae",
-                                      "--sae-tokens", "500",     "--length", "20",     "--split", "all"};
-    words.insert(words.end(), more.begin(), more.end());
-    return run_program_inside(scratch, words);
+  const auto analyze = [&](const std::string& more) {
+    return run_program_inside(
+        scratch, split_words(str("analyze --what sae --sae-tokens 500 --length 20 --split all --model ", model,
+                                 " --data ", data, " ", more)));
   };
-  check_outcome(analyze({"--sequences", "4", "--dictionary", "8"}), Exit::done,
-                "32 active features of a dictionary of 8");
-  check_outcome(analyze({"--sequences", "1"}), Exit::usage, "give --sequences 2 or more");
+  check_outcome(analyze("--sequences 4 --dictionary 8"), Exit::done, "32 active features of a dictionary of 8");
+  check_outcome(analyze("--sequences 1"), Exit::usage, "give --sequences 2 or more");
   std::filesystem::create_directories(out);
   write_text(out + "/sae.safetensors", "mine");
-  check_outcome(analyze({"--sequences", "4", "--out", out}), Exit::usage, "was not written by this program");
+  check_outcome(analyze("--sequences 4 --out " + out), Exit::usage, "was not written by this program");
   CHECK(read_text(out + "/sae.safetensors") == "mine");
   make_model(scratch, "lime", "arith:3");  // whose answers come late
   check_outcome(run_program_inside(scratch, {"analyze", "--model", scratch.file("lime"), "--data", "arith:3", "--what",

@@ -115,26 +115,11 @@ TEST_CASE("similarity: of models of different depths, in table, JSON, CSV and pi
   save_tiny(scratch.file("two"), "hyper", 2);
   save_tiny(scratch.file("none"), "llama", 2, 7, {{"o_proj", 0}, {"down_proj", 0}});
   const std::string out = scratch.file("out");
-  const auto analyze = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> words = {"analyze",
-                                      "--model",
-                                      scratch.file("four"),
-                                      scratch.file("two"),
-                                      scratch.file("none"),
-                                      "--data",
-                                      tiny_shard(scratch),
-                                      "--what",
-                                      "similarity",
-                                      "--sequences",
-                                      "9",
-                                      "--length",
-                                      "6",
-                                      "--out",
-                                      out};
-    words.insert(words.end(), more.begin(), more.end());
-    return run_program_inside(scratch, words);
+  const auto analyzed = [&](const std::string& flags) {
+    return analyze(scratch, {"four", "two", "none"}, tiny_shard(scratch),
+                   "--what similarity --sequences 9 --length 6 " + flags);
   };
-  const Outcome got = analyze({});
+  const Outcome got = analyzed("");
   check_outcome(got, Exit::done, "54 tokens of 9 windows of 6 tokens, seed 42\nlinear CKA of");
   check_width(got, scratch);
   const nlohmann::json models = read_json(out + "/similarity.json")["models"];
@@ -165,12 +150,12 @@ TEST_CASE("similarity: of models of different depths, in table, JSON, CSV and pi
   const std::string svg = read_text(out + "/similarity.svg");
   for (const char* part : {"within a model", "with those of another", ">two<", ">hidden state<"}) CHECK(has(svg, part));
   // A sample of the tokens is the same for all models, and has other numbers.
-  check_outcome(analyze({"--cka-tokens", "20"}), Exit::done, "20 tokens of 9 windows");
+  check_outcome(analyzed("--cka-tokens 20"), Exit::done, "20 tokens of 9 windows");
   const nlohmann::json sampled = read_json(out + "/similarity.json")["models"];
   CHECK(sampled[0]["tokens"].size() == 20);
   CHECK(sampled[0]["tokens"] == sampled[2]["tokens"]);
   CHECK(sampled[0]["cka"][4][0] != models[0]["cka"][4][0]);
-  check_outcome(analyze({"--cka-tokens", "1"}), Exit::usage, "--cka-tokens");
+  check_outcome(analyzed("--cka-tokens 1"), Exit::usage, "--cka-tokens");
 }
 
 TEST_CASE("similarity: models of other windows are not compared; states that are constant or not finite") {
@@ -185,16 +170,12 @@ TEST_CASE("similarity: models of other windows are not compared; states that are
   CHECK(!has(read_text(scratch.file("out") + "/similarity.csv"), "nan"));
   // The GPT-2 has learned 11 positions only, so that its windows are shorter.
   save_tiny(scratch.file("short"), "gpt2");
-  check_outcome(run_program_inside(scratch, {"analyze", "--model", scratch.file("model"), scratch.file("short"),
-                                             "--data", tiny_shard(scratch), "--what", "similarity", "--sequences", "2",
-                                             "--out", scratch.file("out")}),
+  check_outcome(analyze(scratch, {"model", "short"}, tiny_shard(scratch), "--what similarity --sequences 2"),
                 Exit::done, "was measured on other windows");
   CHECK(!read_json(scratch.file("out") + "/similarity.json")["models"][1].contains("cka_of_first_model"));
   // Padding: what stands behind a task's answers has no rows.
   save_tiny(scratch.file("task"), "llama", 1, 64);
-  check_outcome(run_program_inside(scratch, {"analyze", "--model", scratch.file("task"), "--data", "arith:3", "--what",
-                                             "similarity", "--sequences", "6", "--out", scratch.file("out")}),
-                Exit::done, "wrote");
+  check_outcome(analyze(scratch, {"task"}, "arith:3", "--what similarity --sequences 6"), Exit::done, "wrote");
   const nlohmann::json model = read_json(scratch.file("out") + "/similarity.json")["models"][0];
   CHECK(model["shortest_window"] < model["longest_window"]);
   CHECK(std::ssize(model["tokens"]) < 6 * model["longest_window"].get<int64_t>());

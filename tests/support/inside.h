@@ -18,22 +18,35 @@ inline void save_model(const std::string& dir, const ParameterTable& params, con
   save_tensors(dir + "/model.safetensors", params, values_of(params, config));
 }
 
+// The weights of a model of this shape, to be changed and saved.
+struct Weights {
+  Config config;
+  std::unique_ptr<Device> device = make_device("cpu");
+  ParameterTable params;
+
+  explicit Weights(const Config& of, uint64_t seed = 1) : config(of) {
+    declare_model(params, config);
+    params.allocate(*device, Dtype::f32, false);
+    params.initialise(seed);
+  }
+  // All numbers of the rows whose names have this part.
+  void fill(const std::string& part, double number) {
+    for (Parameter& row : params.rows())
+      if (has(row.name, part))
+        params.write(row, std::vector<double>(static_cast<size_t>(row.shape.numel()), number).data());
+  }
+  void save(const std::string& dir) const { save_model(dir, params, config); }
+};
+
 // A model with random weights, but for rows whose names have a part of the map's: all of that number.
 inline void save_tiny(const std::string& dir, const std::string& choice, int64_t layers = 4, int64_t vocabulary = 7,
                       const std::map<std::string, double>& constants = {}) {
   Config config = tiny_with(choice);
   config.num_hidden_layers = layers, config.vocab_size = vocabulary;
   config.check(Exit::usage, "test");
-  const auto device = make_device("cpu");
-  ParameterTable params;
-  declare_model(params, config);
-  params.allocate(*device, Dtype::f32, false);
-  params.initialise(1);
-  for (Parameter& row : params.rows())
-    for (const auto& [part, number] : constants)
-      if (has(row.name, part))
-        params.write(row, std::vector<double>(static_cast<size_t>(row.shape.numel()), number).data());
-  save_model(dir, params, config);
+  Weights weights(config);
+  for (const auto& [part, number] : constants) weights.fill(part, number);
+  weights.save(dir);
 }
 
 // An untrained model with two heads and a tokenizer for this data; returns its directory.
@@ -55,6 +68,12 @@ inline std::string letters(int64_t count) {
   return text;
 }
 
+// A text of 3000 letters.
+inline std::string letters_file(const TempDir& scratch) {
+  write_text(scratch.file("text"), letters(3000));
+  return "text:" + scratch.file("text");
+}
+
 // Some tokens below 7.
 inline std::string tiny_shard(const TempDir& scratch) {
   std::vector<uint32_t> tokens;
@@ -64,13 +83,20 @@ inline std::string tiny_shard(const TempDir& scratch) {
   return path;
 }
 
+// analyze with these flags, of these models (scratch/MODEL, or a whole path), to scratch/out. last: words that may be
+// empty or have spaces.
+inline Outcome analyze(const TempDir& scratch, const std::vector<std::string>& models, const std::string& data,
+                       const std::string& flags, const std::vector<std::string>& last = {}) {
+  std::vector<std::string> words = {"analyze", "--data", data, "--out", scratch.file("out"), "--model"};
+  for (const std::string& model : models) words.push_back(scratch.file(model));
+  return run_program_inside(scratch, joined(words, split_words(flags), last));
+}
+
 // analyze --what WHAT of a LLaMA of two layers, saved at scratch/model with these constants (save_tiny).
 inline Outcome analyze_constants(const TempDir& scratch, const std::string& what,
                                  const std::map<std::string, double>& constants) {
   save_tiny(scratch.file("model"), "llama", 2, 7, constants);
-  return run_program_inside(scratch,
-                            {"analyze", "--model", scratch.file("model"), "--data", tiny_shard(scratch), "--what", what,
-                             "--sequences", "2", "--length", "6", "--out", scratch.file("out")});
+  return analyze(scratch, {"model"}, tiny_shard(scratch), str("--what ", what, " --sequences 2 --length 6"));
 }
 
 // No line of what it said is wider than a terminal, but for those with a path.
