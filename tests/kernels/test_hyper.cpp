@@ -1,6 +1,6 @@
 #include "kernels/depth/streams/hyper.h"
 
-#include "tests/support/depth_cases.h"
+#include "tests/support/op.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -18,206 +18,97 @@ const std::vector<Kind> kinds = {{"static", false, HyperNorm::layernorm_no_affin
                                  {"layernorm", true, HyperNorm::layernorm, 1e-5},
                                  {"rmsnorm", true, HyperNorm::rmsnorm, 1e-6}};
 
-// The eight parameters, or their gradients, in the order of HyperWeights; those that a kind does not have are empty.
-template <class T>
-using Fields = std::vector<std::vector<T>>;
-
-std::vector<int64_t> field_sizes(const Kind& kind, int64_t E, int64_t C) {
-  const bool gain = kind.dynamic && kind.norm != HyperNorm::layernorm_no_affine;
-  const bool bias = kind.dynamic && kind.norm == HyperNorm::layernorm;
-  const int64_t d = kind.dynamic;
-  return {E * (E + 1), E, d * C * (E + 1), d * C, d, d, gain * C, bias * C};
-}
-
-// Scales around 1 and projections of size 1/sqrt(C): the tanhs are neither flat nor linear.
-Fields<double> random_fields(const Kind& kind, int64_t E, int64_t C, uint64_t seed) {
-  Fields<double> fields;
-  const auto sizes = field_sizes(kind, E, C);
-  for (size_t f = 0; f < sizes.size(); ++f)
-    fields.push_back(random_vector<double>(sizes[f], seed + f, f == 2 || f == 3 ? 1.5 / std::sqrt(double(C)) : 1.0));
-  for (size_t f : {4u, 5u})
-    for (auto& x : fields[f]) x += 0.7;
-  for (auto& x : fields[6]) x += 1;
-  return fields;
-}
-
-template <class T, class From>
-Fields<T> convert_fields(const Fields<From>& from) {
-  Fields<T> to;
-  convert_into(to, from);
-  return to;
-}
-
-template <class T>
-HyperWeights<T*> pointers(Fields<T>& f) {
-  auto p = [&](size_t i) { return f[i].empty() ? nullptr : f[i].data(); };
-  return {p(0), p(1), p(2), p(3), p(4), p(5), p(6), p(7)};
-}
-
-template <class T>
-HyperWeights<Tensor> tensors(const Fields<T>& f, int64_t E, int64_t C) {
-  auto t = [&](size_t i, Shape shape) { return tensor_of(f[i], shape); };
-  return {t(0, {E, E + 1}), t(1, {E}), t(2, {C, E + 1}), t(3, {C}), t(4, {1}), t(5, {1}), t(6, {C}), t(7, {C})};
-}
+const HyperWeights<const char*> names{"static_alpha", "static_beta", "alpha_proj",  "beta_proj",
+                                      "alpha_scale",  "beta_scale",  "norm_weight", "norm_bias"};
 
 struct Size {
   int64_t B, T, E, C;
   int64_t rows() const { return B * T; }
   int64_t streams() const { return B * T * E * C; }
-  int64_t coef() const { return B * T * E * (E + 2); }
-  int64_t stats() const { return B * T * E * (E + 4); }
   int64_t x() const { return B * T * C; }
 };
 
-// All the data around one sublayer, forward and backward.
-template <class T>
-struct Wrapper {
-  using P = Wide<T>;
-  Size s;
-  Kind kind;
-  std::vector<T> streams, y, dnext, dout;            // given
-  std::vector<T> out, next, dstreams, dwritten, dy;  // computed
-  std::vector<P> coef, stats, dcoef;
-  Fields<P> w, d;
-  auto members() {
-    return std::tie(streams, y, dnext, dout, out, next, dstreams, dwritten, dy, coef, stats, dcoef, w, d);
-  }
+// Those of `names` that the kind has. Scales around 1 and projections of size 1/sqrt(C): the tanhs are neither flat nor
+// linear.
+std::vector<Operand> parameters(const Kind& kind, int64_t E, int64_t C) {
+  const auto around = [](double middle, Operand operand) {
+    for (const double x : random_vector<double>(operand.shape.numel(), 10)) operand.given.push_back(x + middle);
+    return operand;
+  };
+  const double spread = 1.5 / std::sqrt(static_cast<double>(C));
+  std::vector<Operand> list{parameter("static_alpha", {E, E + 1}), parameter("static_beta", {E})};
+  if (!kind.dynamic) return list;
+  for (const Operand& one : {parameter("alpha_proj", {C, E + 1}, spread), parameter("beta_proj", {C}, spread),
+                             around(0.7, parameter("alpha_scale", {1})), around(0.7, parameter("beta_scale", {1}))})
+    list.push_back(one);
+  if (kind.norm != HyperNorm::layernorm_no_affine) list.push_back(around(1, parameter("norm_weight", {C})));
+  if (kind.norm == HyperNorm::layernorm) list.push_back(parameter("norm_bias", {C}));
+  return list;
+}
 
-  Wrapper(const Size& size, const Kind& of_kind, double scale = 1)
-      : s(size),
-        kind(of_kind),
-        streams(random_vector<T>(s.streams(), 1, scale)),
-        y(random_vector<T>(s.x(), 2)),
-        dnext(random_vector<T>(s.streams(), 3)),
-        dout(random_vector<T>(s.x(), 4)),
-        out(poisoned<T>(s.x())),
-        next(poisoned<T>(s.streams())),
-        dstreams(poisoned<T>(s.streams())),
-        dwritten(poisoned<T>(s.streams())),
-        dy(poisoned<T>(s.x())),
-        coef(poisoned<P>(s.coef())),
-        stats(poisoned<P>(s.stats() * kind.dynamic)),
-        dcoef(poisoned<P>(s.coef())),
-        w(convert_fields<P>(random_fields(kind, s.E, s.C, 10))),
-        d(w) {
-    for (auto& field : d) std::fill(field.begin(), field.end(), P(0));
-  }
-
-  Tensor streams_of(const std::vector<T>& v) const { return view(v, {s.B, s.T, s.E, s.C}); }
-  Tensor coef_of(const std::vector<P>& v) const { return view(v, {s.B, s.T, s.E, s.E + 2}); }
-  Tensor x_of(const std::vector<T>& v) const { return view(v, {s.B, s.T, s.C}); }
-  Tensor stats_tensor() const { return tensor_of(stats, {s.B, s.T, s.E, s.E + 4}); }
-
-  void forward(Backend backend) {
-    run_on(backend,
-           with({x_of(out), coef_of(coef), stats_tensor(), streams_of(streams), streams_of(next), x_of(y)},
-                {tensors(w, s.E, s.C)}),
-           [&](auto& t, Stream stream) {
-             hyper_read_forward(t[0], t[1], t[2], t[3], taken(t, 6), kind.norm, kind.eps, stream);
-             hyper_write_forward({t[4], {}, {}}, t[3], t[1], t[5], stream);
-           });
-  }
-  // The write's gradient of the streams goes to `dwritten`, the read's to `dstreams`, so that each is seen alone.
-  void backward(Backend backend, bool add, bool add_y) {
-    run_on(
-        backend,
-        with({streams_of(dwritten), coef_of(dcoef), x_of(dy), streams_of(dnext), streams_of(streams), coef_of(coef),
-              x_of(y), streams_of(dstreams), x_of(dout), stats_tensor()},
-             {tensors(d, s.E, s.C), tensors(w, s.E, s.C)}),
-        [&](auto& t, Stream stream) {
-          hyper_write_backward({t[0], add}, t[1], {t[2], add_y}, {{}, t[3], {}}, t[4], t[5], t[6], stream);
-          hyper_read_backward({t[7], add}, taken(t, 10), t[8], t[1], t[4], t[5], t[9], taken(t, 18), kind.norm, stream);
-        });
-  }
-
-  // For run_on: the weights behind the others, and back.
-  static std::vector<Tensor> with(std::vector<Tensor> list, const std::vector<HyperWeights<Tensor>>& weights) {
-    for (const auto& each : weights)
-      for (const Tensor& tensor : each.list()) list.push_back(tensor);
-    return list;
-  }
-  static HyperWeights<Tensor> taken(const std::vector<Tensor>& t, size_t i) {
-    return {t[i], t[i + 1], t[i + 2], t[i + 3], t[i + 4], t[i + 5], t[i + 6], t[i + 7]};
-  }
-};
+// scale, mean: of the streams.
+Op read(const Size& s, const Kind& kind, double scale = 1, double mean = 0) {
+  const int64_t B = s.B, T = s.T, E = s.E, C = s.C;
+  Operand streams = input("streams", {B, T, E, C});
+  for (const double x : random_vector<double>(s.streams(), 1, scale)) streams.given.push_back(x + mean);
+  std::vector<Operand> operands{streams, output("out", {B, T, C}), in_f32(output("coef", {B, T, E, E + 2}))};
+  if (kind.dynamic) operands.push_back(saved("stats", {B, T, E, E + 4}));
+  const auto weights = [](const auto& t) { return mapped(names, [&](const char* name) { return t[name]; }); };
+  return {joined(operands, parameters(kind, E, C)),
+          [=](auto& t, Stream stream) {
+            hyper_read_forward(t["out"], t["coef"], t["stats"], t["streams"], weights(t), kind.norm, kind.eps, stream);
+          },
+          [=](auto& t, Stream stream) {
+            const auto d = mapped(names, [&](const char* name) { return t[std::string("d") + name]; });
+            hyper_read_backward(t.grad("streams"), d, t["dout"], t["dcoef"], t["streams"], t["coef"], t["stats"],
+                                weights(t), kind.norm, stream);
+          },
+          [=](auto& z) {
+            hyper_read_forward_ref(z["out"], z["coef"], z["stats"], z["streams"], weights(z), kind.norm, s.rows(), E, C,
+                                   kind.eps);
+          }};
+}
 
 // The sum of |dA tanh|, or of |db tanh|: of the terms of a scale's gradient. After the backward.
-double size_of_scale_terms(const Wrapper<double>& a, bool beta) {
-  const int64_t E = a.s.E, C = a.s.C;
+double size_of_scale_terms(const Trial& a, const Size& s, bool beta) {
+  const int64_t E = s.E, C = s.C;
   double sum = 0;
-  for (int64_t row = 0; row < a.s.rows() * E; ++row)
+  for (int64_t row = 0; row < s.rows() * E; ++row)
     for (int64_t j = beta ? E + 1 : 0; j < (beta ? E + 2 : E + 1); ++j) {
-      double gradient = a.dcoef[static_cast<size_t>(row * (E + 2) + j)];
+      double gradient = a["dcoef"][static_cast<size_t>(row * (E + 2) + j)];
       for (int64_t c = 0; c < (j == 0 ? C : 0); ++c)
-        gradient += a.streams[static_cast<size_t>(row * C + c)] * a.dout[static_cast<size_t>(row / E * C + c)];
-      sum += std::abs(gradient * a.stats[static_cast<size_t>(row * (E + 4) + 2 + j)]);
+        gradient += a["streams"][static_cast<size_t>(row * C + c)] * a["dout"][static_cast<size_t>(row / E * C + c)];
+      sum += std::abs(gradient * a["stats"][static_cast<size_t>(row * (E + 4) + 2 + j)]);
     }
   return sum;
 }
 
-template <class T>
-std::vector<T> column_of(const std::vector<T>& x, int64_t column, int64_t columns) {
-  std::vector<T> result;
+std::vector<double> column_of(const std::vector<double>& x, int64_t column, int64_t columns) {
+  std::vector<double> result;
   for (auto at = static_cast<size_t>(column); at < x.size(); at += static_cast<size_t>(columns))
     result.push_back(x[at]);
   return result;
 }
 
-const char* field_names[] = {"dstatic_alpha", "dstatic_beta", "dalpha_proj",  "dbeta_proj",
-                             "dalpha_scale",  "dbeta_scale",  "dnorm_weight", "dnorm_bias"};
+constexpr Dtype dtypes[] = {Dtype::f32, Dtype::bf16};
+double or_rounding(Dtype dtype, double tolerance) { return dtype == Dtype::bf16 ? 0x1p-8 : tolerance; }
+
+// Activations in bf16 are rounded once; all else are sums of C terms and a tanh, some ulps (6e-8) each. One channel
+// alone has variance 0 and an xh of 0.
+constexpr double exact = 3e-6;
 
 }  // namespace
 
-TEST_CASE("hyper: reference backward of read and write is the derivative of their reference forward") {
-  for (const Kind& kind : kinds) {
-    for (int64_t E : {1, 2, 3, 4}) {
-      for (double scale : {1e-2, 1.0, 1e2}) {
-        const Size s{1, 3, E, 5};
-        CAPTURES(kind.name, E, scale);
-        Wrapper<double> a(s, kind, scale);
-        // The sublayer is y = y0 + out^2: the read's output reaches the loss through the write as well.
-        auto loss = [&](const std::vector<Complex>& streams, Fields<Complex> w, std::vector<Complex> y) {
-          std::vector<Complex> out(y.size()), coef(a.coef.size()), stats(a.stats.size()), next(streams.size());
-          hyper_read_forward_ref(out.data(), coef.data(), stats.data(), streams.data(), pointers(w), kind.norm,
-                                 s.rows(), E, s.C, kind.eps);
-          for (size_t i = 0; i < y.size(); ++i) y[i] += out[i] * out[i];
-          hyper_write_forward_ref<Complex>({next.data(), nullptr, nullptr}, streams.data(), coef.data(), y.data(),
-                                           s.rows(), E, s.C);
-          return dot(a.dnext, next);
-        };
-        const auto y0 = a.y;
-        const auto x = convert<Complex>(a.streams), y = convert<Complex>(y0);
-        const auto w = convert_fields<Complex>(a.w);
-        const auto want_dstreams = complex_step(a.streams, [&](auto& z) { return loss(z, w, y); });
-        const auto want_dy = complex_step(y0, [&](auto& z) { return loss(x, w, z); });
-
-        a.forward(Backend::reference);
-        for (size_t i = 0; i < y0.size(); ++i) a.y[i] = y0[i] + a.out[i] * a.out[i];
-        const Tensor dx = a.streams_of(a.dstreams), coef = a.coef_of(a.coef), dcoef = a.coef_of(a.dcoef);
-        hyper_write_backward({dx, false}, dcoef, {a.x_of(a.dy), false}, {{}, a.streams_of(a.dnext), {}},
-                             a.streams_of(a.streams), coef, a.x_of(a.y), reference);
-        for (size_t i = 0; i < y0.size(); ++i) a.dout[i] = 2 * a.out[i] * a.dy[i];
-        hyper_read_backward({dx, true}, tensors(a.d, E, s.C), a.x_of(a.dout), dcoef, a.streams_of(a.streams), coef,
-                            a.stats_tensor(), tensors(a.w, E, s.C), kind.norm, reference);
-        check_close("dstreams", a.dstreams, want_dstreams, 1e-10);
-        check_close("dy", a.dy, want_dy, 1e-10);
-        for (size_t f = 0; f < a.w.size(); ++f) {
-          const auto want = complex_step(a.w[f], [&](auto& z) {
-            auto changed = w;
-            changed[f] = z;
-            return loss(x, changed, y);
-          });
-          check_close(field_names[f], a.d[f], want, 1e-10);
-        }
+TEST_CASE("hyper: reference backward of the read is the derivative of its reference forward") {
+  for (const Kind& kind : kinds)
+    for (const int64_t E : {1, 2, 3, 4})
+      for (const double scale : {1e-2, 1.0, 1e2}) {
+        CAPTURES(kind.name, scale);
+        check_derivative(read({1, 3, E, 5}, kind, scale), 1e-10);
       }
-    }
-  }
 }
 
-TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added", S, float, bf16) {
-  // Activations in bf16 are rounded once; all else are sums of C terms and a tanh, some ulps (6e-8) each. One channel
-  // alone has variance 0 and an xh of 0.
-  const double exact = 3e-6, rounding = std::is_same_v<S, bf16> ? 0x1p-8 : 0;
+TEST_CASE("hyper: the fast backends equal the reference, set and added") {
   for (const Kind& kind : kinds) {
     const std::vector<Size> of_cpu{{1, 1, 1, 1},  {1, 3, 1, 33},   {2, 5, 2, 16},   {2, 100, 2, 129},
                                    {1, 7, 3, 40}, {3, 100, 4, 67}, {1, 200, 4, 64}, {1, 5, 5, 21},
@@ -229,81 +120,70 @@ TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added"
                                    {1, 19, 2, 136}, {3, 7, 4, 1032}, {1, 1, 4, 2056}};
     if (kind.norm == HyperNorm::layernorm) of_gpu.insert(of_gpu.end(), larger.begin(), larger.end());
     for_sizes(of_cpu, of_gpu, [&](Backend backend, const Size& s) {
-      for (bool add : {false, true}) {
-        CAPTURES(kind.name, s.E, s.C, add);
-        Wrapper<S> a(s, kind);
-        Wrapper<double> b(s, kind);
-        if (add) {
-          a.dstreams = random_vector<S>(s.streams(), 5), a.dwritten = random_vector<S>(s.streams(), 6);
-        } else {
-          a.dy = random_vector<S>(s.x(), 7);  // the write's two gradients are independent: here always opposite
+      for (const Dtype dtype : dtypes)
+        for (const bool add : {false, true}) {
+          CAPTURES(kind.name, s.E, s.C, name_of(dtype), add);
+          const Op op = read(s, kind);
+          Trial a(op, dtype, add), b = a.exact();
+          a.run(backend), b.run(Backend::reference);
+          check_close("out", a["out"], b["out"], or_rounding(dtype, exact));
+          check_close("coef", a["coef"], b["coef"], exact);
+          if (kind.dynamic) check_close("stats", a["stats"], b["stats"], exact);
+          check_close("dstreams", a["dstreams"], b["dstreams"], or_rounding(dtype, 1e-5));
+          // The scales' gradients are single sums of terms of both signs, which may cancel. Each term is good to 4
+          // units of 2^-24; on a GPU, where rsqrtf and tanhf are off by up to 5 each and tanh makes no error larger,
+          // to 14.
+          const bool on_gpu = backend == Backend::cuda;
+          for (const Operand& one : parameters(kind, s.E, s.C)) {
+            const double terms = one.name.ends_with("_scale") ? size_of_scale_terms(b, s, one.name == "beta_scale") : 0;
+            const std::string d = "d" + one.name;
+            check_close(d, a[d], b[d], on_gpu ? 2.5e-5 : 1e-5, (on_gpu ? 14 : 4) * 0x1p-24 * terms);
+          }
         }
-        a.d = convert_fields<float>(random_fields(kind, s.E, s.C, 30));  // parameter gradients are always added to
-        convert_members(b, a);
-        a.forward(backend);
-        b.forward(Backend::reference);
-        check_close("out", a.out, b.out, std::max(exact, rounding));
-        check_close("coef", a.coef, b.coef, exact);
-        check_close("stats", a.stats, b.stats, exact);
-        check_close("next", a.next, b.next, std::max(exact, rounding));
-        a.backward(backend, add, !add);
-        b.backward(Backend::reference, add, !add);
-        check_close("dcoef", a.dcoef, b.dcoef, exact);
-        check_close("dy", a.dy, b.dy, std::max(exact, rounding));
-        check_close("dwritten", a.dwritten, b.dwritten, std::max(exact, rounding));
-        check_close("dstreams", a.dstreams, b.dstreams, std::max(1e-5, rounding));
-        // The scales' gradients are single sums of terms of both signs, which may cancel. Each term is good to 4 units
-        // of 2^-24; on a GPU, where rsqrtf and tanhf are off by up to 5 each and tanh makes no error larger, to 14.
-        const bool on_gpu = backend == Backend::cuda;
-        for (size_t f = 0; f < a.d.size(); ++f) {
-          const bool scale = on_gpu && (f == 4 || f == 5) && !a.d[f].empty();
-          const double terms = scale ? size_of_scale_terms(b, f == 5) : 0;
-          check_close(field_names[f], a.d[f], b.d[f], on_gpu ? 2.5e-5 : 1e-5, 14 * 0x1p-24 * terms);
-        }
-      }
     });
   }
 }
 
-TEST_CASE_TEMPLATE("hyper: on a GPU a block reads several tokens, each while it computes with the one before", S, float,
-                   bf16) {
+TEST_CASE("hyper: on a GPU a block reads several tokens, each while it computes with the one before") {
   if (!available(Backend::cuda)) return;
-  const Size s{3, 1433, 2, 16};  // 4,299 tokens for 2,112 blocks, or in bf16 four at a time for 264 with four buffers
-  Wrapper<S> a(s, kinds.back());
-  Wrapper<double> b(s, a.kind);
-  convert_members(b, a);
-  a.forward(Backend::cuda);
-  b.forward(Backend::reference);
-  check_close("out", a.out, b.out, std::is_same_v<S, bf16> ? 0x1p-8 : 3e-6);
-  check_close("coef", a.coef, b.coef, 3e-6);
-  check_close("stats", a.stats, b.stats, 3e-6);
+  for (const Dtype dtype : dtypes) {
+    // 4,299 tokens for 2,112 blocks, or in bf16 four at a time for 264 with four buffers
+    const Op op = read({3, 1433, 2, 16}, kinds.back());
+    Trial a(op, dtype), b = a.exact();
+    a.forward(Backend::cuda), b.forward(Backend::reference);
+    check_close("out", a["out"], b["out"], or_rounding(dtype, exact));
+    check_close("coef", a["coef"], b["coef"], exact);
+    check_close("stats", a["stats"], b["stats"], exact);
+  }
 }
 
-TEST_CASE_TEMPLATE("hyper: LayerNorm is as exact where the mean is large against the deviation", S, float, bf16) {
+TEST_CASE("hyper: LayerNorm is as exact where the mean is large against the deviation") {
   // On a GPU in bf16 the last one is beyond what tensor cores do.
   const std::vector<Size> sizes{{1, 1, 4, 8},    {1, 3, 4, 24},   {2, 5, 2, 136},  {1, 3, 4, 264}, {1, 1, 2, 768},
                                 {1, 3, 4, 1032}, {1, 2, 4, 1600}, {1, 3, 4, 2048}, {1, 1, 4, 2056}};
   for_sizes(sizes, sizes, [&](Backend backend, const Size& s) {
-    for (const double mean : {0., -0.02, 30.}) {
-      CAPTURES(s.E, s.C, mean);
-      Wrapper<S> a(s, kinds[2]);
-      Wrapper<double> b(s, a.kind);
-      for (S& x : a.streams) x = S(static_cast<double>(x) + mean);
-      convert_members(b, a);
-      a.forward(backend);
-      b.forward(Backend::reference);
-      check_close("out", a.out, b.out, std::is_same_v<S, bf16> ? 0x1p-8 : 3e-6, 3e-6 * mean);
-      check_close("coef", a.coef, b.coef, 3e-6);
-      for (int64_t column = mean == 30 ? 0 : 1; column < s.E + 4; ++column)
-        check_close("stats " + std::to_string(column), column_of(a.stats, column, s.E + 4),
-                    column_of(b.stats, column, s.E + 4), 3e-6);
-      a.backward(backend, false, false);
-      b.backward(Backend::reference, false, false);
-      check_close("dstreams", a.dstreams, b.dstreams, std::max(1e-5, std::is_same_v<S, bf16> ? 0x1p-8 : 0));
-      // Sums of k x less those of k mean cancel there: to 2^-22 of their terms, where x has lost 2^-9 already.
-      const double exact = std::is_same_v<S, bf16> && mean == 30 ? 1e-4 : 2.5e-5;
-      for (size_t f = 0; f < a.d.size(); ++f) check_close(field_names[f], a.d[f], b.d[f], exact);
-    }
+    for (const Dtype dtype : dtypes)
+      for (const double mean : {0., -0.02, 30.}) {
+        CAPTURES(s.E, s.C, name_of(dtype), mean);
+        const Op op = read(s, kinds[2], 1, mean);
+        Trial a(op, dtype);
+        for (double& x : a.x["dcoef"])  // as large as a write makes it
+          x = static_cast<float>(x * (1 + std::abs(mean)) * std::sqrt(static_cast<double>(s.C)));
+        Trial b = a.exact();
+        a.run(backend), b.run(Backend::reference);
+        check_close("out", a["out"], b["out"], or_rounding(dtype, exact), exact * mean);
+        check_close("coef", a["coef"], b["coef"], exact);
+        for (int64_t column = mean == 30 ? 0 : 1; column < s.E + 4; ++column)
+          check_close(str("stats ", column), column_of(a["stats"], column, s.E + 4),
+                      column_of(b["stats"], column, s.E + 4), exact);
+        check_close("dstreams", a["dstreams"], b["dstreams"], or_rounding(dtype, 1e-5));
+        // Sums of k x less those of k mean cancel there: to 2^-22 of their terms, where x has lost 2^-9 already.
+        const double sums = dtype == Dtype::bf16 && mean == 30 ? 1e-4 : 2.5e-5;
+        for (const Operand& one : parameters(kinds[2], s.E, s.C)) {
+          const std::string d = "d" + one.name;
+          check_close(d, a[d], b[d], sums);
+        }
+      }
   });
 }
 
@@ -335,46 +215,47 @@ TEST_CASE_TEMPLATE("hyper: streams are copied and summed, with one rounding", T,
   }
 }
 
-TEST_CASE("hyper: at the initial values the read picks one stream and the write adds y to all, exactly") {
-  for (const Kind& kind : kinds) {
-    for (const Backend backend : all_backends()) {
-      for (int64_t E : {1, 2, 3, 4, 8}) {
+TEST_CASE("hyper: at the initial values the read picks one stream, exactly, and the coefficients are those of a sum") {
+  for (const Kind& kind : kinds)
+    for (const Backend backend : all_backends())
+      for (const int64_t E : {1, 2, 3, 4, 8}) {
         const Size s{2, 3, E, 37};
         const int64_t chosen = 5 % E;
         CAPTURES(kind.name, E);
-        Wrapper<float> a(s, kind);
-        for (size_t f : {0u, 2u, 3u}) std::fill(a.w[f].begin(), a.w[f].end(), 0.f);
-        std::fill(a.w[1].begin(), a.w[1].end(), 1.f);
-        for (int64_t i = 0; i < E; ++i) a.w[0][static_cast<size_t>(i * (E + 1) + i + 1)] = 1;
-        a.w[0][static_cast<size_t>(chosen * (E + 1))] = 1;
+        const Op op = read(s, kind);
+        Trial a(op, Dtype::f32);
+        for (const char* name : {"static_alpha", "alpha_proj", "beta_proj"})
+          if (a.x.contains(name)) a.x[name].assign(a[name].size(), 0);
+        a.x["static_beta"].assign(a["static_beta"].size(), 1);
+        for (int64_t i = 0; i < E; ++i) a.x["static_alpha"][static_cast<size_t>(i * (E + 1) + i + 1)] = 1;
+        a.x["static_alpha"][static_cast<size_t>(chosen * (E + 1))] = 1;
         a.forward(backend);
+        for (size_t at = 0; at < a["coef"].size(); ++at) {
+          const auto i = static_cast<int64_t>(at) / (E + 2) % E, column = static_cast<int64_t>(at) % (E + 2);
+          CHECK(a["coef"][at] == (column == 0 ? i == chosen : column == i + 1 || column == E + 1));
+        }
         for (int64_t n = 0; n < s.rows(); ++n)
-          for (int64_t i = 0; i < E; ++i)
-            for (int64_t c = 0; c < s.C; ++c) {
-              const size_t at = static_cast<size_t>((n * E + i) * s.C + c), row = static_cast<size_t>(n * s.C + c);
-              CHECK(a.next[at] == a.streams[at] + a.y[row]);
-              if (i == chosen) CHECK(a.out[row] == a.streams[at]);
-            }
+          for (int64_t c = 0; c < s.C; ++c)
+            CHECK(a["out"][static_cast<size_t>(n * s.C + c)] ==
+                  a["streams"][static_cast<size_t>((n * E + chosen) * s.C + c)]);
       }
-    }
-  }
 }
 
 TEST_CASE("hyper: large and tiny projections have the right tanh, and NaN stays NaN") {
   // One stream of one channel, RMSNorm: Nh = x / sqrt(x^2 + eps) is 1 for x = 1 and a small eps.
+  const Op op = read({1, 1, 1, 1}, {"rmsnorm", true, HyperNorm::rmsnorm, 1e-20});
   for (float z : {0.f, 1e-30f, -1e-6f, 1e-3f, -0.3f, 0.6249f, 0.6251f, -0.6251f, 0.9f, -2.f, 5.f, 9.1f, -40.f, 1e4f,
                   -3e38f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     CAPTURE(z);
     for (const Backend backend : fast_backends()) {
-      Wrapper<float> a({1, 1, 1, 1}, {"rmsnorm", true, HyperNorm::rmsnorm, 1e-20});
-      a.streams = {1.f};
-      a.w[2] = {z, z}, a.w[3] = {z}, a.w[6] = {1.f};
+      Trial a(op, Dtype::f32);
+      a.x["streams"] = {1}, a.x["alpha_proj"] = {z, z}, a.x["beta_proj"] = {z}, a.x["norm_weight"] = {1};
       a.forward(backend);
       // On a GPU, in units of 2^-24: 4 of rsqrtf(1), 1 of the product, and 5 of tanhf, which makes no error larger.
       const double tolerance = backend == Backend::cuda ? 6e-7 : 2.5e-7;
       for (size_t j = 2; j < 5; ++j) {
-        if (std::isnan(z)) CHECK(std::isnan(a.stats[j]));
-        else CHECK(std::abs(a.stats[j] - std::tanh(double(z))) <= tolerance * std::abs(std::tanh(double(z))));
+        if (std::isnan(z)) CHECK(std::isnan(a["stats"][j]));
+        else CHECK(std::abs(a["stats"][j] - std::tanh(double(z))) <= tolerance * std::abs(std::tanh(double(z))));
       }
     }
   }
@@ -385,71 +266,59 @@ TEST_CASE("hyper: NaN stays in its token and reaches every sum over tokens; the 
     CAPTURE(kind.name);
     const bool on_cpu = backend == Backend::cpu;
     const Size s = on_cpu ? Size{2, 150, 4, 35} : Size{1, 9, 4, 24};
-    Wrapper<float> a(s, kind);
-    auto run = [&a, backend] {
-      a.forward(backend);
-      a.backward(backend, false, false);
-      const auto all = flat(a.out, a.dy, a.next, a.dstreams, a.dwritten, a.d);
-      for (auto& field : a.d) std::fill(field.begin(), field.end(), 0.f);
-      return all;
-    };
-    if (on_cpu) check_same_bits_on_any_threads<float>(run);
-    const auto clean = run();
-    a.streams[static_cast<size_t>((7 * s.E + 2) * s.C + 5)] = std::numeric_limits<float>::quiet_NaN();
-    const auto spoilt = run();
-    const size_t params = static_cast<size_t>(2 * s.x() + 3 * s.streams());
-    int64_t nans = 0;
-    for (size_t i = 0; i < params; ++i) {
-      const int64_t x = static_cast<int64_t>(i), two = 2 * s.x();
-      const int64_t row = x < two ? x / s.C % s.rows() : (x - two) / (s.E * s.C) % s.rows();
-      nans += std::isnan(spoilt[i]);
-      if (row != 7 && spoilt[i] != clean[i]) FAIL_CHECK("element " << i << " changed");
+    const Op op = read(s, kind);
+    if (on_cpu) check_threads(op);
+    const auto C = static_cast<size_t>(s.C), E = static_cast<size_t>(s.E), stream = 7 * E + 2;
+    std::map<std::string, Where> want{{"out", at({7 * C + 5})}, {"dstatic_alpha", at({2 * (E + 1)})}};
+    const bool has_mean = kind.norm != HyperNorm::rmsnorm;
+    if (kind.dynamic) {
+      want = {{"out", in_row(7, s.C)},
+              {"coef", in_row(stream, s.E + 2)},
+              {"stats", [=](size_t i) { return i / (E + 4) == stream && (i % (E + 4) > 0 || has_mean); }},
+              {"dstreams", in_row(stream, s.C)},
+              {"dstatic_alpha", at({2 * (E + 1)})}};
+      for (const Operand& one : parameters(kind, s.E, s.C))
+        if (!one.name.starts_with("static")) want["d" + one.name] = everywhere;
     }
-    // Dynamic: out, dy, next and the stream itself in both gradients. Static: only its column in out and next.
-    CHECK(nans == (kind.dynamic ? (4 + s.E) * s.C : 1 + s.E));
-    // All sums of the dynamic branch, and the static part of the row of that stream.
-    const size_t row = params + static_cast<size_t>(2 * (s.E + 1));
-    for (size_t i = row; i < row + static_cast<size_t>(s.E + 1); ++i) CHECK(std::isnan(spoilt[i]));
-    for (size_t i = params + static_cast<size_t>(s.E * (s.E + 2)); i < spoilt.size(); ++i) CHECK(std::isnan(spoilt[i]));
+    const Trial clean = Trial(op, Dtype::f32).run(backend);
+    const Trial spoilt = check_nans(op, Dtype::f32, backend, {{"streams", {stream * C + 5}}}, want);
+    for (const char* name : {"out", "coef", "dstreams"})
+      for (size_t i = 0; i < clean[name].size(); ++i)
+        if (!std::isnan(spoilt[name][i]) && spoilt[name][i] != clean[name][i])
+          FAIL_CHECK(name << " " << i << " changed");
   });
 }
 
 TEST_CASE("hyper: gradients that nobody wants are skipped, the others do not notice") {
-  for (const Kind& kind : kinds) {
+  for (const Kind& kind : kinds)
     for (const Backend backend : all_backends()) {
       if (is_slow(backend) && kind.norm != HyperNorm::layernorm) continue;  // the one with all of them
       CAPTURE(kind.name);
       const Size s{1, is_slow(backend) ? 1 : 70, 3, 20};
-      Wrapper<float> all(s, kind);
-      all.forward(backend);
-      all.backward(backend, false, false);
-      for (size_t f = 0; f < all.d.size(); ++f) {
-        Wrapper<float> some(s, kind);
-        some.d[f].clear();
-        some.forward(backend);
-        some.backward(backend, false, false);
+      const Op op = read(s, kind);
+      const Trial all = Trial(op, Dtype::f32).run(backend);
+      for (const Operand& unwanted : parameters(kind, s.E, s.C)) {
+        Trial some(op, Dtype::f32);
+        some.x["d" + unwanted.name].clear();
+        some.run(backend);
         // Not the same bits: without a gradient the compiler may contract the others differently.
-        for (size_t other = 0; other < all.d.size(); ++other)
-          if (other != f) check_close(field_names[other], some.d[other], all.d[other], 1e-6);
-        check_close("dstreams", some.dstreams, all.dstreams, 1e-6);
+        for (const auto& [name, type] : all.results())
+          if (name != "d" + unwanted.name) check_close(name, some[name], all[name], 1e-6);
       }
     }
-  }
 }
 
 TEST_CASE("hyper: wrong shapes and missing parameters are refused") {
   const Kind kind = kinds[2];
-  Wrapper<float> good({1, 2, 2, 4}, kind);
-  CHECK_NOTHROW(good.forward(Backend::cpu));
-  for (size_t f = 0; f < good.w.size(); ++f) {
-    if (f == 2) continue;  // without alpha_proj it is static, with too many parameters
-    Wrapper<float> bad = good;
-    bad.w[f].clear();
+  const Op op = read({1, 2, 2, 4}, kind), wide = read({1, 2, 9, 4}, kinds[0]);
+  CHECK_NOTHROW(Trial(op, Dtype::f32).forward(Backend::cpu));
+  std::vector<std::string> needed{"stats"};
+  for (const Operand& one : parameters(kind, 2, 4)) needed.push_back(one.name);
+  for (const std::string& name : needed) {
+    if (name == "alpha_proj") continue;  // without it it is static, with too many parameters
+    Trial bad(op, Dtype::f32);
+    bad.x[name].clear();
     CHECK_THROWS_AS(bad.forward(Backend::cpu), Error);
   }
-  Wrapper<float> bad = good;
-  bad.stats.clear();
-  CHECK_THROWS_AS(bad.forward(Backend::cpu), Error);
-  Wrapper<float> wide({1, 2, 9, 4}, kinds[0]);
-  CHECK_THROWS_AS(wide.forward(Backend::cpu), Error);
+  CHECK_THROWS_AS(Trial(wide, Dtype::f32).forward(Backend::cpu), Error);
 }

@@ -1,6 +1,7 @@
 #include "kernels/depth/streams/mhc.h"
 
-#include "tests/support/depth_cases.h"
+#include "kernels/depth/depth_mix.h"
+#include "tests/support/op.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -30,98 +31,51 @@ const std::vector<Kind> kinds = {{"merge", Mixing::merge},
                                  {"sinkhorn, no read", Mixing::sinkhorn, false, true, 3}};
 bool fits(const Kind& kind, int64_t E) { return kind.mixing != Mixing::permutations || E <= max_permuted_streams; }
 
-// What a read takes and leaves, forward and backward. What the kind has none of is empty.
-template <class T>
-struct Around {
-  using P = Wide<T>;
-  Size s;
-  Kind kind;
-  MhcForm form;
-  std::vector<T> streams, dout, out, dstreams;
-  std::vector<P> squares, dcoef, fn, base, scale;        // given
-  std::vector<P> coef, pre, z, rho, dfn, dbase, dscale;  // computed; the last three are added to
-  auto members() {
-    return std::tie(streams, dout, out, dstreams, squares, dcoef, fn, base, scale, coef, pre, z, rho, dfn, dbase,
-                    dscale);
-  }
-
-  Around(const Size& size, const Kind& of_kind, double spread = 1)
-      : s(size), kind(of_kind), form{kind.mixing, kind.iterations, 1e-3, 1e-4} {
-    const int64_t N = s.rows(), E = s.E, M = mhc_rows(form.mixing, E), G = mhc_groups(form.mixing);
-    const int64_t coefs = G > 1 ? N * E * (E + 2) : 0, outs = kind.reads ? N * s.C : 0;
-    streams = random_vector<T>(N * E * s.C, 1), dout = random_vector<T>(outs, 2);
-    out = poisoned<T>(outs), dstreams = poisoned<T>(N * E * s.C);
-    dcoef = random_vector<P>(coefs, 4);
-    if (kind.squared) take_squares();
-    // Logits of this spread: z is of the size of fn's rows.
-    fn = random_vector<P>(M * E * s.C, 6, 1.7 / std::sqrt(static_cast<double>(E * s.C)));
-    base = random_vector<P>(M, 7, spread), scale = random_vector<P>(G, 8);
-    for (auto& x : scale) x = P(spread) * (x + P(1.5));
-    coef = poisoned<P>(coefs), pre = poisoned<P>(N * E), z = poisoned<P>(N * M), rho = poisoned<P>(N);
-    dfn = random_vector<P>(M * E * s.C, 9), dbase = random_vector<P>(M, 10), dscale = random_vector<P>(G, 11);
-  }
-  template <class From>
-  explicit Around(Around<From>& from) : s(from.s), kind(from.kind), form(from.form) {
-    convert_members(*this, from);
-  }
-  void take_squares() {
-    squares.assign(static_cast<size_t>(s.rows()), P(0));
-    const size_t width = static_cast<size_t>(s.E * s.C);
-    for (size_t i = 0; i < streams.size(); ++i) squares[i / width] += P(streams[i]) * P(streams[i]);
-  }
-
-  std::vector<Tensor> tensors() const {
-    const auto [B, T_, E, C] = s;
-    const int64_t M = mhc_rows(form.mixing, E), G = mhc_groups(form.mixing);
-    const Shape all{B, T_, E, C}, x{B, T_, C}, of_pre{B, T_, E}, of_coef{B, T_, E, E + 2};
-    return {tensor_of(streams, all),      tensor_of(squares, Shape{B, T_}), tensor_of(out, x),
-            tensor_of(coef, of_coef),     tensor_of(pre, of_pre),           tensor_of(z, Shape{B, T_, M}),
-            tensor_of(rho, Shape{B, T_}), tensor_of(fn, Shape{M, E * C}),   tensor_of(base, Shape{M}),
-            tensor_of(scale, Shape{G}),   tensor_of(dfn, Shape{M, E * C}),  tensor_of(dbase, Shape{M}),
-            tensor_of(dscale, Shape{G}),  tensor_of(dstreams, all),         tensor_of(dout, x),
-            tensor_of(dcoef, of_coef)};
-  }
-  static MhcRead<Tensor> read(const std::vector<Tensor>& t) { return {t[0], t[1], t[2], t[3], t[4], t[5], t[6]}; }
-  void forward(Stream stream) {
-    run_on(stream.backend, tensors(), [&](auto& t, Stream there) {
-      mhc_read_forward(read(t), {t[7], t[8], t[9]}, form, there);
-    });
-  }
-  void backward(bool add, Stream stream) {
-    run_on(stream.backend, tensors(), [&](auto& t, Stream there) {
-      mhc_read_backward({{t[13], add}, t[14], t[15]}, {t[10], t[11], t[12]}, read(t), {t[7], t[8], t[9]}, form, there);
-    });
-  }
-};
-
-// <dout, out> + <dcoef, coef>, by the reference forward.
-Complex loss(const Around<double>& a, const std::vector<std::vector<Complex>>& given) {
-  Around<Complex> c(a.s, a.kind);
-  c.form = a.form;
-  c.streams = given[0], c.fn = given[1], c.base = given[2], c.scale = given[3];
-  if (a.kind.squared) c.take_squares();
-  const auto data = [](auto& v) { return v.empty() ? nullptr : v.data(); };
-  mhc_read_forward_ref<Complex>(
-      {data(c.streams), data(c.squares), data(c.out), data(c.coef), data(c.pre), data(c.z), data(c.rho)},
-      {data(c.fn), data(c.base), data(c.scale)}, c.form, a.s.rows(), a.s.E, a.s.C);
-  return dot(a.dout, c.out) + dot(a.dcoef, c.coef);
+// A read of the streams. What the kind has none of is not there.
+Op mhc(const Size& s, const Kind& kind, double spread = 1, double eps = 1e-3) {
+  const int64_t B = s.B, T = s.T, E = s.E, C = s.C;
+  const MhcForm form{kind.mixing, kind.iterations, eps, 1e-4};
+  const int64_t M = mhc_rows(form.mixing, E), G = mhc_groups(form.mixing);
+  Operand scale = parameter("scale", {G});
+  for (const double x : random_vector<double>(G, 8)) scale.given.push_back(spread * (x + 1.5));
+  // Logits of this spread: z is of the size of fn's rows.
+  std::vector<Operand> operands{input("streams", {B, T, E, C}),
+                                parameter("fn", {M, E * C}, 1.7 / std::sqrt(static_cast<double>(E * C))),
+                                parameter("base", {M}, spread),
+                                scale,
+                                saved("pre", {B, T, E}),
+                                saved("z", {B, T, M}),
+                                saved("rho", {B, T})};
+  if (kind.squared) operands.push_back(saved("squares", {B, T}));
+  if (kind.reads) operands.push_back(output("out", {B, T, C}));
+  if (G > 1) operands.push_back(in_f32(output("coef", {B, T, E, E + 2})));
+  const auto read = [](const auto& t) {
+    return MhcRead<Tensor>{t["streams"], t["squares"], t["out"], t["coef"], t["pre"], t["z"], t["rho"]};
+  };
+  const auto weights = [](const auto& t) { return MhcWeights<Tensor>{t["fn"], t["base"], t["scale"]}; };
+  return {operands,
+          [=](auto& t, Stream stream) {
+            if (kind.squared) vertical_dot(t["squares"], t["streams"], t["streams"], stream);
+            mhc_read_forward(read(t), weights(t), form, stream);
+          },
+          [=](auto& t, Stream stream) {
+            mhc_read_backward({t.grad("streams"), t["dout"], t["dcoef"]}, {t["dfn"], t["dbase"], t["dscale"]}, read(t),
+                              weights(t), form, stream);
+          },
+          [=](auto& z) {
+            if (kind.squared) vertical_dot_ref(z["squares"], z["streams"], z["streams"], s.rows(), E * C);
+            mhc_read_forward_ref<Complex>({z["streams"], z["squares"], z["out"], z["coef"], z["pre"], z["z"], z["rho"]},
+                                          {z["fn"], z["base"], z["scale"]}, form, s.rows(), E, C);
+          }};
 }
 
-template <class T>
-std::vector<float> all_results(Around<T>& a) {
-  return joined(flat(a.out), flat(a.coef), flat(a.pre), flat(a.z), flat(a.dstreams), flat(a.dfn), flat(a.dbase),
-                flat(a.dscale));
+// comb[k,i] of a token, of E streams.
+double comb(const Trial& a, int64_t E, int64_t n, int64_t k, int64_t i) {
+  return a["coef"][static_cast<size_t>((n * E + k) * (E + 2) + 1 + i)];
 }
-
-// comb[k,i] of a token.
-template <class T>
-double comb(const Around<T>& a, int64_t n, int64_t k, int64_t i) {
-  return static_cast<double>(a.coef[static_cast<size_t>((n * a.s.E + k) * (a.s.E + 2) + 1 + i)]);
-}
-template <class T>
-double sum_of(const Around<T>& a, int64_t n, int64_t line, bool column) {
+double sum_of(const Trial& a, int64_t E, int64_t n, int64_t line, bool column) {
   double sum = 0;
-  for (int64_t i = 0; i < a.s.E; ++i) sum += column ? comb(a, n, i, line) : comb(a, n, line, i);
+  for (int64_t i = 0; i < E; ++i) sum += column ? comb(a, E, n, i, line) : comb(a, E, n, line, i);
   return sum;
 }
 
@@ -133,31 +87,11 @@ TEST_CASE("mhc: reference backward is the derivative of the reference forward") 
       for (const double spread : {0.1, 1.0, 4.0}) {
         if (!fits(kind, E)) continue;
         CAPTURES(kind.name, E, spread);
-        Around<double> a({1, 3, E, 5}, kind, spread);
-        std::vector<std::vector<Complex>> given;
-        for (const auto* x : {&a.streams, &a.fn, &a.base, &a.scale}) given.push_back(convert<Complex>(*x));
-        const auto want = [&](size_t i, const std::vector<double>& x) {
-          return complex_step(x, [&](auto& changed) {
-            auto all = given;
-            all[i] = changed;
-            return loss(a, all);
-          });
-        };
-        const auto before = std::tuple{a.dfn, a.dbase, a.dscale};
-        a.forward(reference);
-        a.backward(false, reference);
-        const auto added = [](std::vector<double> after, const std::vector<double>& from) {
-          for (size_t i = 0; i < after.size(); ++i) after[i] -= from[i];
-          return after;
-        };
-        check_close("dstreams", a.dstreams, want(0, a.streams), 1e-11);
-        check_close("dfn", added(a.dfn, std::get<0>(before)), want(1, a.fn), 1e-10);
-        check_close("dbase", added(a.dbase, std::get<1>(before)), want(2, a.base), 1e-10);
-        check_close("dscale", added(a.dscale, std::get<2>(before)), want(3, a.scale), 1e-10);
+        check_derivative(mhc({1, 3, E, 5}, kind, spread), 1e-10, {{"dstreams", 1e-11}});
       }
 }
 
-TEST_CASE_TEMPLATE("mhc: the fast backends equal the reference, set and added", S, float, bf16) {
+TEST_CASE("mhc: the fast backends equal the reference, set and added") {
   // Ragged chunks, tokens and columns.
   const std::vector<Size> of_cpu{{1, 1, 1, 1},    {1, 3, 2, 33}, {2, 70, 4, 20}, {1, 17, 3, 40},
                                  {3, 100, 4, 64}, {1, 9, 5, 21}, {1, 5, 8, 67},  {1, 300, 2, 16}};
@@ -166,27 +100,25 @@ TEST_CASE_TEMPLATE("mhc: the fast backends equal the reference, set and added", 
   for (const Kind& kind : kinds)
     for_sizes(of_cpu, of_gpu, [&](Backend backend, const Size& s) {
       if (!fits(kind, s.E)) return;
-      for (const bool add : {false, true}) {
-        CAPTURES(kind.name, s.E, s.C, s.T, add);
-        Around<S> a(s, kind);
-        if (add) a.dstreams = random_vector<S>(s.rows() * s.E * s.C, 12);
-        Around<double> b(a);
-        a.forward(Stream{backend}), b.forward(reference);
-        a.backward(add, Stream{backend}), b.backward(add, reference);
+      for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+        CAPTURE(kind.name);
         // Sums of E C products, which may cancel, some ulps (6e-8) each. In bf16 a GPU multiplies with two parts of
         // fn, and of its gradient's factor, which together keep 16 bits.
-        const bool split = backend == Backend::cuda && std::is_same_v<S, bf16>;
+        const bool split = backend == Backend::cuda && dtype == Dtype::bf16;
         const double exact = split ? 3e-5 : 4e-6;
-        check_close("rho", a.rho, b.rho, 1e-6);
-        check_close("z", a.z, b.z, exact);
-        check_close("pre", a.pre, b.pre, exact);
-        check_close("coef", a.coef, b.coef, 3 * exact);
-        check_close("out", a.out, b.out, tolerance_or_rounding<S>(exact));
         // Of one number in all the norm leaves only what norm_eps does: the rest, of size 1, cancels.
-        check_close("dstreams", a.dstreams, b.dstreams, tolerance_or_rounding<S>(3e-5), s.E * s.C == 1 ? 1e-7 : 0);
-        check_close("dfn", a.dfn, b.dfn, 10 * exact);
-        check_close("dbase", a.dbase, b.dbase, 10 * exact);
-        check_close("dscale", a.dscale, b.dscale, 10 * exact);
+        const Tolerance streams(3e-5, s.E * s.C == 1 ? 1e-7 : 0);
+        check_backend(mhc(s, kind), dtype, backend,
+                      {{"squares", 1e-6},
+                       {"rho", 1e-6},
+                       {"z", exact},
+                       {"pre", exact},
+                       {"coef", 3 * exact},
+                       {"out", exact},
+                       {"dstreams", streams},
+                       {"dfn", 10 * exact},
+                       {"dbase", 10 * exact},
+                       {"dscale", {10 * exact, exact}}});  // single sums, which may cancel
       }
     });
 }
@@ -195,19 +127,19 @@ TEST_CASE("mhc: what comb promises, and what it does not") {
   for (const Backend backend : all_backends())
     for (const double spread : {1.0, 30.0}) {
       CAPTURES(backend, spread);
-      Around<float> sinkhorn({1, 40, 4, 8}, {"sinkhorn", Mixing::sinkhorn}, spread);
-      Around<float> permutations({1, 40, 4, 8}, {"permutations", Mixing::permutations}, spread);
-      Around<float> identity({1, 40, 4, 8}, {"identity", Mixing::identity}, spread);
-      sinkhorn.form.eps = 1e-6;
+      const Size s{1, 40, 4, 8};
+      const auto forward = [&](const Op& op) { return Trial(op, Dtype::f32).forward(backend); };
+      const Trial sinkhorn = forward(mhc(s, {"sinkhorn", Mixing::sinkhorn}, spread, 1e-6));
+      const Trial permutations = forward(mhc(s, {"permutations", Mixing::permutations}, spread));
+      const Trial identity = forward(mhc(s, {"identity", Mixing::identity}, spread));
       double worst_row = 0;
-      for (Around<float>* a : {&sinkhorn, &permutations, &identity}) a->forward(Stream{backend});
       for (int64_t n = 0; n < 40; ++n)
         for (int64_t i = 0; i < 4; ++i) {
-          CHECK(sum_of(sinkhorn, n, i, true) == doctest::Approx(1).epsilon(3e-6));  // columns come last
-          worst_row = std::max(worst_row, std::abs(sum_of(sinkhorn, n, i, false) - 1));
+          CHECK(sum_of(sinkhorn, 4, n, i, true) == doctest::Approx(1).epsilon(3e-6));  // columns come last
+          worst_row = std::max(worst_row, std::abs(sum_of(sinkhorn, 4, n, i, false) - 1));
           for (const bool column : {false, true})
-            CHECK(sum_of(permutations, n, i, column) == doctest::Approx(1).epsilon(1e-6));
-          for (int64_t k = 0; k < 4; ++k) CHECK(comb(identity, n, k, i) == (k == i ? 1 : 0));
+            CHECK(sum_of(permutations, 4, n, i, column) == doctest::Approx(1).epsilon(1e-6));
+          for (int64_t k = 0; k < 4; ++k) CHECK(comb(identity, 4, n, k, i) == (k == i ? 1 : 0));
         }
       // Twenty iterations do not converge where logits are peaked: nobody may count on the rows.
       if (spread > 1) CHECK(worst_row > 1e-3);
@@ -221,22 +153,24 @@ TEST_CASE("mhc: comb[k,i] goes from stream k to stream i, also through the write
   CHECK(permuted(3, 3, 1) == 2);
   CHECK(permuted(3, 3, 2) == 0);
   for (const Backend backend : all_backends()) {
-    Around<float> a({1, 2, 3, 4}, {"permutations", Mixing::permutations});
-    std::fill(a.scale.begin(), a.scale.end(), 0.f);
-    std::fill(a.base.begin(), a.base.end(), -60.f);  // post is 0
-    a.base[6 + 3] = 60;
-    a.forward(Stream{backend});
+    const Op op = mhc({1, 2, 3, 4}, {"permutations", Mixing::permutations});
+    Trial a(op, Dtype::f32);
+    a.x["scale"].assign(3, 0);
+    a.x["base"].assign(12, -60);  // post is 0
+    a.x["base"][6 + 3] = 60;
+    a.forward(backend);
+    const auto streams = convert<float>(a["streams"]), coef = convert<float>(a["coef"]);
     auto next = poisoned<float>(24);
     const std::vector<float> y(8, 5.f);
     run_on(backend,
-           {view(next, {1, 2, 3, 4}), view(a.streams, {1, 2, 3, 4}), view(a.coef, {1, 2, 3, 5}), view(y, {1, 2, 4})},
+           {view(next, {1, 2, 3, 4}), view(streams, {1, 2, 3, 4}), view(coef, {1, 2, 3, 5}), view(y, {1, 2, 4})},
            [](auto& t, Stream there) {
              hyper_write_forward({t[0], {}, {}}, t[1], t[2], t[3], there);
            });
     for (size_t n = 0; n < 2; ++n)
       for (size_t k = 0; k < 3; ++k)
         for (size_t c = 0; c < 4; ++c)
-          CHECK(next[(n * 3 + (k + 1) % 3) * 4 + c] == doctest::Approx(a.streams[(n * 3 + k) * 4 + c]));
+          CHECK(next[(n * 3 + (k + 1) % 3) * 4 + c] == doctest::Approx(streams[(n * 3 + k) * 4 + c]));
   }
 }
 
@@ -254,48 +188,48 @@ TEST_CASE("mhc: permutations are in lexicographic order") {
 TEST_CASE("mhc: equal streams stay equal, and nothing tells them apart, where all their coefficients are") {
   // The fixed point of a symmetric start: fn 0, equal biases. The gradients of comb's logits are then 0.
   for (const Backend backend : all_backends()) {
-    Around<float> a({1, 3, 4, 8}, {"sinkhorn", Mixing::sinkhorn});
-    std::fill(a.fn.begin(), a.fn.end(), 0.f), std::fill(a.base.begin(), a.base.end(), 0.3f);
-    std::fill(a.dbase.begin(), a.dbase.end(), 0.f);
-    for (size_t at = 0; at < a.streams.size(); ++at) a.streams[at] = a.streams[at / 32 * 32 + at % 8];
+    const Op op = mhc({1, 3, 4, 8}, {"sinkhorn", Mixing::sinkhorn});
+    Trial a(op, Dtype::f32);
+    auto &streams = a.x["streams"], &dcoef = a.x["dcoef"], &dbase = a.x["dbase"];
+    a.x["fn"].assign(a["fn"].size(), 0), a.x["base"].assign(a["base"].size(), 0.3);
+    dbase.assign(dbase.size(), 0);
+    for (size_t at = 0; at < streams.size(); ++at) streams[at] = streams[at / 32 * 32 + at % 8];
     // Each target's gradient is that of the others: dcomb[k,i] = <streams_k, dnext_i>.
-    for (size_t at = 0; at < a.dcoef.size(); ++at)
-      a.dcoef[at] = at % 6 == 5 ? a.dcoef[at / 24 * 24 + 5] : a.dcoef[at / 24 * 24 + 1];
-    a.forward(Stream{backend});
-    a.backward(false, Stream{backend});
-    for (size_t m = 8; m < 24; ++m) CHECK(std::abs(a.dbase[m]) < 1e-6f);
-    for (size_t m = 5; m < 8; ++m) CHECK(a.dbase[m] == doctest::Approx(a.dbase[4]));
+    for (size_t at = 0; at < dcoef.size(); ++at)
+      dcoef[at] = at % 6 == 5 ? dcoef[at / 24 * 24 + 5] : dcoef[at / 24 * 24 + 1];
+    a.run(backend);
+    for (size_t m = 8; m < 24; ++m) CHECK(std::abs(dbase[m]) < 1e-6);
+    for (size_t m = 5; m < 8; ++m) CHECK(dbase[m] == doctest::Approx(dbase[4]));
   }
 }
 
-TEST_CASE_TEMPLATE("mhc: logits far beyond what exp can hold, and a NaN that stays in its token", T, float, bf16) {
+TEST_CASE("mhc: logits far beyond what exp can hold, and a NaN that stays in its token") {
+  const Size s{1, 20, 4, 16};
   for (const Backend backend : fast_backends())
-    for (const Kind& kind : kinds) {
-      CAPTURES(kind.name, backend);
-      Around<T> a({1, 20, 4, 16}, kind, 1e6);
-      a.forward(Stream{backend});
-      a.backward(false, Stream{backend});
-      for (const float x : all_results(a)) CHECK(std::isfinite(x));
-      Around<T> b({1, 20, 4, 16}, kind);
-      b.streams[5 * 64 + 17] = T(NAN);
-      if (kind.squared) b.take_squares();
-      b.forward(Stream{backend});
-      b.backward(false, Stream{backend});
-      for (size_t i = 0; i < b.dstreams.size(); ++i) CHECK(is_nan(static_cast<float>(b.dstreams[i])) == (i / 64 == 5));
-      for (size_t i = 0; i < b.coef.size(); ++i) {
-        const bool computed = kind.mixing != Mixing::identity || i % 6 == 0 || i % 6 == 5;
-        CHECK(is_nan(b.coef[i]) == (i / 24 == 5 && computed));
+    for (const Kind& kind : kinds)
+      for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+        CAPTURE(kind.name);
+        const Op op = mhc(s, kind, 1e6);
+        for (const double x : Trial(op, dtype).run(backend).all_results()) CHECK(std::isfinite(x));
+        const Where coef = [&](size_t i) {
+          const bool computed = kind.mixing != Mixing::identity || i % 6 == 0 || i % 6 == 5;
+          return i / 24 == 5 && computed;
+        };
+        check_nans(mhc(s, kind), dtype, backend, {{"streams", {5 * 64 + 17}}},
+                   {{"squares", at({5})},
+                    {"rho", at({5})},
+                    {"z", in_row(5, mhc_rows(kind.mixing, 4))},
+                    {"pre", in_row(5, 4)},
+                    {"coef", coef},
+                    {"out", in_row(5, 16)},
+                    {"dstreams", in_row(5, 64)},
+                    {"dfn", everywhere},
+                    {"dbase", everywhere},
+                    {"dscale", everywhere}});
       }
-      CHECK(is_nan(b.dbase[0]));
-    }
 }
 
-TEST_CASE_TEMPLATE("mhc: the same bits on any number of threads", T, float, bf16) {
+TEST_CASE("mhc: the same bits on any number of threads") {
   for (const Kind& kind : kinds)
-    check_same_bits_on_any_threads<float>([&] {
-      Around<T> a({2, 90, 4, 33}, kind);
-      a.forward(fast);
-      a.backward(false, fast);
-      return all_results(a);
-    });
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) check_threads(mhc({2, 90, 4, 33}, kind), dtype);
 }

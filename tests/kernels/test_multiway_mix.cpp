@@ -12,14 +12,6 @@ struct Size {
   bool prepost;
 };
 
-// The n of one name.
-template <class Get>
-auto several(int64_t n, const std::string& name, const Get& get) {
-  std::vector<decltype(get(name))> list;
-  for (int64_t i = 0; i < n; ++i) list.push_back(get(str(name, i)));
-  return list;
-}
-
 // The mixture of what `activation` and `other` make of the names.
 template <class Activation, class Other>
 auto mix_of(const Size& s, const Activation& activation, const Other& other) {

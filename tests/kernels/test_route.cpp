@@ -1,6 +1,6 @@
 #include "kernels/depth/route.h"
 
-#include "tests/support/depth_cases.h"
+#include "tests/support/op.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -33,74 +33,70 @@ bool is_trained(Variant variant, int layer) {
   return layer > 0 && variant != Variant::mean && !(variant == Variant::mixed && layer % 4 == 3);
 }
 
-// All layers of one depth: slabs, cotangents, weights, one vector per layer.
-template <class T>
+// All layers of one depth.
 struct Depth {
-  Size size;
+  Size s;
+  Variant variant;
   Kernels kernels = Kernels::fast;
-  std::vector<T> slab;
-  std::vector<std::vector<T>> dout, dslice;
-  std::vector<std::vector<Wide<T>>> weight, dweight;
-  std::vector<Router> routers;
 
-  Depth(const Size& s, Variant variant) : size(s), slab(random_vector<T>(s.L * s.block(), 1)) {
+  std::vector<Router> routers(const test::Tensors& t) const {
+    std::vector<Router> list;
+    for (int l = 0; l < s.L; ++l) list.push_back({t[str("weight", l)], sources_of(variant, l), t[str("dweight", l)]});
+    return list;
+  }
+  void forward(const test::Tensors& t, const Tensor& out, const Tensor& slab, int l, Stream stream) const {
+    const Router router = routers(t)[static_cast<size_t>(l)];
+    if (is_plain(kernels, stream)) route_forward_plain(out, slab, router, s.N, s.K, s.D);
+    else route_forward(out, slab, router, stream);
+  }
+  void backward(const test::Tensors& t, const Tensor& dslice, const Tensor& slab, const Tensor& dout, int l,
+                Stream stream) const {
+    if (is_plain(kernels, stream)) route_backward_plain(dslice, slab, dout, routers(t), l, s.N, s.K, s.D);
+    else route_backward(dslice, slab, dout, routers(t), l, stream);
+  }
+  Tensor block_of(const Tensor& slab, int l) const {
+    auto* const begin = static_cast<std::byte*>(slab.data);
+    return {begin + static_cast<size_t>(l * s.block()) * size_of(slab.dtype), slab.dtype, {s.N, s.K, s.D}};
+  }
+  // The backward leaves in a layer's block of the slab what its dout was.
+  Op op() const {
+    const Depth depth = *this;
+    std::vector<Operand> operands{never_added(input("slab", {s.L, s.N, s.K, s.D}))};
     for (int l = 0; l < s.L; ++l) {
-      const int64_t columns = (l + 1) * s.K, seed = 10 * (l + 1);
-      const bool trained = is_trained(variant, l);
-      weight.push_back(random_vector<Wide<T>>(trained ? s.K * columns : 0, static_cast<uint64_t>(seed + 1)));
-      dout.push_back(random_vector<T>(s.block(), static_cast<uint64_t>(seed + 2)));
-      dweight.push_back(random_vector<Wide<T>>(trained ? s.K * columns : 0, static_cast<uint64_t>(seed + 3)));
-      dslice.push_back(poisoned<T>(s.block()));
-      auto matrix = [&](const auto& of) { return trained ? view(of, {s.K, columns}) : Tensor{}; };
-      routers.push_back({matrix(weight.back()), sources_of(variant, l), matrix(dweight.back())});
+      operands.push_back(output(str("out", l), {s.N, s.K, s.D}));
+      if (is_trained(variant, l)) operands.push_back(parameter(str("weight", l), {s.K, (l + 1) * s.K}));
     }
+    return {operands,
+            [=](auto& t, Stream stream) {
+              for (int l = 0; l < depth.s.L; ++l) depth.forward(t, t[str("out", l)], t["slab"], l, stream);
+            },
+            [=](auto& t, Stream stream) {
+              for (int l = static_cast<int>(depth.s.L) - 1; l >= 0; --l)
+                depth.backward(t, depth.block_of(t["dslab"], l), t["slab"], t[str("dout", l)], l, stream);
+            },
+            [=](auto& z) {
+              const auto [L, N, K, D] = depth.s;
+              for (int l = 0; l < L; ++l)
+                route_forward_ref<Complex>(z[str("out", l)], z["slab"], z[str("weight", l)],
+                                           sources_of(depth.variant, l), (l + 1) * K, N, K, D);
+            }};
   }
-  Depth(const Depth&) = delete;  // the routers point into weight
-
-  std::vector<T> forward(int l, Stream stream) {
-    auto out = poisoned<T>(size.block());
-    forward(rows(out), slab_view(), l, stream);
-    return out;
-  }
-  void backward(Stream stream) {
-    for (int l = static_cast<int>(size.L) - 1; l >= 0; --l) {
-      const size_t i = static_cast<size_t>(l);
-      backward(rows(dslice[i]), slab_view(), rows(dout[i]), l, stream);
-    }
-  }
-  void forward(const Tensor& out, const Tensor& slab_tensor, int l, Stream stream) {
-    Router router = routers[static_cast<size_t>(l)];
-    run_on(stream.backend, {out, slab_tensor, router.weight}, [&](auto& t, Stream there) {
-      router.weight = t[2];
-      if (is_plain(kernels, there)) route_forward_plain(t[0], t[1], router, size.N, size.K, size.D);
-      else route_forward(t[0], t[1], router, there);
-    });
-  }
-  void backward(const Tensor& dslice_tensor, const Tensor& slab_tensor, const Tensor& dout_tensor, int l,
-                Stream stream) {
-    std::vector<Tensor> tensors{dslice_tensor, slab_tensor, dout_tensor};
-    for (const Router& router : routers) tensors.insert(tensors.end(), {router.weight, router.dweight});
-    run_on(stream.backend, tensors, [&](auto& t, Stream there) {
-      auto readers = routers;
-      for (size_t r = 0; r < readers.size(); ++r) readers[r].weight = t[3 + 2 * r], readers[r].dweight = t[4 + 2 * r];
-      if (is_plain(kernels, there)) route_backward_plain(t[0], t[1], t[2], readers, l, size.N, size.K, size.D);
-      else route_backward(t[0], t[1], t[2], readers, l, there);
-    });
-  }
-  Tensor rows(const std::vector<T>& block) const { return view(block, {size.N, size.K, size.D}); }
-  Tensor slab_view() const { return view(slab, {size.L, size.N, size.K, size.D}); }
 };
 
-// A random slab in which the blocks that layer l may not read are NaN: any use of them shows.
-template <class T>
-void poison_unread(Depth<T>& depth, int l) {
-  const auto& sources = depth.routers[static_cast<size_t>(l)].sources;
-  for (int s = 0; s < depth.size.L; ++s) {
-    if (std::binary_search(sources.begin(), sources.end(), s)) continue;
-    std::fill_n(depth.slab.begin() + s * depth.size.block(), depth.size.block(),
-                T(std::numeric_limits<float>::quiet_NaN()));
-  }
+std::vector<double> block_of(const std::vector<double>& slab, const Size& s, int l) {
+  return {slab.begin() + l * s.block(), slab.begin() + (l + 1) * s.block()};
 }
+void fill_block(std::vector<double>& slab, const Size& s, int l, double value) {
+  std::fill_n(slab.begin() + l * s.block(), s.block(), value);
+}
+std::vector<double> all_douts(const Trial& a, const Size& s) {
+  std::vector<double> all;
+  for (int l = 0; l < s.L; ++l) all = joined(all, a[str("dout", l)]);
+  return all;
+}
+
+constexpr Dtype dtypes[] = {Dtype::f32, Dtype::bf16};
+double or_rounding(Dtype dtype, double tolerance) { return dtype == Dtype::bf16 ? 0x1p-8 : tolerance; }
 
 const std::vector<Size> sizes{{1, 1, 1, 1},    {3, 5, 1, 3},   {4, 37, 2, 8},  {3, 70, 3, 24},
                               {3, 300, 8, 64}, {2, 9, 6, 100}, {4, 33, 4, 16}, {2, 130, 16, 33}};
@@ -113,325 +109,259 @@ const std::vector<Size> gpu_sizes{{1, 1, 1, 1},    {3, 5, 1, 3},   {4, 37, 2, 8}
 }  // namespace
 
 TEST_CASE("route: reference backward over a whole depth is the derivative of the reference forward") {
-  const Size size{4, 3, 2, 3};
-  for (Variant variant : variants) {
+  // The loss sees every layer's out, hence the gradient of each block has parts from all layers that read it.
+  for (const Variant variant : variants) {
     CAPTURE(static_cast<int>(variant));
-    Depth<double> depth(size, variant);
-    // The loss sees every layer's out, hence the gradient of each block has parts from all layers that read it.
-    auto loss = [&](const std::vector<Complex>& slab, const std::vector<std::vector<Complex>>& weight) {
-      Complex sum = 0;
-      for (size_t l = 0; l < depth.routers.size(); ++l) {
-        std::vector<Complex> out(static_cast<size_t>(size.block()));
-        route_forward_ref(out.data(), slab.data(), weight[l].empty() ? nullptr : weight[l].data(),
-                          depth.routers[l].sources, static_cast<int64_t>(l + 1) * size.K, size.N, size.K, size.D);
-        sum += dot(depth.dout[l], out);
-      }
-      return sum;
-    };
-    std::vector<std::vector<Complex>> weight;
-    for (const auto& w : depth.weight) weight.push_back(convert<Complex>(w));
-    const auto slab = convert<Complex>(depth.slab);
-    const auto want_dslab = complex_step(depth.slab, [&](auto& x) { return loss(x, weight); });
-    std::vector<std::vector<double>> want_dweight;
-    for (size_t l = 0; l < weight.size(); ++l) {
-      want_dweight.push_back(complex_step(depth.weight[l], [&](auto& w) {
-        auto changed = weight;
-        changed[l] = w;
-        return loss(slab, changed);
-      }));
-      for (size_t i = 0; i < want_dweight[l].size(); ++i) want_dweight[l][i] += depth.dweight[l][i];  // it is added
-    }
-
-    depth.backward(reference);
-    check_close("dslab", joined(depth.dslice), want_dslab, 1e-14);
-    for (size_t l = 0; l < weight.size(); ++l) check_close("dweight", depth.dweight[l], want_dweight[l], 1e-14);
+    check_derivative(Depth{{4, 3, 2, 3}, variant}.op(), 1e-14);
   }
 }
 
 TEST_CASE("route: the gather backward equals a scatter backward") {
   const Size size{4, 11, 2, 3};
-  for (Variant variant : variants) {
+  for (const Variant variant : variants) {
     CAPTURE(static_cast<int>(variant));
-    Depth<float> depth(size, variant);
-    std::vector<double> want(depth.slab.size(), 0.0);
-    for (int64_t l = 0; l < size.L; ++l) {
-      const auto& sources = depth.routers[static_cast<size_t>(l)].sources;
-      const auto& weight = depth.weight[static_cast<size_t>(l)];
-      for (int s : sources)
+    const Op op = Depth{size, variant}.op();
+    Trial a(op, Dtype::f32);
+    std::vector<double> want(a["slab"].size(), 0.0);
+    for (int l = 0; l < size.L; ++l) {
+      const std::vector<int> sources = sources_of(variant, l);
+      const auto weight = a.x.find(str("weight", l));
+      const std::vector<double>& dout = a[str("dout", l)];
+      for (const int s : sources)
         for (int64_t n = 0; n < size.N; ++n)
           for (int64_t h = 0; h < size.K; ++h)
             for (int64_t from = 0; from < size.K; ++from)
               for (int64_t d = 0; d < size.D; ++d) {
                 const double mean = h == from ? 1.0 / static_cast<double>(sources.size()) : 0.0;
-                const double w =
-                    weight.empty()
-                        ? mean
-                        : static_cast<double>(weight[static_cast<size_t>(h * (l + 1) * size.K + s * size.K + from)]);
-                const auto in = static_cast<size_t>((n * size.K + h) * size.D + d);
+                const auto at = static_cast<size_t>(h * (l + 1) * size.K + s * size.K + from);
+                const double w = weight == a.x.end() ? mean : weight->second[at];
                 want[static_cast<size_t>(s * size.block() + (n * size.K + from) * size.D + d)] +=
-                    w * static_cast<double>(depth.dout[static_cast<size_t>(l)][in]);
+                    w * dout[static_cast<size_t>((n * size.K + h) * size.D + d)];
               }
     }
     for (const Backend backend : fast_backends()) {
-      Depth<float> gathered(size, variant);
-      gathered.backward(Stream{backend});
-      check_close("dslab", joined(gathered.dslice), want, 1e-6);
+      Trial gathered = a;
+      check_close("dslab", gathered.run(backend)["dslab"], want, 1e-6);
     }
   }
 }
 
-namespace {
-
-template <class T>
-void check_against_reference(const Size& size, Variant variant, Stream stream, Kernels kernels) {
-  const double tolerance = tolerance_or_rounding<T>(1e-6);
-  for (int l = 0; l < size.L; ++l) {
-    CAPTURE(l);
-    Depth<T> depth(size, variant);
-    depth.kernels = kernels;
-    poison_unread(depth, l);
-    const auto slab64 = convert<double>(depth.slab);
-    const auto weight64 = convert<double>(depth.weight[static_cast<size_t>(l)]);
-    auto out64 = poisoned<double>(size.block());
-    route_forward_ref(out64.data(), slab64.data(), weight64.empty() ? nullptr : weight64.data(),
-                      depth.routers[static_cast<size_t>(l)].sources, (l + 1) * size.K, size.N, size.K, size.D);
-    check_close("out", depth.forward(l, stream), out64, tolerance);
-  }
-  Depth<T> depth(size, variant);
-  depth.kernels = kernels;
-  Depth<double> depth64(size, variant);
-  const auto copy = [](const auto& from, auto& to) {  // in place: the routers point there
-    for (size_t l = 0; l < from.size(); ++l) std::copy(from[l].begin(), from[l].end(), to[l].begin());
-  };
-  copy(depth.weight, depth64.weight), copy(depth.dweight, depth64.dweight), copy(depth.dout, depth64.dout);
-  depth64.slab = convert<double>(depth.slab);
-  depth.backward(stream);
-  depth64.backward(reference);
-  for (size_t l = 0; l < depth.weight.size(); ++l) {
-    CAPTURE(l);
-    check_close("dslice", depth.dslice[l], depth64.dslice[l], tolerance);
-    check_close("dweight", depth.dweight[l], depth64.dweight[l], 2e-6);
-  }
-  check_close("slab", depth.slab, depth64.slab, 0.0);  // every block is its layer's dout now
-  CHECK(depth.slab == joined(depth.dout));
-}
-
-}  // namespace
-
-TEST_CASE_TEMPLATE("route: the fast backends equal the reference and read nothing but the sources", T, float, bf16) {
+TEST_CASE("route: the fast backends equal the reference and read nothing but the sources") {
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
     for (const Kernels kernels : kernels_of(backend))
-      for (Variant variant : is_slow(backend) ? few_variants : variants) {
-        CAPTURES(size.K, size.D, variant, kernels);
-        check_against_reference<T>(size, variant, Stream{backend}, kernels);
-      }
+      for (const Variant variant : is_slow(backend) ? few_variants : variants)
+        for (const Dtype dtype : dtypes) {
+          CAPTURES(size.K, size.D, variant, kernels, name_of(dtype));
+          const double tolerance = or_rounding(dtype, 1e-6);
+          const Op op = Depth{size, variant, kernels}.op();
+          Trial got(op, dtype), want = got.exact();
+          const Trial before = got;
+          got.run(backend), want.run(Backend::reference);
+          for (int l = 0; l < size.L; ++l) {
+            CAPTURE(l);
+            Trial poisoned = before;
+            const std::vector<int> sources = sources_of(variant, l);
+            for (int s = 0; s < size.L; ++s)
+              if (!std::binary_search(sources.begin(), sources.end(), s)) fill_block(poisoned.x["slab"], size, s, NAN);
+            const std::string out = str("out", l), dweight = str("dweight", l);
+            check_close(out, poisoned.forward(backend)[out], want[out], tolerance);
+            check_close("dslice", block_of(got["dslab"], size, l), block_of(want["dslab"], size, l), tolerance);
+            if (is_trained(variant, l)) check_close(dweight, got[dweight], want[dweight], 2e-6);
+          }
+          CHECK(got["slab"] == all_douts(got, size));
+          CHECK(want["slab"] == got["slab"]);
+        }
   });
 }
 
-TEST_CASE_TEMPLATE("route: memory that begins between two multiples of 16 bytes", T, float, bf16) {
-  const Size size{3, 9, 2, 32};
-  for (const Backend backend : fast_backends()) {
-    Depth<T> depth(size, Variant::full), want(size, Variant::full);
-    for (int l = 2; l >= 0; --l) {
-      const size_t i = static_cast<size_t>(l);
-      auto out = poisoned<T>(size.block() + 1), slab = one_later(depth.slab);
-      auto dout = one_later(depth.dout[i]), dslice = poisoned<T>(size.block() + 1);
-      Router router = depth.routers[i];
-      const Shape block{size.N, size.K, size.D}, blocks{size.L, size.N, size.K, size.D};
-      run_on(backend, {tensor_of(out), tensor_of(slab), router.weight}, [&](auto& t, Stream stream) {
-        router.weight = t[2];
-        route_forward(from_second<T>(t[0], block), from_second<T>(t[1], blocks), router, stream);
-      });
-      check_close("out", one_earlier(out), convert<double>(depth.forward(l, Stream{backend})),
-                  tolerance_or_rounding<T>(1e-6));
-      std::vector<Tensor> tensors{tensor_of(dslice), tensor_of(slab), tensor_of(dout)};
-      for (const Router& r : depth.routers) tensors.insert(tensors.end(), {r.weight, r.dweight});
-      run_on(backend, tensors, [&](auto& t, Stream stream) {
-        auto readers = depth.routers;
-        for (size_t r = 0; r < readers.size(); ++r) readers[r].weight = t[3 + 2 * r], readers[r].dweight = t[4 + 2 * r];
-        route_backward(from_second<T>(t[0], block), from_second<T>(t[1], blocks), from_second<T>(t[2], block), readers,
-                       l, stream);
-      });
-      std::copy(slab.begin() + 1, slab.end(), depth.slab.begin());
-      want.backward(want.rows(want.dslice[i]), want.slab_view(), want.rows(want.dout[i]), l, Stream{backend});
-      check_close("dslice", one_earlier(dslice), convert<double>(want.dslice[i]), tolerance_or_rounding<T>(1e-6));
-      CHECK(depth.slab == want.slab);
-      check_close("dweight", depth.dweight[i], convert<double>(want.dweight[i]), 1e-6);  // sums in another order
-    }
+TEST_CASE("route: memory that begins between two multiples of 16 bytes") {
+  const Op op = Depth{{3, 9, 2, 32}, Variant::full}.op();
+  Tolerances tolerances{{"dslab", 1e-6}};
+  std::set<std::string> in_place;
+  for (int l = 0; l < 3; ++l) {
+    tolerances.insert({{str("out", l), 1e-6}, {str("dweight", l), 1e-6}});  // sums in another order
+    in_place.insert({str("weight", l), str("dweight", l)});
   }
+  for (const Dtype dtype : dtypes) check_any_address(op, dtype, tolerances, in_place);
 }
 
 TEST_CASE("route: backward reads only its block and its readers', and keeps the columns of other layers") {
   const Size size{5, 50, 4, 8};
-  const int l = 2;
   for (const Backend backend : fast_backends())
     for (const Kernels kernels : kernels_of(backend)) {
       CAPTURES(backend, kernels);
-      Depth<float> depth(size, Variant::last_two);  // layers 2 and 3 read layer 2, layer 4 does not
-      depth.kernels = kernels;
-      for (const int unread : {0, 1, 4})
-        std::fill_n(depth.slab.begin() + unread * size.block(), size.block(), std::numeric_limits<float>::quiet_NaN());
-      const auto before = depth.dweight;
-      depth.backward(depth.rows(depth.dslice[l]), depth.slab_view(), depth.rows(depth.dout[l]), l, Stream{backend});
-      for (float g : depth.dslice[l]) CHECK(std::isfinite(g));
-      for (size_t r = 0; r < before.size(); ++r)
-        for (size_t i = 0; i < before[r].size(); ++i) {
+      const Depth depth{size, Variant::last_two, kernels};  // layers 2 and 3 read layer 2, layer 4 does not
+      Op op = depth.op();
+      op.backward = [=](auto& t, Stream stream) {
+        depth.backward(t, depth.block_of(t["dslab"], 2), t["slab"], t["dout2"], 2, stream);
+      };
+      Trial a(op, Dtype::f32);
+      for (const int unread : {0, 1, 4}) fill_block(a.x["slab"], size, unread, NAN);
+      const Trial before = a;
+      a.backward(backend);
+      for (const double g : block_of(a["dslab"], size, 2)) CHECK(std::isfinite(g));
+      for (size_t r = 1; r < 5; ++r) {
+        const std::vector<double>&got = a[str("dweight", r)], &old = before[str("dweight", r)];
+        for (size_t i = 0; i < got.size(); ++i) {
           const size_t source = i % ((r + 1) * 4) / 4;
-          CHECK((depth.dweight[r][i] != before[r][i]) == (source == 2 && (r == 2 || r == 3)));
-          CHECK(std::isfinite(depth.dweight[r][i]));
+          CHECK((got[i] != old[i]) == (source == 2 && (r == 2 || r == 3)));
+          CHECK(std::isfinite(got[i]));
         }
+      }
     }
 }
 
-TEST_CASE_TEMPLATE("route: so many heads that a GPU keeps few layers' weights at a time", T, float, bf16) {
+TEST_CASE("route: so many heads that a GPU keeps few layers' weights at a time") {
   if (!available(Backend::cuda)) return;
-  // 256 terms in a sum in f32, one after the other.
-  const double tolerance = tolerance_or_rounding<T>(4e-6);
-  Depth<T> depth({4, 2, 64, 8}, Variant::full), want({4, 2, 64, 8}, Variant::full);
-  for (Depth<T>* d : {&depth, &want})
-    for (Router& router : d->routers) router.dweight = Tensor{};
-  check_close("out", depth.forward(3, Stream{Backend::cuda}), convert<double>(want.forward(3, fast)), tolerance);
-  depth.backward(Stream{Backend::cuda}), want.backward(fast);
-  check_close("dslice", depth.dslice[0], convert<double>(want.dslice[0]), tolerance);
+  const Size size{4, 2, 64, 8};
+  const Op op = Depth{size, Variant::full}.op();
+  for (const Dtype dtype : dtypes) {
+    Trial a(op, dtype);
+    for (int l = 1; l < 4; ++l) a.x[str("dweight", l)].clear();
+    Trial want = a;
+    a.run(Backend::cuda), want.run(Backend::cpu);
+    // 256 terms in a sum in f32, one after the other.
+    const double tolerance = or_rounding(dtype, 4e-6);
+    check_close("out", a["out3"], want["out3"], tolerance);
+    check_close("dslice", block_of(a["dslab"], size, 0), block_of(want["dslab"], size, 0), tolerance);
+  }
 }
 
-TEST_CASE_TEMPLATE("route: the identity is exact, forward and backward", T, float, bf16) {
+TEST_CASE("route: the identity is exact, forward and backward") {
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
-    for (const Kernels kernels : kernels_of(backend)) {
-      CAPTURES(size.K, size.D, kernels);
-      Depth<T> depth(size, Variant::full);
-      depth.kernels = kernels;
-      for (int64_t l = 1; l < size.L; ++l) {
-        auto& weight = depth.weight[static_cast<size_t>(l)];
-        for (int64_t h = 0; h < size.K; ++h)
-          for (int64_t c = 0; c < (l + 1) * size.K; ++c)
-            weight[static_cast<size_t>(h * (l + 1) * size.K + c)] = c == l * size.K + h ? 1.f : 0.f;
+    for (const Kernels kernels : kernels_of(backend))
+      for (const Dtype dtype : dtypes) {
+        CAPTURES(size.K, size.D, kernels, name_of(dtype));
+        const Op op = Depth{size, Variant::full, kernels}.op();
+        Trial a(op, dtype);
+        for (int64_t l = 1; l < size.L; ++l)
+          for (int64_t h = 0; h < size.K; ++h)
+            for (int64_t c = 0; c < (l + 1) * size.K; ++c)
+              a.x[str("weight", l)][static_cast<size_t>(h * (l + 1) * size.K + c)] = c == l * size.K + h;
+        a.forward(backend);
+        for (int l = 0; l < size.L; ++l) CHECK(a[str("out", l)] == block_of(a["slab"], size, l));
+        CHECK(a.backward(backend)["dslab"] == all_douts(a, size));
       }
-      for (int l = 0; l < size.L; ++l) {
-        const auto out = depth.forward(l, Stream{backend});
-        CHECK(std::equal(out.begin(), out.end(), depth.slab.begin() + l * size.block()));
-      }
-      depth.backward(Stream{backend});
-      CHECK(depth.dslice == depth.dout);
-    }
   });
 }
 
-TEST_CASE_TEMPLATE("route: other shapes of the same memory, and dslice in place of dout", T, float, bf16) {
-  for (const Size& size : std::vector<Size>{{3, 6, 2, 8}, {3, 10, 12, 16}, {3, 10, 8, 64}}) {
+TEST_CASE("route: other shapes of the same memory, and dslice in place of dout") {
+  for (const Size& size : std::vector<Size>{{3, 6, 2, 8}, {3, 10, 12, 16}, {3, 10, 8, 64}})
     for (const Backend backend : fast_backends())
-      for (const Kernels kernels : kernels_of(backend)) {
-        CAPTURES(backend, kernels);
-        const Stream stream{backend};
-        const Shape split{2, size.N / 2, size.K, size.D}, flat{3, size.N, size.K * size.D};
-        Depth<T> depth(size, Variant::full);
-        depth.kernels = kernels;
-        auto out = poisoned<T>(size.block());
-        depth.forward(view(out, split), view(depth.slab.data(), flat), 2, stream);
-        CHECK(out == depth.forward(2, stream));
-
-        Depth<T> in_place(size, Variant::full);
-        in_place.kernels = kernels;
-        depth.backward(stream);
-        for (int l = 2; l >= 0; --l) {
-          const size_t i = static_cast<size_t>(l);
-          const Tensor d = view(in_place.dout[i].data(), split);
-          in_place.routers[i].dweight = Tensor{};
-          in_place.backward(d, view(in_place.slab.data(), flat), d, l, stream);
-          CHECK(in_place.dout[i] == depth.dslice[i]);
+      for (const Kernels kernels : kernels_of(backend))
+        for (const Dtype dtype : dtypes) {
+          CAPTURES(backend, kernels, name_of(dtype));
+          const Depth depth{size, Variant::full, kernels};
+          const auto shaped = [](Tensor t, Shape shape) { return t.shape = shape, t; };
+          const Shape split{2, size.N / 2, size.K, size.D}, flat{3, size.N, size.K * size.D};
+          const Op op = depth.op();
+          Op other = op;
+          other.forward = [=](auto& t, Stream stream) {
+            depth.forward(t, shaped(t["out2"], split), shaped(t["slab"], flat), 2, stream);
+          };
+          other.backward = [=](auto& t, Stream stream) {
+            for (int l = 2; l >= 0; --l) {
+              const Tensor d = shaped(t[str("dout", l)], split);
+              depth.backward(t, d, shaped(t["slab"], flat), d, l, stream);
+            }
+          };
+          Trial a(op, dtype), in_place(other, dtype);
+          for (Trial* one : {&a, &in_place})
+            for (int l = 1; l < 3; ++l) one->x[str("dweight", l)].clear();
+          a.run(backend), in_place.run(backend);
+          CHECK(in_place["out2"] == a["out2"]);
+          for (int l = 0; l < 3; ++l) CHECK(in_place[str("dout", l)] == block_of(a["dslab"], size, l));
         }
-      }
-  }
 }
 
-TEST_CASE_TEMPLATE("route: NaN in a source shows, in forward and in dweight", T, float, bf16) {
-  for (const Backend backend : fast_backends()) {
-    for (const size_t D : {8, 64}) {
-      for (Variant variant : {Variant::full, Variant::mean}) {
-        CAPTURES(backend, D);
-        Depth<T> depth({3, 40, 4, static_cast<int64_t>(D)}, variant);
-        const float nan = std::numeric_limits<float>::quiet_NaN();
-        depth.slab[(7 * 4 + 1) * D + 5] = nan;  // layer 0, token 7, head 1, column 5
-        const auto out = depth.forward(2, Stream{backend});
-        for (size_t i = 0; i < out.size(); ++i) {
-          const size_t head = i / D % 4;
-          CHECK(is_nan(out[i]) == (i / (4 * D) == 7 && i % D == 5 && (variant == Variant::full || head == 1)));
-        }
-        depth.backward(Stream{backend});
-        for (size_t i = 0; i < depth.dweight[2].size(); ++i) CHECK(is_nan(depth.dweight[2][i]) == (i % 12 == 1));
-        for (const T& x : depth.dslice[0]) CHECK(!is_nan(x));
-      }
-    }
-  }
-}
-
-TEST_CASE_TEMPLATE("route: NaN in a gradient shows in what was read with it", T, float, bf16) {
-  for (const Backend backend : fast_backends()) {
-    for (const size_t D : {8, 64}) {
-      for (Variant variant : {Variant::full, Variant::mean}) {
-        Depth<T> depth({3, 40, 4, static_cast<int64_t>(D)}, variant);
-        depth.dout[2][(7 * 4 + 1) * D + 5] = std::numeric_limits<float>::quiet_NaN();  // token 7, head 1, column 5
-        depth.backward(Stream{backend});
-        for (const auto& dslice : depth.dslice)
-          for (size_t i = 0; i < dslice.size(); ++i) {
-            const bool head = variant == Variant::full || i / D % 4 == 1;
-            CHECK(is_nan(dslice[i]) == (i / (4 * D) == 7 && i % D == 5 && head));
+TEST_CASE("route: NaN in a source shows, in forward and in dweight") {
+  for (const Backend backend : fast_backends())
+    for (const size_t D : {8, 64})
+      for (const Variant variant : {Variant::full, Variant::mean})
+        for (const Dtype dtype : dtypes) {
+          CAPTURES(backend, D, name_of(dtype));
+          const Size size{3, 40, 4, static_cast<int64_t>(D)};
+          const Op op = Depth{size, variant}.op();
+          Trial a(op, dtype);
+          a.x["slab"][(7 * 4 + 1) * D + 5] = NAN;  // layer 0, token 7, head 1, column 5
+          a.run(backend);
+          for (size_t i = 0; i < a["out2"].size(); ++i) {
+            const size_t head = i / D % 4;
+            CHECK(std::isnan(a["out2"][i]) ==
+                  (i / (4 * D) == 7 && i % D == 5 && (variant == Variant::full || head == 1)));
           }
-        for (size_t i = 0; i < depth.dweight[2].size(); ++i) CHECK(is_nan(depth.dweight[2][i]) == (i / 12 == 1));
-      }
-    }
-  }
+          for (const double x : block_of(a["dslab"], size, 0)) CHECK(!std::isnan(x));
+          if (variant == Variant::mean) continue;  // no weights
+          for (size_t i = 0; i < a["dweight2"].size(); ++i) CHECK(std::isnan(a["dweight2"][i]) == (i % 12 == 1));
+        }
+}
+
+TEST_CASE("route: NaN in a gradient shows in what was read with it") {
+  for (const Backend backend : fast_backends())
+    for (const size_t D : {8, 64})
+      for (const Variant variant : {Variant::full, Variant::mean})
+        for (const Dtype dtype : dtypes) {
+          const Op op = Depth{{3, 40, 4, static_cast<int64_t>(D)}, variant}.op();
+          Trial a(op, dtype);
+          a.x["dout2"][(7 * 4 + 1) * D + 5] = NAN;  // token 7, head 1, column 5
+          a.run(backend);
+          for (size_t i = 0; i < a["dslab"].size(); ++i) {
+            const bool head = variant == Variant::full || i / D % 4 == 1;
+            CHECK(std::isnan(a["dslab"][i]) == (i / (4 * D) % 40 == 7 && i % D == 5 && head));
+          }
+          if (variant == Variant::mean) continue;
+          for (size_t i = 0; i < a["dweight2"].size(); ++i) CHECK(std::isnan(a["dweight2"][i]) == (i / 12 == 1));
+        }
 }
 
 TEST_CASE("route: weights have more digits than bf16 on tensor cores, too") {
   if (!available(Backend::cuda)) return;
-  const float w = 1 + 0x1p-10f;  // what is left of it after subtracting 1 is lost if it is rounded before
-  Depth<bf16> depth({2, 3, 1, 32}, Variant::full);
-  depth.weight[1] = {w, -1.f};
-  std::fill(depth.slab.begin(), depth.slab.end(), 1.f);
-  std::fill(depth.dout[0].begin(), depth.dout[0].end(), -1.f);
-  std::fill(depth.dout[1].begin(), depth.dout[1].end(), 1.f);
+  const Size size{2, 3, 1, 32};
+  const Op op = Depth{size, Variant::full}.op();
+  Trial a(op, Dtype::bf16);
+  a.x["weight1"] = {1 + 0x1p-10, -1};  // what is left of it after subtracting 1 is lost if it is rounded before
+  a.x["slab"].assign(192, 1), a.x["dout0"].assign(96, -1), a.x["dout1"].assign(96, 1);
+  a.run(Backend::cuda);
   // Exactly, although tensor cores cut sums off: all terms are multiples of 2^-10 of at most 1.
-  for (const bf16 x : depth.forward(1, Stream{Backend::cuda})) CHECK(static_cast<float>(x) == 0x1p-10f);
-  depth.backward(Stream{Backend::cuda});
-  for (const bf16 x : depth.dslice[0]) CHECK(static_cast<float>(x) == 0x1p-10f);
+  for (const double x : a["out1"]) CHECK(x == 0x1p-10);
+  for (const double x : block_of(a["dslab"], size, 0)) CHECK(x == 0x1p-10);
 }
 
 TEST_CASE("route: infinite weights on tensor cores, whose rounding leaves nothing") {
   if (!available(Backend::cuda)) return;
-  const Size size{2, 3, 2, 32};
-  Depth<bf16> depth(size, Variant::full);
-  depth.weight[1] = {std::numeric_limits<float>::infinity(), 1.f, 0.5f, 0.25f, 1.f, 2.f, 3.f, 4.f};
-  std::fill(depth.slab.begin(), depth.slab.end(), 1.f);
-  const auto out = depth.forward(1, Stream{Backend::cuda});
-  for (size_t i = 0; i < out.size(); ++i)
-    CHECK(static_cast<float>(out[i]) == (i / 32 % 2 == 0 ? std::numeric_limits<float>::infinity() : 10.f));
+  const Op op = Depth{{2, 3, 2, 32}, Variant::full}.op();
+  Trial a(op, Dtype::bf16);
+  a.x["weight1"] = {INFINITY, 1, 0.5, 0.25, 1, 2, 3, 4};
+  a.x["slab"].assign(a["slab"].size(), 1);
+  a.forward(Backend::cuda);
+  for (size_t i = 0; i < a["out1"].size(); ++i) CHECK(a["out1"][i] == (i / 32 % 2 == 0 ? INFINITY : 10));
 }
 
-TEST_CASE_TEMPLATE("route: the thread count does not change a bit", T, float, bf16) {
-  check_same_bits_on_any_threads<float>([] {
-    Depth<T> depth({3, 1000, 4, 8}, Variant::full);
-    const auto out = depth.forward(2, fast);
-    depth.backward(fast);
-    return flat(out, depth.dslice, depth.dweight);
-  });
+TEST_CASE("route: the thread count does not change a bit") {
+  for (const Dtype dtype : dtypes) check_threads(Depth{{3, 1000, 4, 8}, Variant::full}.op(), dtype);
 }
 
 TEST_CASE("route: wrong routers are errors") {
-  const Size size{3, 4, 2, 3};
+  const std::vector<float> memory(72);
+  const std::vector<bf16> half(72);
+  const float* const x = memory.data();
+  const Shape block{4, 2, 3}, slab{3, 4, 2, 3};
+  const std::vector<Router> good{
+      {{}, {0}, {}}, {view(x, {2, 4}), {0, 1}, view(x, {2, 4})}, {view(x, {2, 6}), {0, 1, 2}, view(x, {2, 6})}};
+  const auto refused = [&](const auto* of, const std::vector<Router>& routers) {
+    CHECK_THROWS_AS(route_forward(view(of, block), view(of, slab), routers[2], fast), Error);
+    CHECK_THROWS_AS(route_backward(view(of, block), view(of, slab), view(of, block), routers, 2, fast), Error);
+  };
   for (const std::vector<int>& sources : std::vector<std::vector<int>>{{}, {1, 0}, {1, 1}, {-1, 2}, {0, 3}}) {
-    Depth<float> depth(size, Variant::full);
-    depth.routers[2].sources = sources;
-    CHECK_THROWS_AS(depth.forward(2, fast), Error);
-    CHECK_THROWS_AS(depth.backward(fast), Error);
+    std::vector<Router> bad = good;
+    bad[2].sources = sources;
+    refused(x, bad);
   }
-  Depth<float> depth(size, Variant::full);
-  depth.routers[2].weight.shape = Shape{2, 5};
-  CHECK_THROWS_AS(depth.forward(2, fast), Error);
-  CHECK_THROWS_AS(depth.backward(fast), Error);
-  Depth<bf16> half(size, Variant::full);
-  CHECK_THROWS_AS(half.forward(2, reference), Error);
-  half.routers[2].weight.dtype = Dtype::bf16;
-  CHECK_THROWS_AS(half.forward(2, fast), Error);
-  CHECK_THROWS_AS(half.backward(fast), Error);
+  std::vector<Router> bad = good;
+  bad[2].weight.shape = Shape{2, 5};
+  refused(x, bad);
+  CHECK_THROWS_AS(route_forward(view(half.data(), block), view(half.data(), slab), good[2], reference), Error);
+  bad = good;
+  bad[2].weight.dtype = Dtype::bf16;
+  refused(half.data(), bad);
 }

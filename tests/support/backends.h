@@ -51,6 +51,12 @@ inline std::vector<Backend> all_backends() {
   return all;
 }
 
+// Those that store in T.
+template <class T>
+std::vector<Backend> backends_of() {
+  return std::is_same_v<T, bf16> ? fast_backends() : all_backends();
+}
+
 // The CUDA kernels of a family: the fast ones, or the plain ones of its X_plain.cu, where it has these.
 enum class Kernels { fast, plain };
 inline std::vector<Kernels> kernels_of(Backend backend) {

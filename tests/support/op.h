@@ -39,6 +39,7 @@ struct Operand {
   bool wide = false;            // f32 also beside activations in bf16
   std::vector<double> given{};  // instead of random numbers
   bool only_set = false;        // an input whose gradient is never added to
+  bool wide_gradient = false;   // f32 also where the value is in bf16
 };
 inline Operand input(const std::string& name, Shape shape, double scale = 1) {
   return {name, shape, OperandRole::input, scale};
@@ -47,6 +48,12 @@ inline Operand output(const std::string& name, Shape shape) { return {name, shap
 inline Operand saved(const std::string& name, Shape shape) { return {name, shape, OperandRole::saved, 1, true}; }
 inline Operand parameter(const std::string& name, Shape shape, double scale = 1) {
   return {name, shape, OperandRole::parameter, scale, true};
+}
+// Stored as activations are, its gradient in f32.
+inline Operand weight(const std::string& name, Shape shape, double scale = 1) {
+  Operand stored{name, shape, OperandRole::parameter, scale};
+  stored.wide_gradient = true;
+  return stored;
 }
 inline Operand constant(const std::string& name, Shape shape, std::vector<double> numbers) {
   return {name, shape, OperandRole::constant, 1, true, std::move(numbers)};
@@ -73,6 +80,7 @@ struct Op {
   std::vector<Operand> values;
   std::function<void(const Tensors&, Stream)> forward, backward;
   std::function<void(const Pointers&)> forward_ref;
+  bool reads_outputs = false;  // the backward does, as they are stored
 
   std::string str() const {
     std::string list;
@@ -80,6 +88,14 @@ struct Op {
     return list;
   }
 };
+
+// What `get` makes of "NAME0", "NAME1" and so on, n of them.
+template <class Get>
+auto several(int64_t n, const std::string& name, const Get& get) {
+  std::vector<decltype(get(name))> list;
+  for (int64_t i = 0; i < n; ++i) list.push_back(get(crossply::str(name, i)));
+  return list;
+}
 
 using Numbers = std::map<std::string, std::vector<double>>;
 using Aliases = std::map<std::string, std::string>;  // {"out", "inp"}: out is written over inp
@@ -112,7 +128,8 @@ struct Trial {
   Dtype dtype;
   std::set<std::string> added;  // of the inputs' gradients
   Numbers x;
-  bool shifted = false;  // whether memory begins between two multiples of 16 bytes
+  bool shifted = false;  // whether memory begins between two multiples of 16 bytes, but for what is in place
+  std::set<std::string> in_place = {};
 
   // The gradient of the i-th input is added to if bit i says so, of 32 that recur.
   Trial(const Op& of, Dtype type, unsigned adds = 0) : op(&of), dtype(type) {
@@ -126,11 +143,14 @@ struct Trial {
       const bool sets = v.role == OperandRole::input && ((adds & 1) == 0 || v.only_set);
       if (v.role == OperandRole::input && !sets) added.insert("d" + v.name);
       if (v.role == OperandRole::input) adds = std::rotr(adds, 1);
-      x["d" + v.name] = sets ? poisoned<double>(n) : rounded(v, gradient);
+      x["d" + v.name] = sets ? poisoned<double>(n) : loaded(stored(gradient, gradient_type(v)), gradient_type(v));
     }
   }
   static bool has_gradient(const Operand& v) { return v.role != OperandRole::constant && v.role != OperandRole::saved; }
   Dtype type_of(const Operand& v) const { return v.wide && dtype == Dtype::bf16 ? Dtype::f32 : dtype; }
+  Dtype gradient_type(const Operand& v) const {
+    return v.wide_gradient && dtype == Dtype::bf16 ? Dtype::f32 : type_of(v);
+  }
   std::vector<double> rounded(const Operand& v, const std::vector<double>& numbers) const {
     return loaded(stored(numbers, type_of(v)), type_of(v));
   }
@@ -151,7 +171,7 @@ struct Trial {
     for (const Operand& v : op->values) {
       const bool computed = v.role == OperandRole::output || v.role == OperandRole::saved;
       if (computed) names[v.name] = type_of(v);
-      else if (has_gradient(v)) names["d" + v.name] = type_of(v);
+      else if (has_gradient(v)) names["d" + v.name] = gradient_type(v);
     }
     return names;
   }
@@ -167,15 +187,17 @@ struct Trial {
     std::vector<std::string> names;
     std::vector<Tensor> whole;
     std::vector<Shape> shapes;
+    const auto is_shifted = [&](const std::string& name) { return shifted && !in_place.contains(name); };
     for (const Operand& v : op->values)
       for (const std::string& name : {v.name, "d" + v.name}) {
         if (&body == &op->forward && name != v.name) continue;  // it needs no gradients
         const auto numbers = x.find(name);
         const bool absent = numbers == x.end() || numbers->second.empty();
-        const std::vector<double> first(shifted ? 1 : 0, 0.0);
-        if (!absent) memory[name] = stored(joined(first, numbers->second), type_of(v));
+        const std::vector<double> first(is_shifted(name), 0.0);
+        const Dtype type = name == v.name ? type_of(v) : gradient_type(v);
+        if (!absent) memory[name] = stored(joined(first, numbers->second), type);
         const int64_t n = v.shape.numel() + static_cast<int64_t>(first.size());
-        whole.push_back(absent ? Tensor{} : Tensor{memory[name].data(), type_of(v), shifted ? Shape{n} : v.shape});
+        whole.push_back(absent ? Tensor{} : Tensor{memory[name].data(), type, is_shifted(name) ? Shape{n} : v.shape});
         names.push_back(name), shapes.push_back(v.shape);
       }
     for (size_t i = 0; i < names.size(); ++i)
@@ -184,7 +206,7 @@ struct Trial {
       Tensors tensors{{}, added};
       for (size_t i = 0; i < names.size(); ++i) {
         Tensor t = there[i];
-        if (shifted && t.data != nullptr) t.data = static_cast<std::byte*>(t.data) + size_of(t.dtype);
+        if (is_shifted(names[i]) && t.data != nullptr) t.data = static_cast<std::byte*>(t.data) + size_of(t.dtype);
         if (t.data != nullptr) t.shape = shapes[i];
         tensors.all[names[i]] = t;
       }
@@ -194,7 +216,7 @@ struct Trial {
       if (whole[i].data == nullptr) continue;
       const auto alias = aliases.find(names[i]);
       x[names[i]] = loaded(memory.at(alias == aliases.end() ? names[i] : alias->second), whole[i].dtype);
-      if (shifted) x[names[i]].erase(x[names[i]].begin());
+      if (is_shifted(names[i])) x[names[i]].erase(x[names[i]].begin());
     }
     return *this;
   }
@@ -260,11 +282,16 @@ inline void check_backend(const Op& op, Dtype dtype, Backend backend, const Tole
     Trial got(op, dtype, adds);
     if (prepare) prepare(got);
     Trial want = got.exact();
-    got.run(backend), want.run(Backend::reference);
-    for (const auto& [name, type] : got.results()) {
+    const auto check = [&](const std::string& name, Dtype type) {
       const Tolerance& allowed = tolerances.at(name);
       check_close(name, got[name], want[name], type == Dtype::bf16 ? 0x1p-8 : allowed.relative, allowed.absolute);
-    }
+    };
+    got.forward(backend), want.forward(Backend::reference);
+    for (const Operand& v : op.values)
+      if (v.role == OperandRole::output && op.reads_outputs)
+        check(v.name, got.type_of(v)), want.x[v.name] = got[v.name];
+    got.backward(backend), want.backward(Backend::reference);
+    for (const auto& [name, type] : got.results()) check(name, type);
   }
 }
 
@@ -316,18 +343,22 @@ inline void check_in_place(const Op& op, Dtype dtype, Backend backend, const Ali
   for (const auto& [name, type] : want.results()) CHECK(over[name] == want[name]);
 }
 
-// Memory that begins between two multiples of 16 bytes makes no difference, or only of rounding.
-inline void check_any_address(const Op& op, Dtype dtype, const Tolerances& tolerances = {}) {
+// Memory that begins between two multiples of 16 bytes, but for that of `in_place`, makes no difference, or only of
+// rounding.
+inline void check_any_address(const Op& op, Dtype dtype, const Tolerances& tolerances = {},
+                              const std::set<std::string>& in_place = {}) {
   INFO(op.str());
   for (const Backend backend : fast_backends()) {
     CAPTURES(backend, name_of(dtype));
     Trial shifted(op, dtype);
-    shifted.shifted = true;
+    shifted.shifted = true, shifted.in_place = in_place;
     const Trial want = Trial(op, dtype).run(backend);
     shifted.run(backend);
     for (const auto& [name, type] : want.results()) {
-      if (tolerances.empty()) CHECK(shifted[name] == want[name]);
-      else check_close(name, shifted[name], want[name], type == Dtype::bf16 ? 0x1p-8 : tolerances.at(name).relative);
+      if (!tolerances.contains(name)) CHECK(shifted[name] == want[name]);
+      else
+        check_close(name, shifted[name], want[name], type == Dtype::bf16 ? 0x1p-8 : tolerances.at(name).relative,
+                    tolerances.at(name).absolute);
     }
   }
 }
