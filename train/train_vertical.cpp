@@ -53,7 +53,7 @@ using namespace crossply;
 
 int main(int argc, char** argv) {
   return train_program(argc, argv, "vertical", [](const TrainPlan& plan, const Dataset& data, const RunDir& dir) {
-    Trainer trainer(plan, *data.train, find_checkpoint(plan, dir), dir.job());  // initialises, or goes on
+    Trainer trainer(plan, *data.train, find_checkpoint(plan, dir), dir.group());  // initialises, or goes on
     Run run(plan, data, dir, trainer);
     while (run.more()) {
       trainer.next_batch();          // tokens and targets (B, T), --accumulate times

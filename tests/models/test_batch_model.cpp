@@ -130,8 +130,8 @@ TEST_CASE("batch model: the mean loss counts every sequence once, also where the
   const Source3 source(s);
   BatchModel two(*s.device, s.params, s.config, {2, T, Dtype::f32, false}),
       three(*s.device, s.params, s.config, {3, T});
-  const MeanLoss mean = mean_loss(two, source, 100, *one_rank_job()),
-                 same = mean_loss(three, source, 3, *one_rank_job());
+  const MeanLoss mean = mean_loss(two, source, 100, *one_rank_group()),
+                 same = mean_loss(three, source, 3, *one_rank_group());
   CHECK(mean.sequences == 3);
   CHECK(mean.scored == same.scored);
   CHECK(mean.loss == doctest::Approx(same.loss).epsilon(1e-6));

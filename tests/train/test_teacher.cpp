@@ -5,7 +5,7 @@
 #include "engine/io/json.h"
 #include "models/disk/config_json.h"
 #include "models/disk/model_dir.h"
-#include "tests/ranks/thread_job.h"
+#include "tests/ranks/thread_group.h"
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"
 #include "tests/support/program.h"
@@ -299,8 +299,8 @@ TEST_CASE("teacher: two ranks do what one does, and the cross entropy is of all 
   Trainer alone(o, data);
   std::vector<double> want;
   for (int i = 0; i < 3; ++i) alone.step(), want.push_back(alone.last.loss), want.push_back(alone.last.ce);
-  on_ranks(2, [&](const std::shared_ptr<Job>& job) {
-    Trainer trainer(o, data, "", job);
+  on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    Trainer trainer(o, data, "", group);
     std::vector<double> got;
     for (int i = 0; i < 3; ++i) trainer.step(), got.push_back(trainer.last.loss), got.push_back(trainer.last.ce);
     CHECK_THAT(got == want, "other losses");
