@@ -34,8 +34,8 @@ std::string describe(const Message& question) {
   return kind == Record::share ? "a text to share" : kind == Record::collect ? "texts to collect" : "its end";
 }
 
-// Reduces {step, position, transfers, scored, stop, busy nanoseconds} of each rank to {sum of scored, any stop, smallest,
-// median and largest busy time, slowest rank}. Integers, so that the order does not matter.
+// Reduces {step, position, transfers, scored, stop, busy nanoseconds} of each rank to {sum of scored, any stop,
+// smallest, median and largest busy time, slowest rank}. Integers, so that the order does not matter.
 Numbers sum_stats(const std::vector<Message>& all_stats) {
   Numbers sums{};
   std::vector<int64_t> busy;
@@ -65,7 +65,7 @@ Control::Control(const World& world, const JoinOptions& options, Comm* mpi)
 Control::~Control() {
   {
     const std::lock_guard lock(mutex_);
-    end_ = seconds_now();
+    watch_deadline_ = seconds_now();
   }
   if (watch_.joinable()) watch_.join();
 }
@@ -112,7 +112,7 @@ int64_t Control::ask(Record::Kind kind, const Numbers& number, std::string text)
   const Record record{kind, world_.rank, number};
   Peer& leader = ranks_.front();
   leader.link.post(record, text);
-  if (world_.leads()) leader.asked.push_back({record, {std::move(text)}}), answer_all();
+  if (world_.leads()) leader.pending.push_back({record, {std::move(text)}}), answer_all();
   return ++asked_;
 }
 
@@ -163,10 +163,10 @@ void Control::abort(Exit code, const std::string& why) {
 
 // Rank 0 answers whatever all ranks have asked.
 void Control::answer_all() {
-  const auto has_asked = [](const Peer& peer) { return !peer.asked.empty(); };
+  const auto has_asked = [](const Peer& peer) { return !peer.pending.empty(); };
   while (!ends() && all_here() && std::all_of(ranks_.begin(), ranks_.end(), has_asked)) {
     std::vector<Message> questions;
-    for (Peer& peer : ranks_) questions.push_back(std::move(peer.asked.front())), peer.asked.pop_front();
+    for (Peer& peer : ranks_) questions.push_back(std::move(peer.pending.front())), peer.pending.pop_front();
     const std::string first = describe(questions[0]);
     std::string different;
     for (const Message& question : questions)
@@ -182,7 +182,7 @@ void Control::answer_all() {
       for (size_t rank = 1; rank < questions.size(); ++rank)
         answer.texts.push_back(std::move(questions[rank].texts[0]));
     // The others close first: what they have not read yet would be lost.
-    if (kind == Record::finish) end_ = seconds_now() + options_.peer_timeout;
+    if (kind == Record::finish) watch_deadline_ = seconds_now() + options_.peer_timeout;
     answers_[++answered_] = std::move(answer);
     changed_.notify_all();
   }
@@ -195,8 +195,8 @@ void Control::abort_all(const AbortReason& reason) {
   if (world_.leads())
     for (Peer& peer : ranks_) peer.link.post(record_of(reason), reason.why);
   const double now = seconds_now();
-  own_end_ = now + (state_ == State::running && reason.cause != Exit::peer_lost ? own_end_seconds : 0);
-  end_ = world_.leads() ? now + goodbye_seconds : own_end_;
+  main_deadline_ = now + (state_ == State::running && reason.cause != Exit::peer_lost ? own_end_seconds : 0);
+  watch_deadline_ = world_.leads() ? now + goodbye_seconds : main_deadline_;
   changed_.notify_all();
 }
 
@@ -237,7 +237,7 @@ void Control::watch() {
   const auto all_closed = [&] { return all_here() && std::all_of(ranks_.begin(), ranks_.end(), is_closed); };
   double next_beat = 0;
   std::unique_lock lock(mutex_);
-  for (double time = seconds_now(); !ends() || time < own_end_ || (time < end_ && !all_closed());) {
+  for (double time = seconds_now(); !ends() || time < main_deadline_ || (time < watch_deadline_ && !all_closed());) {
     std::vector<Peer*> peers;
     std::vector<pollfd> sockets;
     for (auto* list : {&ranks_, &guests_})
@@ -316,8 +316,8 @@ void Control::handle(Peer& peer, Message message) {
   if (kind == Record::beat) {
     peer.progress = n;
   } else if (kind >= Record::stats && kind <= Record::finish) {
-    if (world_.leads()) return peer.asked.push_back(std::move(message)), answer_all();
-    if (kind == Record::finish) end_ = seconds_now();
+    if (world_.leads()) return peer.pending.push_back(std::move(message)), answer_all();
+    if (kind == Record::finish) watch_deadline_ = seconds_now();
     answers_[++answered_] = std::move(message);
     changed_.notify_all();
   } else if (kind == Record::abort && world_.leads()) {

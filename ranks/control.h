@@ -9,6 +9,7 @@
 // Every rank asks the same questions in the same order. Rank 0 answers a question once every rank has asked it.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <list>
@@ -57,9 +58,9 @@ class Control {
   struct Peer {
     int rank;  // -1: a guest, who has not said hello yet
     Link link;
-    double heard;               // when it last said something
-    std::deque<Message> asked;  // at rank 0: what this rank has asked and not all others yet
-    Numbers progress{};         // how many questions, step, stage, milliseconds in it
+    double heard;                 // when it last said something
+    std::deque<Message> pending;  // at rank 0: this rank's questions that are not answered yet
+    Numbers progress{};           // how many questions, step, stage, milliseconds in it
   };
 
   // The main thread calls these.
@@ -81,7 +82,7 @@ class Control {
   void write_last_exit() const;
   bool all_here() const { return ranks_.size() == static_cast<size_t>(world_.size); }
   bool is_here(int rank) const;
-  bool ends() const { return end_ > 0; }
+  bool ends() const { return watch_deadline_ > 0; }
 
   const World world_;
   const JoinOptions options_;
@@ -92,10 +93,10 @@ class Control {
   // ends with its own error (leaving).
   enum class State { joining, running, leaving } state_ = State::joining;
   std::optional<AbortReason> reason_;
-  double end_ = 0;          // when the watch thread ends, after an abort or the last answer; 0: it goes on
-  double own_end_ = 0;      // until then the main thread may reach an end of its own
-  std::list<Peer> ranks_;   // at rank 0 all that are here, in order, itself without a link; at the others rank 0
-  std::list<Peer> guests_;  // at rank 0
+  double watch_deadline_ = 0;  // when the watch thread stops, after an abort or the last answer; 0: no deadline
+  double main_deadline_ = 0;   // until then the main thread may end with its own error
+  std::list<Peer> ranks_;      // at rank 0 all that are here, in order, itself without a link; at the others rank 0
+  std::list<Peer> guests_;     // at rank 0
   std::map<int64_t, Message> answers_;
   int64_t asked_ = 0, answered_ = 0;
   Stage stage_ = Stage::start;

@@ -23,7 +23,7 @@ class OneRankComm : public Comm {
 class OneRankGroup : public ProcessGroup {
  public:
   explicit OneRankGroup(const World& p) : ProcessGroup(p) {
-    apart = !p.alone();
+    joining = !p.alone();
     if (p.alone()) set_comm(std::make_unique<OneRankComm>());
   }
   void start_stats(const RankStats& mine) override { stats_ = mine; }

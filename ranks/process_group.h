@@ -38,7 +38,7 @@ class ProcessGroup {
   explicit ProcessGroup(const World& p) : world(p) {}
   virtual ~ProcessGroup() = default;
   const World world;
-  bool apart = false;  // one of several ranks, which has not joined the others yet
+  bool joining = false;  // one of several ranks, which has not joined the others yet
 
   // Called once the device is open. A group of one rank has a Comm from the beginning, which does nothing.
   void set_comm(std::unique_ptr<Comm> comm) { comm_ = std::move(comm); }
@@ -80,9 +80,10 @@ struct JoinOptions {
   std::string run_dir;       // a directory that all ranks share: for the rendezvous, unless the launcher has another
   double peer_timeout = 30;  // seconds of silence after which a peer is lost
   double join_timeout = 300;
-  // Seconds that a rank may be in a stage: the first micro-step; another one, or ten times the median of the last ones
-  // if that is longer; all other stages.
-  double first_limit = 300, step_limit = 100, long_limit = 1800;
+  // Seconds that a rank may be in a stage.
+  double first_limit = 300;  // the first micro-step
+  double step_limit = 100;   // a later one, or ten times the median of the last ones if that is longer
+  double long_limit = 1800;  // any other stage
   // The build and each flag, by name. They must be equal at all ranks, or joining throws Exit::usage; for `data`
   // Exit::bad_data.
   std::map<std::string, std::string> same;

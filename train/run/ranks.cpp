@@ -91,7 +91,7 @@ void become_rank(const Settings& o, std::shared_ptr<ProcessGroup>& group) {
 
 void join_ranks(const TrainPlan& o, std::shared_ptr<ProcessGroup>& group) {
   const World world = group->world;
-  if (!group->apart) return;
+  if (!group->joining) return;
   JoinOptions join;
   join.run_dir = o.out;
   join.peer_timeout = o.peer_timeout;

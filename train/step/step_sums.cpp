@@ -82,7 +82,7 @@ void StepSums::add_squares() {
                  part_of(params_.gradients(), bucket.slice_of(buckets_.rank())), device_.stream());
 }
 
-void StepSums::decide(Optimizer& optimizer, double clip) {
+void StepSums::compute_clip_factor(Optimizer& optimizer, double clip) {
   Comm& comm = group_.comm();
   comm.gather(all());
   if (values_ > 0) comm.gather(all_values());

@@ -35,7 +35,7 @@ class StepSums {
   // From the gradients of this rank's slices to the factor by which the optimizer multiplies all of them. A device may
   // record it.
   void add_squares();
-  void decide(Optimizer& optimizer, double clip);
+  void compute_clip_factor(Optimizer& optimizer, double clip);
   void begin_read();
   Totals end_read();
   std::vector<float> values() const;   // that were read

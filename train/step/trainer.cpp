@@ -61,10 +61,10 @@ Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& 
       targets_(tokens_.size()) {
   if (!model_.tape().scaled().empty()) attachments_.push_back(std::make_unique<EightBits>(*device_, model_, sums_));
   if (!checkpoint.empty()) restore(checkpoint);
-  find_out(checkpoint.empty());
+  warm_up(checkpoint.empty());
 }
 
-void Trainer::find_out(bool fresh) {
+void Trainer::warm_up(bool fresh) {
   const auto run = [this](const Step& step) {
     model_.run(tokens_.data(), targets_.data(), step);
     model_.take_losses();
@@ -117,14 +117,14 @@ void Trainer::forward_backward() {
   if (spoil_) device_->copy_in(sums_.losses(0).data, &nan, sizeof nan);
 }
 
-void Trainer::decide() {
+void Trainer::compute_clip_factor() {
   const auto bytes = static_cast<double>(params_.gradients().bytes()) / buckets_.size();
   profile_.phase("gradient norm", bytes, [&] { sums_.add_squares(); });
   for (const auto& attachment : attachments_) attachment->after_backward();
-  sums_.decide(optimizer_, plan_.adamw.clip);
+  sums_.compute_clip_factor(optimizer_, plan_.adamw.clip);
 }
 
-void Trainer::change_weights() {
+void Trainer::apply_update() {
   const auto flat = static_cast<double>(params_.gradients().bytes());
   profile_.phase("adamw", (7 * flat + static_cast<double>(params_.narrow_bytes())) / buckets_.size(),
                  [&] { optimizer_.update(); });
@@ -137,9 +137,9 @@ void Trainer::update() {
   last.scored = stats.scored;
   last.lr = plan_.lr * schedule_.at(steps_done());
   optimizer_.begin_step(last.lr, scale());
-  profile_.replay(deciding_, [&] { decide(); });
+  profile_.replay(clip_recording_, [&] { compute_clip_factor(); });
   sums_.begin_read();  // between the two: the host waits for the first only
-  profile_.replay(changing_, [&] { change_weights(); });
+  profile_.replay(update_recording_, [&] { apply_update(); });
   exchange_.count_gathers();
 }
 

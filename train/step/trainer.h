@@ -51,7 +51,7 @@ class Trainer {
   StepResult last{};  // of the last step
   StepStats stats{};  // of the last step: what all ranks said
 
-  // Mean loss over the first `samples` test sequences; Exit::not_finite if it is not finite.
+  // Mean loss over the first `samples` sequences of `test`. Throws Exit::not_finite if it is not finite.
   double evaluate(const Source& test, int64_t samples);
 
   // The f32 values of all parameters, until the next step: for what reads Parameter::value of a job of several ranks.
@@ -85,18 +85,19 @@ class Trainer {
  private:
   using Clock = std::chrono::steady_clock;
   void restore(const std::string& checkpoint);
-  // What the first step needs to know and only runs of a batch tell; fresh: the run does not continue a checkpoint.
-  void find_out(bool fresh);
+  // Runs a batch before the first step: first scales of eight bits, then the device's choice of kernels, which all
+  // ranks share. fresh: the run does not continue a checkpoint.
+  void warm_up(bool fresh);
   int64_t sequences_per_step() const { return plan_.batch * plan_.accumulate; }  // of all ranks
   int64_t micro_steps() const { return plan_.accumulate / group_->world.size; }  // of this rank
-  // From the gradients and losses as the micro-steps leave them, means over all tokens, to means over the scored ones.
+  // Tokens of the step / scored tokens: the micro-steps leave means over all tokens, wanted are means over the scored.
   double scale() const;
   double seconds_of_step() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   double seconds_waited() const { return group_->comm().seconds_waited() - waited_before_; }
-  // What a device records of a step after the micro-steps. From the sums of all ranks the factor of the update:
-  void decide();
-  // The update, and its weights to all ranks.
-  void change_weights();
+  // The two recorded parts of a step after the micro-steps: the clip factor, from the sums of all ranks;
+  void compute_clip_factor();
+  // the update of this rank's slices, and the gather of all weights.
+  void apply_update();
   [[noreturn]] void fail_not_finite(const std::string& tensor);
 
   const TrainPlan plan_;
@@ -112,7 +113,7 @@ class Trainer {
   StepSums sums_;
   StepProfile profile_;
   std::vector<std::unique_ptr<Attachment>> attachments_;
-  Recording deciding_, changing_;
+  Recording clip_recording_, update_recording_;
   Loader loader_;
   const Step replay_;  // the same in every step, so that a device may record it: of the mean over all tokens
   Schedule schedule_;
