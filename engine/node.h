@@ -27,7 +27,7 @@ inline Tensor grad_of(const Value* value) {
 
 // What an activation is multiplied with: on a bf16 tape the parameter's bf16 copy.
 inline Tensor factor_of(const Value* weight, Dtype activations) {
-  return activations == Dtype::bf16 ? weight->parameter->narrow : weight->tensor;
+  return activations == Dtype::bf16 ? weight->parameter->bf16_copy : weight->tensor;
 }
 
 inline std::vector<Tensor> tensors_of(const std::vector<Value*>& values) {

@@ -37,12 +37,16 @@ Value* Tape::add_gradient(const Value& of) {
 
 Value* Tape::input(const std::string& name, Shape shape, Dtype dtype) { return add_value(name, shape, dtype, true); }
 Value* Tape::activation(const std::string& name, Shape shape) { return add_value(name, shape, real_, false); }
-Value* Tape::statistic(const std::string& name, Shape shape) { return add_value(name, shape, wide(real_), false); }
-Value* Tape::result(const std::string& name, Shape shape) { return add_value(name, shape, wide(real_), true); }
+Value* Tape::statistic(const std::string& name, Shape shape) {
+  return add_value(name, shape, accumulation_type(real_), false);
+}
+Value* Tape::result(const std::string& name, Shape shape) {
+  return add_value(name, shape, accumulation_type(real_), true);
+}
 
 Value* Tape::constant(const std::string& name, Shape shape, std::vector<double> numbers) {
   CHECK_THAT(static_cast<int64_t>(numbers.size()) == shape.numel(), name, " ", shape.str(), " got ", numbers.size());
-  Value* value = add_value(name, shape, wide(real_), true);
+  Value* value = add_value(name, shape, accumulation_type(real_), true);
   constants_.emplace_back(value, std::move(numbers));
   return value;
 }
@@ -54,7 +58,7 @@ Value* Tape::parameter(Parameter& row) {
   known = &value;
   value.name = prefix_ + row.name;
   value.shape = row.shape;
-  value.dtype = wide(real_);
+  value.dtype = accumulation_type(real_);
   value.parameter = &row;
   value.needs_grad = !frozen_;
   return &value;
@@ -339,13 +343,13 @@ size_t Tape::last_to_add(const Parameter& row) const {
   return nodes_.size();
 }
 
-void Tape::mark_narrow_only() const {
-  for (const auto& [row, value] : parameters_) value->parameter->narrow_only = true;
+void Tape::mark_bf16_only() const {
+  for (const auto& [row, value] : parameters_) value->parameter->bf16_only = true;
   for (const auto& node : nodes_) {
     for (const Value* value : node->reads)
-      if (value->parameter != nullptr) value->parameter->narrow_only = false;
+      if (value->parameter != nullptr) value->parameter->bf16_only = false;
     for (size_t i = 0; i < node->in.size(); ++i)
-      if (Parameter* row = node->in[i]->parameter; row != nullptr) row->narrow_only &= node->reads_narrow(i);
+      if (Parameter* row = node->in[i]->parameter; row != nullptr) row->bf16_only &= node->reads_bf16_copy(i);
   }
 }
 
@@ -370,8 +374,8 @@ void Tape::allocate(Device& device, const Tensor* gradients) {
     }
   }
   for (const auto& [value, numbers] : constants_) {
-    const std::vector<float> narrow(numbers.begin(), numbers.end());
-    const void* host = real_ == Dtype::f64 ? static_cast<const void*>(numbers.data()) : narrow.data();
+    const std::vector<float> in_f32(numbers.begin(), numbers.end());
+    const void* host = real_ == Dtype::f64 ? static_cast<const void*>(numbers.data()) : in_f32.data();
     device.copy_in(value->tensor.data, host, value->tensor.bytes());
   }
   if (gradients != nullptr) find_unset(*gradients);

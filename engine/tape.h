@@ -61,8 +61,8 @@ struct Buffer {
   bool placed() const { return inside == nullptr && (persistent || first >= 0); }     // has it a place of its own?
 };
 
-// The type of what is not stored narrowly: statistics, coefficients, losses, parameters.
-inline Dtype wide(Dtype real) { return real == Dtype::bf16 ? Dtype::f32 : real; }
+// The type of statistics, coefficients, losses and parameters: f32 where activations are bf16.
+inline Dtype accumulation_type(Dtype real) { return real == Dtype::bf16 ? Dtype::f32 : real; }
 
 // A tensor of the tape. The Tensor is valid after allocate().
 struct Value {
@@ -118,7 +118,7 @@ struct Node {
   virtual double flops() const { return 0; }  // of the forward, two per multiply-add: products, attention, mixtures
   virtual double training_flops() const { return (frozen ? 1 : 3) * flops(); }  // of both; a backward is two forwards
   virtual ScratchBytes scratch() const { return {}; }  // on a GPU, where it is more than some numbers for each row
-  virtual bool reads_narrow(size_t /*i*/) const { return false; }  // of in[i], a parameter, its narrow copy and no more
+  virtual bool reads_bf16_copy(size_t /*i*/) const { return false; }  // of parameter in[i], nothing but the bf16 copy
 
   // Gradients:
   virtual bool can_set(size_t /*i*/) const { return false; }    // in[i]'s, a parameter's, or can it only add?
@@ -255,8 +255,8 @@ class Tape {
   double training_flops() const;  // forward and backward
   // The last node whose backward adds to the gradient of this parameter; nodes().size() if there is none.
   size_t last_to_add(const Parameter& row) const;
-  // Marks the parameters of which all nodes read the narrow copy only.
-  void mark_narrow_only() const;
+  // Marks the parameters of which all nodes read nothing but the bf16 copy.
+  void mark_bf16_only() const;
 
   // --- replay ---
   void forward(const Step& step);

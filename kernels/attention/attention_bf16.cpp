@@ -160,9 +160,9 @@ MATRIX_TARGET void weights(const Forward& w, int64_t steps, float c, bool first,
       exp2_in_place(x);
       exp2_in_place(y);
       sum += x, more += y;
-      Pairs narrowed;
-      narrow(narrowed, x, y);
-      put(s + step * side, narrowed);
+      Pairs rounded;
+      to_bf16(rounded, x, y);
+      put(s + step * side, rounded);
     }
     put(w.sum + i * side, sum + more);
   }
@@ -330,8 +330,8 @@ MATRIX_TARGET inline void weights(Pairs& p, Pairs& ds, const Backward& w, int64_
     both[j] = x;
     gradient[j] = x * (dp - w.delta[i]);
   }
-  narrow(p, both[0], both[1]);
-  narrow(ds, gradient[0], gradient[1]);
+  to_bf16(p, both[0], both[1]);
+  to_bf16(ds, gradient[0], gradient[1]);
 }
 
 // From w.s and w.dp of queries first .. last, the factors w.p, w.ds and w.ds_rows.

@@ -77,7 +77,7 @@ struct Plus {
 };
 
 // Two vectors of floats as one of bf16.
-MATRIX_TARGET inline void narrow(Pairs& x, const Floats& low, const Floats& high) {
+MATRIX_TARGET inline void to_bf16(Pairs& x, const Floats& low, const Floats& high) {
   const auto both = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low));
   std::memcpy(&x, &both, sizeof x);
 }
@@ -151,9 +151,9 @@ MATRIX_TARGET inline void give_rows(bf16* dst, int64_t stride, const float* src,
         const __m512i old = _mm512_maskz_cvtepu16_epi32(0xFFFF, _mm256_maskz_loadu_epi16(lanes, to));
         x += reinterpret_cast<Floats>(reinterpret_cast<Words>(old) << 16);
       }
-      const auto narrowed = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
+      const auto rounded = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
       __m256i bits;
-      std::memcpy(&bits, &narrowed, sizeof bits);
+      std::memcpy(&bits, &rounded, sizeof bits);
       _mm256_mask_storeu_epi16(to, lanes, bits);
     }
   }

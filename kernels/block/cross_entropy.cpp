@@ -106,7 +106,7 @@ struct CrossEntropy : Node {
                           weight(), reads[0]->tensor, step.grad_scale, stream);
   }
   bool can_set(size_t i) const override { return i == 1; }
-  bool reads_narrow(size_t i) const override { return i == 1 && in[0]->dtype == Dtype::bf16; }
+  bool reads_bf16_copy(size_t i) const override { return i == 1 && in[0]->dtype == Dtype::bf16; }
   bool grad_in_forward() const override { return true; }
   void backward(const Step&, Stream) override {}  // done in the forward, while the logits were in cache
   double flops() const override {

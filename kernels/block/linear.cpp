@@ -41,7 +41,7 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
   bool with_add = false;    // the last input is added to out[0]
   bool with_gelu = false;   // out[1] is the gelu of out[0], by tanh
   bool after_gelu = false;  // in[0] is what goes into a gelu, reads[0] what comes out, which is multiplied
-  std::vector<Tensor> outs, douts, weights, dweights, biases, narrow_biases;
+  std::vector<Tensor> outs, douts, weights, dweights, biases, bf16_biases;
   std::vector<Span> out_spans, dout_spans;
   const char* op() const override { return "linear"; }
   void prepare() override {
@@ -53,8 +53,8 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
     }
     out_spans = spans_of(products, [](const Value* value) { return value; });
     dout_spans = spans_of(products, [](const Value* value) { return value->grad; });
-    biases.assign(with_bias.empty() ? 0 : products.size(), {}), narrow_biases = biases;
-    for (const auto& [o, i] : with_bias) biases[o] = in[i]->tensor, narrow_biases[o] = factor_of(in[i], in[0]->dtype);
+    biases.assign(with_bias.empty() ? 0 : products.size(), {}), bf16_biases = biases;
+    for (const auto& [o, i] : with_bias) biases[o] = in[i]->tensor, bf16_biases[o] = factor_of(in[i], in[0]->dtype);
   }
   size_t layers() const { return out.size() - with_gelu; }
   const Tensor& factor() const { return after_gelu ? reads[0]->tensor : input(0); }
@@ -68,7 +68,7 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
     if (stream.backend != Backend::cuda)
       return matmul_forward(outs, factor(), weights, stream, addend(), biases, activated());
     for (const Span& run : out_spans)
-      matmul_forward(run.of(outs), factor(), run.of(weights), stream, addend(), run.of(narrow_biases), activated(),
+      matmul_forward(run.of(outs), factor(), run.of(weights), stream, addend(), run.of(bf16_biases), activated(),
                      run.contiguous());
   }
   void backward(const Step& step, Stream stream) override {
@@ -84,7 +84,7 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
     for (const auto& [o, i] : with_bias) bias_backward(dinput(i), douts[o], stream);
   }
   bool can_set(size_t i) const override { return i > 0 && i <= layers(); }
-  bool reads_narrow(size_t i) const override { return i > 0 && i <= layers() && in[0]->dtype == Dtype::bf16; }
+  bool reads_bf16_copy(size_t i) const override { return i > 0 && i <= layers() && in[0]->dtype == Dtype::bf16; }
   bool grad_aliases_output(size_t i) const override { return with_add && i + 1 == in.size(); }
   bool contiguous_outputs() const override { return layers() > 1; }
   double flops() const override {
@@ -128,7 +128,7 @@ struct LinearOfEightBits : Linear {
     if (!rounds) return Linear::forward(step, stream);
     for (size_t i = 0; i < w.size(); ++i)
       matmul_quantized({outs[i], false}, x.factor(false), w[i].factor(false), true, stream, addend(),
-                       narrow_biases.empty() ? Tensor{} : narrow_biases[i]);
+                       bf16_biases.empty() ? Tensor{} : bf16_biases[i]);
     if (with_gelu) gelu_forward(activated(), outs[0], GeluKind::tanh, stream);
   }
   void backward(const Step& step, Stream stream) override {

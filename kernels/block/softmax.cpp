@@ -55,8 +55,8 @@ uint64_t* prune_keys(int64_t S) { return reinterpret_cast<uint64_t*>(scratch_f32
 template <class X>
 void softmax_forward_cpu(float* out, const X* inp, int64_t rows, int64_t S, const Pruning& pruning) {
   for_row_tiles(rows, S, [=](int64_t n, int64_t count) {
-    float* wide = scratch_f32(static_cast<size_t>(count * S), 3);
-    softmax_rows_cpu(out + n * S, read_floats(wide, inp + n * S, count * S), count, S);
+    float* floats = scratch_f32(static_cast<size_t>(count * S), 3);
+    softmax_rows_cpu(out + n * S, read_floats(floats, inp + n * S, count * S), count, S);
     if (pruning.top_p >= 1) return;
     for (float* y = out + n * S; y < out + (n + count) * S; y += S) prune_weights(y, prune_keys(S), S, pruning);
   });
@@ -79,9 +79,9 @@ void softmax_backward_cpu(X* dinp, const float* dout, const X* inp, int64_t rows
   for_row_tiles(rows, S, [=](int64_t n, int64_t count) {
     float* alpha = scratch_f32(static_cast<size_t>(count * S), 1);
     float* masked = scratch_f32(static_cast<size_t>(S), 2);
-    float* wide = scratch_f32(static_cast<size_t>(count * S), 3);
-    softmax_rows_cpu(alpha, read_floats(wide, inp + n * S, count * S), count, S);
-    float* dz = begin_floats(wide, dinp + n * S, count * S, acc);
+    float* floats = scratch_f32(static_cast<size_t>(count * S), 3);
+    softmax_rows_cpu(alpha, read_floats(floats, inp + n * S, count * S), count, S);
+    float* dz = begin_floats(floats, dinp + n * S, count * S, acc);
     for (int64_t i = 0; i < count; ++i) {
       const float* da = dout + (n + i) * S;
       if (pruning.top_p < 1 && pruning.renormalize) {

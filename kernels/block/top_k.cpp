@@ -48,10 +48,10 @@ template <class S>
 void top_k_forward_cpu(S* out, const S* inp, int64_t rows, int64_t width, int64_t k) {
   parallel_for(rows, top_k_grain / width, [=](int64_t begin, int64_t end) {
     auto* keys = reinterpret_cast<uint64_t*>(scratch_f32(static_cast<size_t>(4 * k), 1));
-    float* wide = scratch_f32(static_cast<size_t>(width), 3);
+    float* floats = scratch_f32(static_cast<size_t>(width), 3);
     for (int64_t n = begin; n < end; ++n) {
       const S* row = inp + n * width;
-      const int64_t count = largest_keys(keys, read_floats(wide, row, width), width, k);
+      const int64_t count = largest_keys(keys, read_floats(floats, row, width), width, k);
       std::fill_n(out + n * width, width, S(0.f));
       for (int64_t i = 0; i < count; ++i) {
         const int64_t m = 0xFFFFFFFFu - static_cast<uint32_t>(keys[i]);

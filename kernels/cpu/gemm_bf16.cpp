@@ -114,12 +114,12 @@ MATRIX_TARGET void multiply_row_panel(const Task<C, T>& p, Phase phase, const Pa
                                       int64_t i_end, int64_t j0, int64_t columns, Aside<C, T>& aside) {
   const int64_t m = std::min(panel_lines, i_end - i), next_m = std::min(panel_lines, i_end - i - m);
   const int64_t panels = ceil_div(columns, panel_lines), ahead = std::min(products_ahead, panels);
-  const bool wide = std::is_same_v<C, float>, whole = phase.first && phase.last;
+  const bool f32_output = std::is_same_v<C, float>, whole = phase.first && phase.last;
   for (int64_t panel = 0; panel < panels; ++panel, b += panel_size) {
     const int64_t n = std::min(panel_lines, columns - panel * panel_lines), c_size = sizeof(C);
     C* c = p.c + i * p.N + j0 + panel * panel_lines;
     // Whole panels of floats that one piece completes need no detour, unless the units would have to wait for old ones.
-    const bool direct = wide && whole && m == panel_lines && n == panel_lines && !(phase.add && phase.cold);
+    const bool direct = f32_output && whole && m == panel_lines && n == panel_lines && !(phase.add && phase.cold);
     float* to = direct ? reinterpret_cast<float*>(c) : whole ? done + panel % 2 * sums_size : sums + panel * sums_size;
     const int64_t ld = direct ? p.N : panel_lines;
     const bool here = panel + ahead < panels;
@@ -148,12 +148,12 @@ struct Item {
 // Rows [i0, i1) and columns [j0, j1) of c, on one thread; i0 and j0 are multiples of panel_lines.
 template <class C, class T>
 MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
-  const bool amx = matrix_unit() == MatrixUnit::amx, wide = std::is_same_v<C, float>;
+  const bool amx = matrix_unit() == MatrixUnit::amx, f32_output = std::is_same_v<C, float>;
   const bool cold = p.size() > cache_size;
   const Blocks& block = cut(p, j1 - j0);
   const int64_t panels = block.width / panel_lines, panel_size = panel_lines * block.outer_K * parts<T>;
   const int64_t group = p.terms[0].a.k_inner() ? 1 : rows_together, group_rows = group * panel_lines;
-  const int64_t sums_kept = !wide && block.outer.size() > 2 ? ceil_div(i1 - i0, panel_lines) : group;
+  const int64_t sums_kept = !f32_output && block.outer.size() > 2 ? ceil_div(i1 - i0, panel_lines) : group;
   bf16* packed_b = reinterpret_cast<bf16*>(scratch_f32(static_cast<size_t>(panels * panel_size / 2), 4));
   const int64_t a_panel = panel_lines * block.depth * parts<T>;
   bf16* packed_a = reinterpret_cast<bf16*>(
@@ -195,9 +195,9 @@ MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, 
         aside.share_a(fetch_of(lines_of(later), cold ? later.m : 0, later.piece->K),
                       cold ? packing_of(next, next_a) : Packing<T, false>{},
                       ceil_div(x.m, panel_lines) * ceil_div(width, panel_lines) * steps);
-        const bool first = wide ? x.piece == begin : x.piece->at == 0;
-        const bool last = wide ? x.piece == end - 1 : x.piece == &block.pieces.back();
-        const Phase phase{first, last, p.add || (wide && o > 0), amx, cold};
+        const bool first = f32_output ? x.piece == begin : x.piece->at == 0;
+        const bool last = f32_output ? x.piece == end - 1 : x.piece == &block.pieces.back();
+        const Phase phase{first, last, p.add || (f32_output && o > 0), amx, cold};
         for (int64_t i = x.i; i < x.i + x.m; i += panel_lines) {
           PairRows rows{packed_a + (i - x.i) / panel_lines * a_panel, step_k, 2 * parts<T> * tile_size};
           if (in_place(x)) rows = {reinterpret_cast<const bf16*>(lines_of(x).data), lines_of(x).across, step_k};
@@ -285,7 +285,7 @@ void convert(To* to, const From* from, int64_t n) {
   });
 }
 // A copy without gaps between the lines, of which there are `rows` if they are rows, else `cols`.
-Strided<float> widen(float* to, const Strided<bf16>& from, int64_t rows, int64_t cols) {
+Strided<float> to_f32(float* to, const Strided<bf16>& from, int64_t rows, int64_t cols) {
   const bool row_major = from.col == 1;
   const int64_t lines = row_major ? rows : cols, length = row_major ? cols : rows;
   const int64_t apart = row_major ? from.row : from.col;
@@ -305,7 +305,7 @@ void multiply_in_float(const Product<C, bf16>* p, const Product<C, bf16>* end, i
   if constexpr (std::is_same_v<C, float>) sums = p->c;
   else if (p->add) convert(c, p->c, M * p->N);
   for (const Product<C, bf16>* q = p; q < end; ++q)
-    gemm(sums, widen(a, q->a, M, q->K), widen(b, q->b, q->K, q->N), M, q->N, q->K, q->add);
+    gemm(sums, to_f32(a, q->a, M, q->K), to_f32(b, q->b, q->K, q->N), M, q->N, q->K, q->add);
   if constexpr (!std::is_same_v<C, float>) convert(p->c, c, M * p->N);
 }
 

@@ -118,8 +118,8 @@ inline void load(Vec& v, const bf16* p) {
   std::memcpy(&half, p, sizeof half);
 #ifdef __AVX512F__
   if constexpr (lanes_of<Vec> == 16) {
-    const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xFFFF, reinterpret_cast<__m256i>(half));
-    v = reinterpret_cast<Vec>(reinterpret_cast<typename BitsOf<Vec>::Word>(wide) << 16);
+    const __m512i words = _mm512_maskz_cvtepu16_epi32(0xFFFF, reinterpret_cast<__m256i>(half));
+    v = reinterpret_cast<Vec>(reinterpret_cast<typename BitsOf<Vec>::Word>(words) << 16);
     return;
   }
 #endif
@@ -129,8 +129,8 @@ template <class Vec>
 inline void store(bf16* p, const Vec& v) {
 #ifdef __AVX512BF16__  // a third of the instructions, which is what an elementwise kernel in the caches waits for
   if constexpr (lanes_of<Vec> == 16) {
-    const __m256bh narrow = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v));
-    return static_cast<void>(std::memcpy(static_cast<void*>(p), &narrow, sizeof narrow));
+    const __m256bh half = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v));
+    return static_cast<void>(std::memcpy(static_cast<void*>(p), &half, sizeof half));
   }
 #endif
   using Word = typename BitsOf<Vec>::Word;
@@ -138,8 +138,8 @@ inline void store(bf16* p, const Vec& v) {
   const Word bits = (v != v ? word | 0x400000 : rounded) >> 16;
 #ifdef __AVX512F__  // g++ makes two of every conversion of 16 lanes
   if constexpr (lanes_of<Vec> == 16) {
-    const __m256i narrow = _mm512_maskz_cvtepi32_epi16(0xFFFF, reinterpret_cast<__m512i>(bits));
-    return static_cast<void>(std::memcpy(static_cast<void*>(p), &narrow, sizeof narrow));
+    const __m256i half = _mm512_maskz_cvtepi32_epi16(0xFFFF, reinterpret_cast<__m512i>(bits));
+    return static_cast<void>(std::memcpy(static_cast<void*>(p), &half, sizeof half));
   }
 #endif
   const typename BitsOf<Vec>::Half half = __builtin_convertvector(bits, typename BitsOf<Vec>::Half);

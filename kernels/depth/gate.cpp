@@ -77,8 +77,8 @@ void softmax_gate_backward(S* dinp, const float* dout, const S* inp, int64_t row
     float* p = scratch_f32(static_cast<size_t>(count * K));
     float* dy_y = scratch_f32(static_cast<size_t>(count * K), 1);
     float* f = scratch_f32(static_cast<size_t>(count * K), 2);
-    float* wide = scratch_f32(static_cast<size_t>(count * K), 3);
-    const float* z = read_floats(wide, inp + n * K, count * K);
+    float* floats = scratch_f32(static_cast<size_t>(count * K), 3);
+    const float* z = read_floats(floats, inp + n * K, count * K);
     softmax_rows_cpu(p, z, count, K);
 #pragma omp simd
     for (int64_t i = 0; i < count * K; ++i) {
@@ -86,7 +86,7 @@ void softmax_gate_backward(S* dinp, const float* dout, const S* inp, int64_t row
       dy_y[i] = dout[n * K + i] * (static_cast<float>(K) * p[i] * s);
       f[i] = 1.f + e * s;
     }
-    float* dz = begin_floats(wide, dinp + n * K, count * K, acc);
+    float* dz = begin_floats(floats, dinp + n * K, count * K, acc);
     for (int64_t row = 0; row < count; ++row) {
       const float sum = sum_of(dy_y + row * K, K);
       if (acc) {

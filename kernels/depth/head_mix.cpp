@@ -374,7 +374,7 @@ struct HeadMixNode : Node {  // in: the sources, weight, gain, wk, wv; out: keys
     check_only_reader(S);
     head_mix_backward(gradients, doutput(), out[1]->grad->tensor, tensors, stream);
   }
-  bool reads_narrow(size_t i) const override { return i >= S + 2 && in[0]->dtype == Dtype::bf16; }
+  bool reads_bf16_copy(size_t i) const override { return i >= S + 2 && in[0]->dtype == Dtype::bf16; }
   double flops() const override {  // the mixtures, then the two projections
     const double heads = static_cast<double>(out[0]->shape[2]), rows = static_cast<double>(in[0]->shape.numel());
     return 2.0 * rows * heads * static_cast<double>(S) + 4.0 * rows * heads * static_cast<double>(out[0]->shape[3]);

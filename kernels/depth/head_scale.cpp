@@ -100,9 +100,10 @@ struct HeadScale : Node {  // in: inp, factor
 
 Value* head_scale(Tape& t, const std::string& name, Value* inp, Value* factor) {
   const Shape& shape = inp->shape;
-  CHECK_THAT(shape.rank >= 2 && factor->shape == Shape{shape[shape.rank - 2]} && factor->dtype == wide(t.dtype()), name,
-             ": inp ", shape.str(), " factor ", name_of(factor->dtype), factor->shape.str(),
-             ": a factor (K), never bf16, scales the K heads of (..., K, D)");
+  CHECK_THAT(
+      shape.rank >= 2 && factor->shape == Shape{shape[shape.rank - 2]} && factor->dtype == accumulation_type(t.dtype()),
+      name, ": inp ", shape.str(), " factor ", name_of(factor->dtype), factor->shape.str(),
+      ": a factor (K), never bf16, scales the K heads of (..., K, D)");
   auto node = make_node<HeadScale>(name, {inp, factor}, {t.activation(name, shape)});
   node->backward_reads = {factor};
   if (factor->needs_grad) node->backward_reads.push_back(inp);

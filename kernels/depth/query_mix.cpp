@@ -65,7 +65,7 @@ struct Gather {
 
   // Row n of dinp. pull[r * rows_at_once] becomes q_r times the row's scale: its share in the query's gradient.
   void row(int64_t n, float* pull) const {
-    constexpr bool narrow = !std::is_same_v<S, float>;
+    constexpr bool in_bf16 = !std::is_same_v<S, float>;
     S* dx = dinp + n * C;
     const S* x = inp + n * C;
     float* sums = sums_of(dx, C);
@@ -75,7 +75,7 @@ struct Gather {
       w[r] = shares[static_cast<size_t>(r)].weights[n * shares[static_cast<size_t>(r)].stride];
       p[r] = 0;
     }
-    mix_row<true>(sums, p, x, dout.data(), w, R, n * C, C, acc && !narrow);
+    mix_row<true>(sums, p, x, dout.data(), w, R, n * C, C, acc && !in_bf16);
     const float scale = 1.f / std::sqrt(squares[n] / static_cast<float>(C) + eps);
     float through_norm = 0;
     for (int64_t r = 0; r < R; ++r) {
@@ -87,8 +87,8 @@ struct Gather {
     mix_row<false, float, float>(sums, nullptr, nullptr, queries.data(), qr, R, 0, C, true);
     const float factor = through_norm * scale * scale / static_cast<float>(C);
     const int64_t whole = C / lanes_of<Vec16> * lanes_of<Vec16>;
-    subtract_scaled<Vec16>(dx, sums, factor, x, 0, whole, acc && narrow);
-    subtract_scaled<float>(dx, sums, factor, x, whole, C, acc && narrow);
+    subtract_scaled<Vec16>(dx, sums, factor, x, 0, whole, acc && in_bf16);
+    subtract_scaled<float>(dx, sums, factor, x, whole, C, acc && in_bf16);
   }
   // Rows [begin, end), and their shares in the gradients of the queries: dqueries (R, C).
   void rows(int64_t begin, int64_t end, float* dqueries) const {

@@ -7,7 +7,7 @@ namespace crossply {
 namespace {
 
 // A block takes a piece of one run, which is a row, or several without a gap and with the same rates. Bound by memory:
-// 28 bytes a parameter, 30 with narrow.
+// 28 bytes a parameter, 30 with bf16_copy.
 constexpr int threads = 256;
 constexpr int64_t piece = 4096;
 
@@ -29,8 +29,8 @@ struct OfRun {
 };
 
 template <int width>
-__device__ __forceinline__ void update(float* params, float* m, float* v, bf16* narrow, const float* grads, int64_t i,
-                                       const OfRun& r, const AdamwFactors& s) {
+__device__ __forceinline__ void update(float* params, float* m, float* v, bf16* bf16_copy, const float* grads,
+                                       int64_t i, const OfRun& r, const AdamwFactors& s) {
   Floats<width> p = load<width>(params + i), m1 = load<width>(m + i), v1 = load<width>(v + i);
   const Floats<width> g = load<width>(grads + i);
 #pragma unroll
@@ -43,11 +43,11 @@ __device__ __forceinline__ void update(float* params, float* m, float* v, bf16* 
   store<width>(params + i, p);
   store<width>(m + i, m1);
   store<width>(v + i, v1);
-  if (narrow != nullptr) store<width>(narrow + i, p);
+  if (bf16_copy != nullptr) store<width>(bf16_copy + i, p);
 }
 
 template <int width>
-__global__ void adamw_kernel(float* params, float* m, float* v, bf16* narrow, const float* grads,
+__global__ void adamw_kernel(float* params, float* m, float* v, bf16* bf16_copy, const float* grads,
                              const AdamwNumbers* numbers, const Runs runs, const AdamwFactors factors) {
   const AdamwNumbers of_step = *numbers;
   if (!std::isfinite(of_step.factor)) return;
@@ -65,10 +65,10 @@ __global__ void adamw_kernel(float* params, float* m, float* v, bf16* narrow, co
   const int64_t last = first + piece < end ? first + piece : end;
   for (int64_t i = first + threadIdx.x * width; i < last; i += threads * width) {
     if (i >= begin && i + width <= end) {
-      update<width>(params, m, v, narrow, grads, i, of, factors);
+      update<width>(params, m, v, bf16_copy, grads, i, of, factors);
     } else {  // an end within a vector
       for (int64_t k = i < begin ? begin : i; k < i + width && k < end; ++k)
-        update<1>(params, m, v, narrow, grads, k, of, factors);
+        update<1>(params, m, v, bf16_copy, grads, k, of, factors);
     }
   }
 }
@@ -77,19 +77,19 @@ __global__ void adamw_kernel(float* params, float* m, float* v, bf16* narrow, co
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow,
+void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& bf16_copy,
                        const Tensor& grads, const AdamwNumbers* numbers, const std::vector<AdamwRow>& rows,
                        const AdamwConstants& constants) {
   const AdamwFactors factors = factors_of(constants);
-  // So that every fourth element of all of them is; narrow's is half the others' size.
-  const bool aligned = aligned16({params.data, m.data, v.data, grads.data, narrow.data});
+  // So that every fourth element of all of them is; bf16_copy's is half the others' size.
+  const bool aligned = aligned16({params.data, m.data, v.data, grads.data, bf16_copy.data});
   const int64_t width = aligned ? 4 : 1;
   Runs runs{};
   uint32_t blocks = 0;
   const auto launch_runs = [&] {
     if (runs.count > 0)
       launch({"adamw", blocks, threads}, aligned ? adamw_kernel<4> : adamw_kernel<1>, params.as<float>(), m.as<float>(),
-             v.as<float>(), data_or_null<bf16>(narrow), grads.as<float>(), numbers, runs, factors);
+             v.as<float>(), data_or_null<bf16>(bf16_copy), grads.as<float>(), numbers, runs, factors);
     runs.count = 0, blocks = 0;
   };
   for (size_t i = 0; i < rows.size();) {

@@ -6,10 +6,10 @@
 //   rate = lr lr_mul                                              unbias_v = 1 / sqrt(1 - beta2^step)
 //   params -= rate weight_decay params + rate mhat / (sqrt(vhat) + eps)
 //
-//   narrow = params                                     rounded to bf16, if it has data
+//   bf16_copy = params                                     rounded to bf16, if it has data
 //
-// params, m, v, grads, narrow: flat, the same size; params, m and v are read and written, grads is read. Nothing may
-// alias. narrow is bf16 and not for the reference; whoever has one writes all of it first, because what lies between
+// params, m, v, grads, bf16_copy: flat, the same size; params, m and v are read and written, grads is read. Nothing may
+// alias. bf16_copy is bf16 and not for the reference; whoever has one writes all of it first, because what lies between
 // the rows stays as it is there too. numbers: an AdamwNumbers, (4) of f64 where the others are, so that an update may
 // be recorded and replayed for other steps. Where the factor is not finite, nothing is written. A NaN gradient makes
 // the parameter NaN.
@@ -53,12 +53,12 @@ inline AdamwFactors factors_of(const AdamwConstants& s) {
 }
 
 // rows: ascending, without overlap. What lies between them stays as it is, moments included.
-void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow, const Tensor& grads,
+void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& bf16_copy, const Tensor& grads,
                   const Tensor& numbers, const std::vector<AdamwRow>& rows, const AdamwConstants& constants,
                   Stream stream);
 
 // kernels/optim/adamw.cu
-CUDA_TWIN void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow,
+CUDA_TWIN void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& bf16_copy,
                                  const Tensor& grads, const AdamwNumbers* numbers, const std::vector<AdamwRow>& rows,
                                  const AdamwConstants& constants);
 

@@ -17,7 +17,7 @@ struct AdamwOptions {
 };
 
 // The table's bf16 copy again, after the values were changed by anything but the optimizer; without a copy, nothing.
-void refresh_narrow(ParameterTable& params);
+void refresh_bf16_copy(ParameterTable& params);
 
 class Optimizer {
  public:
@@ -37,8 +37,8 @@ class Optimizer {
   // Arrays of own slices.
   Tensor m() const { return flat(m_); }
   Tensor v() const { return flat(v_); }
-  // Where narrow rows have lent their values' memory (ParameterTable::allocate): takes the own slices of the values as
-  // masters, and the other way: the own slices into the gradients' memory.
+  // If bf16_only rows have lent their values' memory (ParameterTable::allocate): copies the own slices of the values
+  // into the masters, and the masters back into the gradients' memory.
   void take_masters();
   void return_masters();
   size_t bytes() const { return m_.bytes() + v_.bytes() + masters_.bytes(); }

@@ -26,11 +26,11 @@ template <class T>
 struct State {
   std::vector<T> params = random_vector<T>(n, 1), m = std::vector<T>(n, T(0)), v = m;
 
-  void update(const std::vector<T>& grads, int64_t step, double eps, Backend backend, Tensor narrow = {},
+  void update(const std::vector<T>& grads, int64_t step, double eps, Backend backend, Tensor bf16_copy = {},
               double factor = usual) {
     const AdamwConstants constants{0.9, 0.95, eps};
     const auto numbers = numbers_of(constants, step, factor);
-    run_on(backend, {view(params), view(m), view(v), narrow, view(grads), view(numbers)},
+    run_on(backend, {view(params), view(m), view(v), bf16_copy, view(grads), view(numbers)},
            [=](auto& t, Stream stream) { adamw_update(t[0], t[1], t[2], t[3], t[4], t[5], rows, constants, stream); });
   }
 };
@@ -148,13 +148,13 @@ TEST_CASE("adamw: a factor that is not finite leaves everything as it is") {
       CAPTURES(backend, factor);
       State<float> state;
       const State<float> before = state;
-      auto narrow = std::vector<bf16>(n, 7.f);
+      auto bf16_copy = std::vector<bf16>(n, 7.f);
       state.update(random_vector<float>(n, 2), 1, 1e-8, backend,
-                   backend == Backend::reference ? Tensor{} : view(narrow, {n}), factor);
+                   backend == Backend::reference ? Tensor{} : view(bf16_copy, {n}), factor);
       CHECK(state.params == before.params);
       CHECK(state.m == before.m);
       CHECK(state.v == before.v);
-      CHECK(std::all_of(narrow.begin(), narrow.end(), [](bf16 x) { return static_cast<float>(x) == 7.f; }));
+      CHECK(std::all_of(bf16_copy.begin(), bf16_copy.end(), [](bf16 x) { return static_cast<float>(x) == 7.f; }));
     }
   }
 }
@@ -170,24 +170,24 @@ TEST_CASE("adamw: rows that overlap, run backwards or leave the arena are refuse
     CHECK_THROWS_AS(adamw_update(t, t, t, Tensor{}, t, view(numbers), bad, constants, Stream{}), Error);
 }
 
-TEST_CASE("adamw: narrow is the updated parameter rounded, and changes nothing else") {
+TEST_CASE("adamw: bf16_copy is the updated parameter rounded, and changes nothing else") {
   const auto grads = random_vector<float>(n, 2);
   for (const Backend backend : fast_backends()) {
     State<float> plain, with;
-    auto narrow = std::vector<bf16>(n, 7.f);
+    auto bf16_copy = std::vector<bf16>(n, 7.f);
     plain.update(grads, 1, 1e-8, backend);
-    with.update(grads, 1, 1e-8, backend, view(narrow, {n}));
+    with.update(grads, 1, 1e-8, backend, view(bf16_copy, {n}));
     CHECK(with.params == plain.params);
     CHECK(with.m == plain.m);
     CHECK(with.v == plain.v);
     for (int64_t i = 0; i < n; ++i) {
       const size_t k = static_cast<size_t>(i);
-      REQUIRE(static_cast<float>(narrow[k]) == (in_gap(i) ? 7.f : static_cast<float>(bf16(plain.params[k]))));
+      REQUIRE(static_cast<float>(bf16_copy[k]) == (in_gap(i) ? 7.f : static_cast<float>(bf16(plain.params[k]))));
     }
-    CHECK_THROWS_AS(with.update(grads, 2, 1e-8, backend, view(narrow, {n - 1})), Error);
+    CHECK_THROWS_AS(with.update(grads, 2, 1e-8, backend, view(bf16_copy, {n - 1})), Error);
   }
-  auto narrow = std::vector<bf16>(n, 7.f);
-  CHECK_THROWS_AS(State<float>().update(grads, 2, 1e-8, Backend::reference, view(narrow, {n})), Error);
+  auto bf16_copy = std::vector<bf16>(n, 7.f);
+  CHECK_THROWS_AS(State<float>().update(grads, 2, 1e-8, Backend::reference, view(bf16_copy, {n})), Error);
 }
 
 // Many short rows: more than one launch has room for; some without a gap and alike, some empty, at every alignment, as

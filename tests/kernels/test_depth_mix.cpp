@@ -39,22 +39,22 @@ struct Depth {
   bool vertical;
   Kernels kernels = Kernels::fast;
   double eps_used = eps;
-  std::vector<std::vector<T>> sources, out, dout, dinp;      // [S] (N,C)
-  std::vector<std::vector<T>> before;                        // dinp before an acc
-  std::vector<std::vector<Wide<T>>> squares, weights, pbar;  // [S] (N), (N,m+1), (N)
-  std::vector<std::vector<Wide<T>>> scores, dscores;         // [S] (m+1): the trained scalars of either kind
+  std::vector<std::vector<T>> sources, out, dout, dinp;                  // [S] (N,C)
+  std::vector<std::vector<T>> before;                                    // dinp before an acc
+  std::vector<std::vector<AccumulationType<T>>> squares, weights, pbar;  // [S] (N), (N,m+1), (N)
+  std::vector<std::vector<AccumulationType<T>>> scores, dscores;  // [S] (m+1): the trained scalars of either kind
 
   Depth(const Size& s, bool is_vertical, double scale = 1.0) : size(s), vertical(is_vertical) {
     for (int64_t m = 0; m < s.S; ++m) {
       const uint64_t seed = 10 * static_cast<uint64_t>(m + 1);
       sources.push_back(random_vector<T>(s.block(), seed, scale * static_cast<double>(m + 1)));
-      squares.push_back(poisoned<Wide<T>>(s.N));
-      scores.push_back(random_vector<Wide<T>>(m + 1, seed + 1, 2.0));
-      weights.push_back(poisoned<Wide<T>>(s.N * (m + 1)));
-      pbar.push_back(poisoned<Wide<T>>(s.N));
+      squares.push_back(poisoned<AccumulationType<T>>(s.N));
+      scores.push_back(random_vector<AccumulationType<T>>(m + 1, seed + 1, 2.0));
+      weights.push_back(poisoned<AccumulationType<T>>(s.N * (m + 1)));
+      pbar.push_back(poisoned<AccumulationType<T>>(s.N));
       out.push_back(poisoned<T>(s.block()));
       dout.push_back(random_vector<T>(s.block(), seed + 2));
-      dscores.push_back(random_vector<Wide<T>>(m + 1, seed + 3));
+      dscores.push_back(random_vector<AccumulationType<T>>(m + 1, seed + 3));
       dinp.push_back(poisoned<T>(s.block()));
       before.push_back(random_vector<T>(s.block(), seed + 4));
     }
@@ -507,18 +507,18 @@ TEST_CASE_TEMPLATE("depth_mix: the thread count does not change a bit", T, float
 TEST_CASE("depth_mix: activations of one call have one type, weights and statistics are f32") {
   Depth<bf16> half({1, 4, 5}, true);
   Depth<float> whole({1, 4, 5}, true);
-  const Tensor x = half.rows(half.sources[0]), out = half.rows(half.out[0]), wide = whole.rows(whole.sources[0]);
+  const Tensor x = half.rows(half.sources[0]), out = half.rows(half.out[0]), in_f32 = whole.rows(whole.sources[0]);
   const Tensor square = tensor_of(half.squares[0]), score = tensor_of(half.scores[0]), table = half.table(0);
-  const Tensor narrow = view(half.sources[0].data(), {1}), narrow_column = view(half.sources[0].data(), {4});
+  const Tensor bf16_score = view(half.sources[0].data(), {1}), bf16_column = view(half.sources[0].data(), {4});
   const Grad d{out, false};
-  CHECK_THROWS_AS(depth_mix_forward(out, {wide}, score, fast), Error);
-  CHECK_THROWS_AS(depth_mix_forward(out, {x}, narrow, fast), Error);
+  CHECK_THROWS_AS(depth_mix_forward(out, {in_f32}, score, fast), Error);
+  CHECK_THROWS_AS(depth_mix_forward(out, {x}, bf16_score, fast), Error);
   CHECK_THROWS_AS(depth_mix_forward(out, {x}, score, reference), Error);
-  CHECK_THROWS_AS(depth_mix_backward(d, wide, {{x, score, score, 0, {}}}, fast), Error);
-  CHECK_THROWS_AS(depth_mix_backward(d, x, {{x, score, narrow, 0, {}}}, fast), Error);
-  CHECK_THROWS_AS(vertical_dot(narrow_column, x, x, fast), Error);
-  CHECK_THROWS_AS(vertical_forward(out, table, {x}, {narrow_column}, score, eps, fast), Error);
-  CHECK_THROWS_AS(vertical_backward(d, x, square, {{wide, table, score, 0, square}}, eps, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(d, in_f32, {{x, score, score, 0, {}}}, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(d, x, {{x, score, bf16_score, 0, {}}}, fast), Error);
+  CHECK_THROWS_AS(vertical_dot(bf16_column, x, x, fast), Error);
+  CHECK_THROWS_AS(vertical_forward(out, table, {x}, {bf16_column}, score, eps, fast), Error);
+  CHECK_THROWS_AS(vertical_backward(d, x, square, {{in_f32, table, score, 0, square}}, eps, fast), Error);
 }
 
 TEST_CASE("depth_mix: wrong shapes are errors") {

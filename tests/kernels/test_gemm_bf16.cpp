@@ -204,15 +204,15 @@ TEST_CASE("gemm_bf16: NaN and infinity reach exactly the elements they belong to
           const int64_t i = size.M - 2, k = size.K - 1;
           x.a[static_cast<size_t>(i * x.a_row() + k * x.a_col())] = bad;
           y.a[static_cast<size_t>(i * y.a_row() + k * y.a_col())] = bad;
-          const auto wide = x.run<float>({}, false), split = y.run<float>({}, false);
+          const auto reference = x.run<float>({}, false), split = y.run<float>({}, false);
           const auto rounded = x.run<bf16>({}, false);
           int64_t wrong = 0;
           for (int64_t n = 0; n < size.M * size.N; ++n) {
             const size_t at = static_cast<size_t>(n);
             const bool finite = n / size.N != i;
-            wrong += std::isfinite(wide[at]) != finite || std::isfinite(static_cast<float>(rounded[at])) != finite ||
-                     std::isfinite(split[at]) != finite;
-            if (std::isnan(bad) && !finite) wrong += !std::isnan(wide[at]) || !std::isnan(split[at]);
+            wrong += std::isfinite(reference[at]) != finite ||
+                     std::isfinite(static_cast<float>(rounded[at])) != finite || std::isfinite(split[at]) != finite;
+            if (std::isnan(bad) && !finite) wrong += !std::isnan(reference[at]) || !std::isnan(split[at]);
           }
           CHECK(wrong == 0);
         }

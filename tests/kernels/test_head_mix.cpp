@@ -119,8 +119,8 @@ namespace {
 template <class S, class A>
 void check_part(const std::string& what, const std::vector<A>& got, const std::vector<double>& want, bool stored,
                 Backend backend) {
-  constexpr bool narrow = std::is_same_v<S, bf16>;
-  if (!narrow || backend != Backend::cuda) return check_close(what, got, want, narrow && stored ? 0x1p-8 : 2e-5);
+  constexpr bool in_bf16 = std::is_same_v<S, bf16>;
+  if (!in_bf16 || backend != Backend::cuda) return check_close(what, got, want, in_bf16 && stored ? 0x1p-8 : 2e-5);
   const double wrong = distance(got, want) / size_of(want);
   CHECK_MESSAGE(wrong <= 0x1p-7, what << ": " << wrong);
 }
@@ -129,18 +129,18 @@ template <class S>
 void check_against_reference(const HeadMixSize& z, Backend backend) {
   Case<S> x = make<S>(z, 4);
   Case<float> factors{z, convert<float>(x.all)};
-  Case<double> wide{z, convert<double>(x.all)};
+  Case<double> exact{z, convert<double>(x.all)};
   HeadMix<Tensor> m = x.views();
   m.weight = factors.views().weight, m.gain = factors.views().gain;
   auto k = poisoned<S>(x.out()), v = k;
   auto want_k = poisoned<double>(x.out()), want_v = want_k;
   forward(x.heads(k), x.heads(v), m, backend);
-  forward(wide.heads(want_k), wide.heads(want_v), wide.views(), Backend::reference);
+  forward(exact.heads(want_k), exact.heads(want_v), exact.views(), Backend::reference);
   check_part<S>("k", k, want_k, true, backend);
   check_part<S>("v", v, want_v, true, backend);
 
   const auto dk = random_vector<S>(x.out(), 5), dv = random_vector<S>(x.out(), 6);
-  const auto wide_dk = convert<double>(dk), wide_dv = convert<double>(dv);
+  const auto exact_dk = convert<double>(dk), exact_dv = convert<double>(dv);
   for (const int added : {0, 1, 2, 3}) {  // to no source, every second, every other second, all
     CAPTURE(added);
     if (is_slow(backend) && added % 3 == 0) continue;  // slow there
@@ -156,7 +156,7 @@ void check_against_reference(const HeadMixSize& z, Backend backend) {
     gradients.sources = stored.views().sources;
     backward(gradients, x.heads(dk), x.heads(dv), m, add, backend);
     std::copy_n(stored.part(0), d.sizes(0), d.part(0));
-    backward(want.views(), want.heads(wide_dk), want.heads(wide_dv), wide.views(), add, Backend::reference);
+    backward(want.views(), want.heads(exact_dk), want.heads(exact_dv), exact.views(), add, Backend::reference);
     for (int part = 0; part < 5; ++part) {
       CAPTURE(part);
       check_part<S>("gradient", d.values(part), want.values(part), part == 0, backend);

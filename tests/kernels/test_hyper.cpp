@@ -72,7 +72,7 @@ struct Size {
 // All the data around one sublayer, forward and backward.
 template <class T>
 struct Wrapper {
-  using P = Wide<T>;
+  using P = AccumulationType<T>;
   Size s;
   Kind kind;
   std::vector<T> streams, y, dnext, dout;            // given

@@ -15,7 +15,7 @@ struct Size {
 
 template <class T>
 struct Write {
-  using P = Wide<T>;
+  using P = AccumulationType<T>;
   Size s;
   bool behind;                           // whether next has a gradient, too
   std::vector<T> streams, y, dnext, dx;  // given, as is coef

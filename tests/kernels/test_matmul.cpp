@@ -31,7 +31,7 @@ template <class T>
 struct Case {
   int64_t rows, C, O;
   std::vector<T> inp, dout, dinp;  // dinp, dweight: what is added to
-  std::vector<Wide<T>> dweight;
+  std::vector<AccumulationType<T>> dweight;
   std::vector<std::vector<T>> weights;
 
   explicit Case(const Size& size, size_t count = 1)
@@ -41,7 +41,7 @@ struct Case {
         inp(random_vector<T>(rows * C, 1)),
         dout(random_vector<T>(rows * O, 3)),
         dinp(random_vector<T>(rows * C, 4)),
-        dweight(random_vector<Wide<T>>(O * C, 5)) {
+        dweight(random_vector<AccumulationType<T>>(O * C, 5)) {
     for (size_t i = 0; i < count; ++i) weights.push_back(random_vector<T>(O * C, 2 + 5 * i));
   }
   template <class From>
@@ -52,7 +52,7 @@ struct Case {
         inp(convert<T>(a.inp)),
         dout(convert<T>(a.dout)),
         dinp(convert<T>(a.dinp)),
-        dweight(convert<Wide<T>>(a.dweight)) {
+        dweight(convert<AccumulationType<T>>(a.dweight)) {
     for (const auto& weight : a.weights) weights.push_back(convert<T>(weight));
   }
 };
@@ -60,14 +60,14 @@ struct Case {
 template <class T>
 struct Result {
   std::vector<T> out, dinp;  // the outs behind each other
-  std::vector<Wide<T>> dweight;
+  std::vector<AccumulationType<T>> dweight;
 };
 
 template <class T>
 Result<T> run(const Case<T>& a, bool add, Stream stream = {}) {
   const int64_t count = static_cast<int64_t>(a.weights.size());
   Result<T> r{poisoned<T>(count * a.rows * a.O), add ? a.dinp : poisoned<T>(a.rows * a.C),
-              add ? a.dweight : poisoned<Wide<T>>(a.O * a.C)};
+              add ? a.dweight : poisoned<AccumulationType<T>>(a.O * a.C)};
   std::vector<Tensor> tensors{view(a.inp, {a.rows, a.C}), view(r.dinp, {a.rows, a.C}), view(a.dout, {a.rows, a.O}),
                               view(r.dweight, {a.O, a.C}), view(r.out, {count, a.rows, a.O})};
   for (const auto& weight : a.weights) tensors.push_back(view(weight, {a.O, a.C}));
@@ -395,7 +395,7 @@ TEST_CASE("matmul: the gelu of an output, and the gradient of what went into one
   const auto inp = random_vector<bf16>(rows * C, 1), weight = random_vector<bf16>(O * C, 2),
              dout = random_vector<bf16>(rows * O, 3), before = random_vector<bf16>(rows * C, 4);
   const auto bias = random_vector<bf16>(O, 5);
-  const auto wide_bias = convert<float>(bias);
+  const auto f32_bias = convert<float>(bias);
   std::vector<double> x, y, dx;
   for (int64_t n = 0; n < rows; ++n) {
     for (int64_t o = 0; o < O; ++o) {
@@ -425,7 +425,7 @@ TEST_CASE("matmul: the gelu of an output, and the gradient of what went into one
     run_on(Stream{backend},
            {view(out, {rows, O}), view(activated, {rows, O}), view(dinp, {rows, C}), view(inp, {rows, C}),
             view(weight, {O, C}), view(dout, {rows, O}), view(before, {rows, C}),
-            backend == Backend::cpu ? view(wide_bias, {O}) : view(bias, {O})},
+            backend == Backend::cpu ? view(f32_bias, {O}) : view(bias, {O})},
            [&](auto& t) {
              matmul_forward({t[0]}, t[3], {t[4]}, Stream{backend}, {}, {t[7]}, t[1]);
              matmul_backward_input({t[2], false}, {t[5]}, {t[4]}, Stream{backend}, t[6]);
@@ -454,12 +454,12 @@ TEST_CASE_TEMPLATE("matmul: biases, of all weights or some, and beside an addend
   const auto inp = random_vector<T>(rows * C, 1), weight = random_vector<T>(2 * O * C, 2),
              addend = random_vector<T>(rows * O, 3);
   const auto bias = random_vector<T>(2 * O, 4);
-  const auto wide_bias = convert<Wide<T>>(bias);  // on a CPU
+  const auto f32_bias = convert<AccumulationType<T>>(bias);  // on a CPU
   for (const Backend backend : fast_backends()) {
     for (const bool added : {false, true}) {  // one weight with an addend, or two of which the second has a bias
       CAPTURES(backend, added);
       auto out = poisoned<T>(2 * rows * O);
-      const Tensor row = backend == Backend::cpu ? view(wide_bias, {2, O}) : view(bias, {2, O});
+      const Tensor row = backend == Backend::cpu ? view(f32_bias, {2, O}) : view(bias, {2, O});
       run_on(
           Stream{backend},
           {view(out, {2, rows, O}), view(inp, {rows, C}), view(weight, {2, O, C}), view(addend, {rows, O}), row},

@@ -33,7 +33,7 @@ bool fits(const Kind& kind, int64_t E) { return kind.mixing != Mixing::permutati
 // What a read takes and leaves, forward and backward. What the kind has none of is empty.
 template <class T>
 struct Around {
-  using P = Wide<T>;
+  using P = AccumulationType<T>;
   Size s;
   Kind kind;
   MhcForm form;

@@ -19,10 +19,10 @@ struct Size {
 template <class T>
 struct Depth {
   Size size;
-  double eps = 0.25;                                                  // not lost beside the mean squares
-  std::vector<std::vector<T>> sources, out, dout, dinp, before;       // [S] (N,C); before: dinp before an acc
-  std::vector<std::vector<Wide<T>>> squares, logits, weights, pbar;   // [S] (N), (N,m+1), (N,m+1), (N)
-  std::vector<std::vector<Wide<T>>> proj, gain, query, dproj, dgain;  // [S] (C)
+  double eps = 0.25;                                             // not lost beside the mean squares
+  std::vector<std::vector<T>> sources, out, dout, dinp, before;  // [S] (N,C); before: dinp before an acc
+  std::vector<std::vector<AccumulationType<T>>> squares, logits, weights, pbar;   // [S] (N), (N,m+1), (N,m+1), (N)
+  std::vector<std::vector<AccumulationType<T>>> proj, gain, query, dproj, dgain;  // [S] (C)
 
   explicit Depth(const Size& s, double scale = 1.0) : size(s) {
     for (int64_t m = 0; m < s.S; ++m) {
@@ -30,14 +30,14 @@ struct Depth {
       sources.push_back(random_vector<T>(s.block(), seed, scale * static_cast<double>(m + 1)));
       dout.push_back(random_vector<T>(s.block(), seed + 1));
       before.push_back(random_vector<T>(s.block(), seed + 2));
-      proj.push_back(random_vector<Wide<T>>(s.C, seed + 3, 2 / std::sqrt(static_cast<double>(s.C))));
-      gain.push_back(random_vector<Wide<T>>(s.C, seed + 4));
-      dproj.push_back(random_vector<Wide<T>>(s.C, seed + 5));
-      dgain.push_back(random_vector<Wide<T>>(s.C, seed + 6));
+      proj.push_back(random_vector<AccumulationType<T>>(s.C, seed + 3, 2 / std::sqrt(static_cast<double>(s.C))));
+      gain.push_back(random_vector<AccumulationType<T>>(s.C, seed + 4));
+      dproj.push_back(random_vector<AccumulationType<T>>(s.C, seed + 5));
+      dgain.push_back(random_vector<AccumulationType<T>>(s.C, seed + 6));
       out.push_back(poisoned<T>(s.block())), dinp.push_back(poisoned<T>(s.block()));
-      for (auto* list : {&squares, &pbar}) list->push_back(poisoned<Wide<T>>(s.N));
-      for (auto* list : {&logits, &weights}) list->push_back(poisoned<Wide<T>>(s.N * (m + 1)));
-      query.push_back(poisoned<Wide<T>>(s.C));
+      for (auto* list : {&squares, &pbar}) list->push_back(poisoned<AccumulationType<T>>(s.N));
+      for (auto* list : {&logits, &weights}) list->push_back(poisoned<AccumulationType<T>>(s.N * (m + 1)));
+      query.push_back(poisoned<AccumulationType<T>>(s.C));
     }
   }
   auto members() {

@@ -54,13 +54,13 @@ TEST_CASE("comparing at real sizes: a wrong element is found") {
   CHECK(first_wrong(view(want), view(got), 1) == 1);
   CHECK(relative_distance(view(convert<float>(want)), view(want)) == 0);
   CHECK(std::isnan(relative_distance(view(got), view(want))));
-  const std::vector<bf16> narrow{1, 2, 3};
-  auto next = narrow;
+  const std::vector<bf16> bf16_row{1, 2, 3};
+  auto next = bf16_row;
   next[1] = 2 + 0x1p-6f;
-  CHECK(first_wrong(view(next), view(narrow), 1e-6) == -1);
-  CHECK(first_wrong(view(next), view(narrow), exact) == 1);
+  CHECK(first_wrong(view(next), view(bf16_row), 1e-6) == -1);
+  CHECK(first_wrong(view(next), view(bf16_row), exact) == 1);
   next[1] = 2 + 0x1p-5f;
-  CHECK(first_wrong(view(next), view(narrow), 1e-6) == 1);
+  CHECK(first_wrong(view(next), view(bf16_row), 1e-6) == 1);
 }
 
 TEST_CASE("real sizes: add, gelu, swiglu and convert") {
@@ -80,8 +80,8 @@ TEST_CASE("real sizes: add, gelu, swiglu and convert") {
       const size_t dtanh = at.gradient("dtanh", dtype, shape, pointwise, adds);
       const size_t dgate = at.gradient("dgate", dtype, shape, pointwise, adds);
       const size_t dup = at.gradient("dup", dtype, shape, pointwise, !adds);
-      const size_t wide = at.input("wide", Dtype::f32, shape, 1e3);
-      const size_t narrow = at.output("narrow", Dtype::bf16, shape, exact);
+      const size_t original = at.input("original", Dtype::f32, shape, 1e3);
+      const size_t bf16_copy = at.output("bf16 copy", Dtype::bf16, shape, exact);
       at.run([&](auto& t, Stream stream) {
         add_forward(t[sum], t[a], t[b], stream);
         accumulate({t[copy], adds}, t[dout], stream);
@@ -91,7 +91,7 @@ TEST_CASE("real sizes: add, gelu, swiglu and convert") {
         gelu_backward({t[dtanh], adds}, t[dout], t[a], GeluKind::tanh, stream);
         swiglu_forward(t[out], t[a], t[b], stream);
         swiglu_backward({t[dgate], adds}, {t[dup], !adds}, t[dout], t[a], t[b], stream);
-        convert(t[narrow], t[wide], stream);
+        convert(t[bf16_copy], t[original], stream);
       });
     }
 }
@@ -252,12 +252,12 @@ TEST_CASE("real sizes: cross_entropy in several chunks of logits") {
   const int64_t width = sized(256, 8);
   for (const Dtype dtype : storage_types) {
     CAPTURES(name_of(dtype));
-    const bool narrow = dtype == Dtype::bf16;
-    const int64_t n = narrow ? sized(24 * 1024, 33) : sized(12 * 1024, 33);
+    const bool in_bf16 = dtype == Dtype::bf16;
+    const int64_t n = in_bf16 ? sized(24 * 1024, 33) : sized(12 * 1024, 33);
     RealSizes at;
     const size_t inp = at.input("inp", dtype, {n, width}), weight = at.input("weight", dtype, {V, width}, 0.3);
     const size_t targets = at.tokens("targets", {n}, V);
-    const double rounded = narrow ? of_bf16 : 0;
+    const double rounded = in_bf16 ? of_bf16 : 0;
     const size_t losses = at.output("losses", Dtype::f32, {n}, of_products(dtype, width) + rounded);
     const size_t dinp = at.output("dinp", dtype, {n, width}, of_products(dtype, V) + rounded);
     const size_t dweight = at.sum("dweight", Dtype::f32, {V, width}, of_products(dtype, n) + rounded);
@@ -338,7 +338,8 @@ TEST_CASE("real sizes: adamw with many rates, the norm of all gradients, sums of
   RealSizes at;
   const size_t grads = at.input("grads", Dtype::f32, {n});
   const size_t params = at.sum("params", Dtype::f32, {n}, pointwise), m = at.sum("m", Dtype::f32, {n}, pointwise);
-  const size_t v = at.sum("v", Dtype::f32, {n}, pointwise), narrow = at.sum("narrow", Dtype::bf16, {n}, pointwise);
+  const size_t v = at.sum("v", Dtype::f32, {n}, pointwise),
+               bf16_copy = at.sum("bf16 copy", Dtype::bf16, {n}, pointwise);
   float* squares = at.numbers(v).as<float>();
   for (int64_t i = 0; i < n; ++i) squares[i] *= squares[i];
   std::vector<double> norms[2];
@@ -349,7 +350,7 @@ TEST_CASE("real sizes: adamw with many rates, the norm of all gradients, sums of
     std::vector<double> numbers{of_step.factor, of_step.lr, of_step.unbias_m, of_step.unbias_v};
     const OnDevice<double> there(numbers);
     const Tensor by{gpu ? there.data : numbers.data(), Dtype::f64, Shape{4}};
-    adamw_update(t[params], t[m], t[v], t[narrow], t[grads], by, of_model, constants, stream);
+    adamw_update(t[params], t[m], t[v], t[bf16_copy], t[grads], by, of_model, constants, stream);
     norms[gpu].resize(static_cast<size_t>(leaves_of(n)));
     const OnDevice<double> sums(norms[gpu]);
     leaf_squares({gpu ? sums.data : norms[0].data(), Dtype::f64, {leaves_of(n)}}, t[grads], stream);

@@ -119,8 +119,8 @@ TEST_CASE("select_heads: wrong shapes and choices are errors") {
   CHECK_THROWS_AS(select_heads_backward({a, false}, b, good, 0, fast), Error);
   CHECK_THROWS_AS(select_heads_backward({a, false}, a, {{0, 0}, {1, 2}}, 0, fast), Error);
   const std::vector<bf16> half(24);
-  const Tensor narrow = view(half.data(), a.shape);
-  CHECK_THROWS_AS(select_heads_forward(narrow, {a}, good, fast), Error);
-  CHECK_THROWS_AS(select_heads_backward({narrow, false}, a, good, 0, fast), Error);
-  CHECK_THROWS_AS(select_heads_forward(narrow, {narrow}, good, reference), Error);
+  const Tensor bf16_view = view(half.data(), a.shape);
+  CHECK_THROWS_AS(select_heads_forward(bf16_view, {a}, good, fast), Error);
+  CHECK_THROWS_AS(select_heads_backward({bf16_view, false}, a, good, 0, fast), Error);
+  CHECK_THROWS_AS(select_heads_forward(bf16_view, {bf16_view}, good, reference), Error);
 }

@@ -38,10 +38,10 @@ struct Small {
     graph.losses = ops::cross_entropy(tape, "loss", x, embed, graph.targets);
     tape.differentiate();
     tape.plan(PlanMode::poison);
-    params.allocate(*device, wide(real), true);
-    if (real == Dtype::bf16) params.allocate_narrow();
+    params.allocate(*device, accumulation_type(real), true);
+    if (real == Dtype::bf16) params.allocate_bf16_copy();
     params.initialise(3);
-    refresh_narrow(params);
+    refresh_bf16_copy(params);
     tape.allocate(*device);
     const std::vector<int32_t> tokens{3, 1, 4}, targets{1, 4, 2};
     load_batch(*device, graph, tokens.data(), targets.data());

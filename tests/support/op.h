@@ -36,7 +36,7 @@ struct Operand {
   Shape shape;
   OperandRole role;
   double scale = 1;             // of the random numbers
-  bool wide = false;            // f32 also beside activations in bf16
+  bool f32 = false;             // f32 also beside activations in bf16
   std::vector<double> given{};  // instead of random numbers
   bool only_set = false;        // an input whose gradient is never added to
 };
@@ -51,7 +51,7 @@ inline Operand parameter(const std::string& name, Shape shape, double scale = 1)
 inline Operand constant(const std::string& name, Shape shape, std::vector<double> numbers) {
   return {name, shape, OperandRole::constant, 1, true, std::move(numbers)};
 }
-inline Operand in_f32(Operand value) { return value.wide = true, value; }
+inline Operand in_f32(Operand value) { return value.f32 = true, value; }
 inline Operand never_added(Operand value) { return value.only_set = true, value; }
 
 inline Operand unchanged(const std::string& name, Shape shape, double scale = 1) {
@@ -130,7 +130,7 @@ struct Trial {
     }
   }
   static bool has_gradient(const Operand& v) { return v.role != OperandRole::constant && v.role != OperandRole::saved; }
-  Dtype type_of(const Operand& v) const { return v.wide && dtype == Dtype::bf16 ? Dtype::f32 : dtype; }
+  Dtype type_of(const Operand& v) const { return v.f32 && dtype == Dtype::bf16 ? Dtype::f32 : dtype; }
   std::vector<double> rounded(const Operand& v, const std::vector<double>& numbers) const {
     return loaded(stored(numbers, type_of(v)), type_of(v));
   }

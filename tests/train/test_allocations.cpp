@@ -70,7 +70,7 @@ TEST_CASE("allocations: a step allocates nothing, from the data to the update") 
       CAPTURE(c.name);
       TinyModel tiny(c.config);
       BatchModel model(*tiny.device, tiny.params, tiny.config, {B, 5});
-      CHECK((model.layout().lanes > 1) == (B > 1));
+      CHECK((model.layout().replicas > 1) == (B > 1));
       Optimizer optimizer(tiny.params, Buckets(tiny.params), {});
       std::vector<double> squares(static_cast<size_t>(leaves_of(tiny.params.flat_size())));
       Loader loader(source, B, 1, true);

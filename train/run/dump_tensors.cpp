@@ -124,7 +124,7 @@ Dumped dump_tensors(const std::vector<std::string>& names, const std::string& pa
                     const Config& config, const Batch& batch, const int32_t* tokens, const int32_t* targets) {
   Device& device = params.device();
   Tape tape(batch.dtype);
-  const Graph graph = record_replay(tape, params, config, batch, {batch.B, 1});
+  const Graph graph = record_batch(tape, params, config, batch, {batch.B, 1});
   Taps taps = chosen_taps(all_taps(tape), names);
   tape.allocate(device);
   tape.watch([&](size_t n, bool backward) {

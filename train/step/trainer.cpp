@@ -25,13 +25,13 @@ Buckets declare_and_divide(ParameterTable& params, const TrainPlan& plan, const 
 // later, with its moments.
 ParameterTable& prepare(ParameterTable& params, const TrainPlan& plan, Device& device, const Place& place,
                         bool resumed) {
-  const bool narrow = storage_type(plan) == Dtype::bf16;
-  params.allocate(device, Dtype::f32, true, narrow && !place.alone());
-  if (narrow) params.allocate_narrow();
+  const bool in_bf16 = storage_type(plan) == Dtype::bf16;
+  params.allocate(device, Dtype::f32, true, in_bf16 && !place.alone());
+  if (in_bf16) params.allocate_bf16_copy();
   params.initialise(plan.seed);
   if (!plan.init.empty() && !resumed)
     load_initial_weights(ModelDir(plan.init).path(), *plan.initial_config, plan.config, params);
-  refresh_narrow(params);
+  refresh_bf16_copy(params);
   return params;
 }
 
@@ -125,7 +125,7 @@ void Trainer::decide() {
 
 void Trainer::change_weights() {
   const auto flat = static_cast<double>(params_.gradients().bytes());
-  profile_.phase("adamw", (7 * flat + static_cast<double>(params_.narrow_bytes())) / buckets_.size(),
+  profile_.phase("adamw", (7 * flat + static_cast<double>(params_.bf16_copy_bytes())) / buckets_.size(),
                  [&] { optimizer_.update(); });
   exchange_.gather_weights();
 }
@@ -189,7 +189,7 @@ double Trainer::scale() const {
 }
 
 size_t Trainer::memory() const {
-  return params_.values().bytes() + params_.gradients().bytes() + params_.narrow_bytes() + optimizer_.bytes() +
+  return params_.values().bytes() + params_.gradients().bytes() + params_.bf16_copy_bytes() + optimizer_.bytes() +
          exchange_.bytes() + model_.bytes() + sums_.bytes_of_values() + memory_of(teacher_.get());
 }
 

@@ -404,7 +404,7 @@ struct GatedRead : Node {
   std::vector<Tensor> weights;  // of the products with normed
   Tensor up;
   const char* op() const override { return "gated_read"; }
-  bool reads_narrow(size_t i) const override { return i >= 2 && in[0]->dtype == Dtype::bf16; }
+  bool reads_bf16_copy(size_t i) const override { return i >= 2 && in[0]->dtype == Dtype::bf16; }
   void prepare() override {
     const Dtype real = in[0]->dtype;
     up = factor_of(in[3], real), weights = {factor_of(in[2], real)};
