@@ -55,7 +55,7 @@ class Buckets {
   int64_t largest() const;                                   // elements of the largest bucket
   int rank() const { return rank_; }
   int size() const { return size_; }
-  // What a rank owns of a row, in its order.
+  // The parts of a row that a rank owns, in order.
   std::vector<OwnPart> parts_of(const Parameter& row, int rank) const;
 
  private:

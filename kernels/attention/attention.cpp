@@ -271,7 +271,7 @@ void backward_block(const AttentionGradients<S>& g, const Head& k, const Head& v
                       seeing, true);
     });
   }
-  unpack_transposed(g.dq + at, stride, w.dq, n, D, g.scale, g.acc_q);
+  unpack_transposed(g.dq + at, stride, w.dq, n, D, g.scale, g.accumulate_q);
 }
 
 template <class S>
@@ -292,16 +292,16 @@ void attention_backward_cpu(const AttentionGradients<S>& g, const AttentionSizes
       for (int64_t i = work * part / parts; i < work * (part + 1) / parts; ++i)
         backward_block(g, k, v, z, b, kv * z.group + i / blocks, folded(i % blocks, blocks) * tile, w);
       if (parts > 1) continue;
-      write_rows(g.dk + head, stride, w.dk, width, T, D, g.scale, g.acc_k);
-      write_rows(g.dv + head, stride, w.dv, width, T, D, 1.f, g.acc_v);
+      write_rows(g.dk + head, stride, w.dk, width, T, D, g.scale, g.accumulate_k);
+      write_rows(g.dv + head, stride, w.dv, width, T, D, 1.f, g.accumulate_v);
     }
   });
   for (int64_t pair = 0; parts > 1 && pair < pairs; ++pair) {
     const int64_t head = z.key_head(pair / z.K, pair % z.K), size = 2 * T * width;
     float* dk = partial + pair * parts * size;
     add_parts(dk, size, size, parts);
-    write_rows(g.dk + head, stride, dk, width, T, D, g.scale, g.acc_k);
-    write_rows(g.dv + head, stride, dk + T * width, width, T, D, 1.f, g.acc_v);
+    write_rows(g.dk + head, stride, dk, width, T, D, g.scale, g.accumulate_k);
+    write_rows(g.dv + head, stride, dk + T * width, width, T, D, 1.f, g.accumulate_v);
   }
 }
 
@@ -419,12 +419,13 @@ void attention_backward(const Grad& dq, const Grad& dk, const Grad& dv, const Te
       stream, dq.dtype, [&] { attention_backward_cuda(dq, dk, dv, dout, out, q, k, v, lse, z, scale_f32); },
       [&]<class S>(S) {
         backward_fast<S>({dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(), out.as<S>(), q.as<S>(), k.as<S>(),
-                          v.as<S>(), lse.as<float>(), scale_f32, dq.add, dk.add, dv.add},
+                          v.as<S>(), lse.as<float>(), scale_f32, dq.accumulate, dk.accumulate, dv.accumulate},
                          z);
       },
       [&]<class T>(T) {
         attention_backward_ref(dq.as<T>(), dk.as<T>(), dv.as<T>(), dout.as<T>(), out.as<T>(), q.as<T>(), k.as<T>(),
-                               v.as<T>(), lse.as<T>(), z.B, z.T, z.H, z.K, z.D, scale, dq.add, dk.add, dv.add);
+                               v.as<T>(), lse.as<T>(), z.B, z.T, z.H, z.K, z.D, scale, dq.accumulate, dk.accumulate,
+                               dv.accumulate);
       });
 }
 
@@ -474,7 +475,7 @@ struct Attention : AttentionNode {
 };
 
 struct CachedAttention : AttentionNode {
-  Value *k_cache = nullptr, *v_cache = nullptr;  // (B, cache length, K, D), kept from replay to replay
+  Value *k_cache = nullptr, *v_cache = nullptr;  // (B, cache length, K, D), kept from run to run
   bool appends = true;                           // no: another node with these keys and values has done so
   const char* op() const override { return "cached_attn"; }
   void forward(const Step& step, Stream stream) override {

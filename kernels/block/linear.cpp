@@ -67,23 +67,23 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
   void forward(const Step&, Stream stream) override {
     if (stream.backend != Backend::cuda)
       return matmul_forward(outs, factor(), weights, stream, addend(), biases, activated());
-    for (const Span& run : out_spans)
-      matmul_forward(run.of(outs), factor(), run.of(weights), stream, addend(), run.of(bf16_biases), activated(),
-                     run.contiguous());
+    for (const Span& span : out_spans)
+      matmul_forward(span.of(outs), factor(), span.of(weights), stream, addend(), span.of(bf16_biases), activated(),
+                     span.contiguous());
   }
   void backward(const Step& step, Stream stream) override {
     pass_on_sum(stream);
     matmul_backward_input(gradient(0), douts, weights, stream, after_gelu ? input(0) : Tensor{});
-    for (const Span& run : dout_spans)
-      for (size_t i = run.begin, end; i < run.end; i = end) {  // those that are set, or added, together
-        const bool add = gradient(i + 1, step).add;
-        for (end = i + 1; end < run.end && gradient(end + 1, step).add == add;) ++end;
+    for (const Span& span : dout_spans)
+      for (size_t i = span.begin, end; i < span.end; i = end) {  // those that are overwritten, or accumulated, together
+        const bool accumulate = gradient(i + 1, step).accumulate;
+        for (end = i + 1; end < span.end && gradient(end + 1, step).accumulate == accumulate;) ++end;
         const Span part{i, end};
-        matmul_backward_weights(part.of(dweights), add, part.of(douts), factor(), stream, part.contiguous());
+        matmul_backward_weights(part.of(dweights), accumulate, part.of(douts), factor(), stream, part.contiguous());
       }
     for (const auto& [o, i] : with_bias) bias_backward(dinput(i), douts[o], stream);
   }
-  bool can_set(size_t i) const override { return i > 0 && i <= layers(); }
+  bool can_overwrite(size_t i) const override { return i > 0 && i <= layers(); }
   bool reads_bf16_copy(size_t i) const override { return i > 0 && i <= layers() && in[0]->dtype == Dtype::bf16; }
   bool grad_aliases_output(size_t i) const override { return with_add && i + 1 == in.size(); }
   bool contiguous_outputs() const override { return layers() > 1; }
@@ -142,7 +142,7 @@ struct LinearOfEightBits : Linear {
     for (size_t i = 0; i < w.size(); ++i) {
       const Grad dinp = gradient(0);
       look_at(douts[i], dy[i], true, true, stream);
-      matmul_quantized({dinp, dinp.add || i > 0}, dy[i].factor(false), w[i].factor(true), false, stream);
+      matmul_quantized({dinp, dinp.accumulate || i > 0}, dy[i].factor(false), w[i].factor(true), false, stream);
       matmul_quantized(gradient(i + 1, step), dy[i].factor(true), x.factor(true), false, stream);
     }
     if (after_gelu) gelu_backward({dinput(0), false}, dinput(0), input(0), GeluKind::tanh, stream);
@@ -252,11 +252,11 @@ void fuse_gelu(Nodes& nodes, size_t n, const Inner& inner) {
 // added to, its backward would read and add to one gradient at once.
 void fuse_add(Nodes& nodes, size_t n, const Inner& inner) {
   Linear* layer = layer_at(nodes, n);
-  const auto* add = dynamic_cast<const Add*>(nodes[n + 1].get());
-  if (layer == nullptr || add == nullptr || add->in[1] != layer->out[0] || !inner.contains(add->in[1])) return;
-  if (add->in[0] == add->in[1] || add->in[0] == layer->in[0]) return;
-  layer->with_add = true, layer->in.push_back(add->in[0]);
-  layer->out[0]->fused_into = add->out[0], layer->out = add->out;
+  const auto* sum = dynamic_cast<const Add*>(nodes[n + 1].get());
+  if (layer == nullptr || sum == nullptr || sum->in[1] != layer->out[0] || !inner.contains(sum->in[1])) return;
+  if (sum->in[0] == sum->in[1] || sum->in[0] == layer->in[0]) return;
+  layer->with_add = true, layer->in.push_back(sum->in[0]);
+  layer->out[0]->fused_into = sum->out[0], layer->out = sum->out;
   nodes[n + 1] = nullptr;
 }
 

@@ -61,14 +61,14 @@ void top_k_forward_cpu(S* out, const S* inp, int64_t rows, int64_t width, int64_
   });
 }
 
-template <bool add, class S>
+template <bool accumulate, class S>
 void top_k_backward_cpu(S* dinp, const S* dout, const S* out, int64_t n) {
   for_elements(n, top_k_grain, [=](int64_t i, auto part) {
     Vec16 y, dy;
     load(y, out + i, part);
     load(dy, dout + i, part);
     put_where_less(y, Vec16{}, y, dy);
-    store_or_add<add>(dinp + i, y, part);
+    store_or_accumulate<accumulate>(dinp + i, y, part);
   });
 }
 
@@ -93,9 +93,10 @@ void top_k_backward(const Grad& dinp, const Tensor& dout, const Tensor& out, Str
   dispatch(
       stream, dinp.dtype, [&] { top_k_backward_cuda(dinp, dout, out); },
       [&]<class S>(S) {
-        with_flag(dinp.add, [&](auto add) { top_k_backward_cpu<add>(dinp.as<S>(), dout.as<S>(), out.as<S>(), n); });
+        with_flag(dinp.accumulate,
+                  [&](auto accumulate) { top_k_backward_cpu<accumulate>(dinp.as<S>(), dout.as<S>(), out.as<S>(), n); });
       },
-      [&]<class T>(T) { top_k_backward_ref(dinp.as<T>(), dout.as<T>(), out.as<T>(), n, dinp.add); });
+      [&]<class T>(T) { top_k_backward_ref(dinp.as<T>(), dout.as<T>(), out.as<T>(), n, dinp.accumulate); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------

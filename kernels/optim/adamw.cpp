@@ -13,7 +13,7 @@ void adamw_row_cpu(float* params, float* m, float* v, bf16* bf16_copy, const flo
                    const AdamwRow& row, AdamwFactors s) {
   const auto f = [](double x) { return static_cast<float>(x); };
   const double lr = numbers.lr * row.lr_mul;
-  const float rate = f(lr * numbers.unbias_m), decay = f(lr * row.weight_decay);
+  const float step_size = f(lr * numbers.unbias_m), decay = f(lr * row.weight_decay);
   const float factor = f(numbers.factor), unbias_v = f(numbers.unbias_v);
   constexpr int64_t chunk = 1024;  // what bf16_copy is rounded from is still in the cache
   for (int64_t first = row.begin; first < row.end; first += chunk) {
@@ -23,7 +23,7 @@ void adamw_row_cpu(float* params, float* m, float* v, bf16* bf16_copy, const flo
       const float g = factor * grads[i], m1 = s.beta1 * m[i] + s.in1 * g, v1 = s.beta2 * v[i] + s.in2 * g * g;
       m[i] = m1;
       v[i] = v1;
-      params[i] -= decay * params[i] + rate * m1 / (std::sqrt(v1) * unbias_v + s.eps);
+      params[i] -= decay * params[i] + step_size * m1 / (std::sqrt(v1) * unbias_v + s.eps);
     }
     if (bf16_copy != nullptr) write_floats(bf16_copy + first, params + first, end - first);
   }

@@ -1,6 +1,6 @@
-// AdamW over the flat arrays of a parameter table, with per-row learning rate and weight decay. Of several ranks each
-// updates its own slices, of which it alone has the moments; and, where the ranks otherwise have them in bf16 only, the
-// f32 values, its masters.
+// AdamW over the flat arrays of a parameter table, with per-row learning rate and weight decay. With several ranks each
+// rank updates its own slices and alone has their moments. If the other ranks have the values in bf16 only, it also has
+// their f32 master weights.
 #pragma once
 
 #include <vector>
@@ -23,7 +23,8 @@ class Optimizer {
  public:
   // The table must have its values, of which the masters are taken.
   Optimizer(ParameterTable& params, const Buckets& buckets, const AdamwOptions& options);
-  // The next step's numbers go to the device: its base rate, and `scale`, from the gradients as they are to the loss's.
+  // Copies the next step's scalars to the device: the base learning rate and `scale`, which turns the gradients as they
+  // are into those of the loss.
   void begin_step(double lr, double scale = 1);
   // One f64 each, on the device. clip_factor (kernels/optim/clip.h) makes the second from the first; until then it is
   // the same.

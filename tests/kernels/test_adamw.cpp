@@ -9,14 +9,14 @@ using namespace crossply::test;
 
 namespace {
 
-// Three ranges with their own rate and decay, and three gaps: before, between, behind.
+// Three ranges with their own learning rate and decay, and three gaps: before, between, behind.
 constexpr int64_t n = 40009;
 const std::vector<AdamwRow> rows{{3, 20, 0.5, 0.1}, {20, 301, 0.02, 0.0}, {333, 40000, 0.1, 0.3}};
 constexpr double usual = 0.7;
 
 bool in_gap(int64_t i) { return i < 3 || (i >= 301 && i < 333) || i >= 40000; }
 
-// At a base rate of 1.
+// At a base learning rate of 1.
 std::vector<double> numbers_of(const AdamwConstants& constants, int64_t step, double factor) {
   const AdamwNumbers of = adamw_numbers(constants, step, 1, factor);
   return {of.factor, of.lr, of.unbias_m, of.unbias_v};
@@ -88,8 +88,8 @@ void check_parts(const std::vector<T>& got, const std::vector<double>& want, dou
 
 }  // namespace
 
-// An update moves a parameter by up to the rate, 0.5, in five steps of about eight roundings each; 1e-6 is 17 units of
-// 2^-24. The large eps is of the size of the gradients, so that a misplaced eps would show.
+// A step moves a parameter by up to the learning rate, 0.5; five steps have about eight roundings each; 1e-6 is 17
+// units of 2^-24. The large eps is of the size of the gradients, so that a misplaced eps would show.
 TEST_CASE("adamw: all backends equal the textbook over five steps") {
   for (double grad_size : {1e-6, 1e-2, 1e3}) {
     for (double eps : {1e-8, 1e-2}) {
@@ -116,7 +116,7 @@ TEST_CASE("adamw: what lies outside the rows is untouched, and threads do not ma
   check_same_bits_on_any_threads<float>([] { return run<float>(1.0, 1e-8, Backend::cpu); });
 }
 
-TEST_CASE("adamw: a rate of zero moves the moments and not the parameter") {
+TEST_CASE("adamw: a learning rate of zero moves the moments and not the parameter") {
   for (const Backend backend : all_backends()) {
     std::vector<float> p{1.f, 2.f}, m(2, 0.f), v(2, 0.f), g{0.5f, -4.f};
     const AdamwConstants constants{0.9, 0.95, 1e-8};

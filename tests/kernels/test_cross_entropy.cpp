@@ -81,10 +81,10 @@ struct ProblemOf {
     dweight = poisoned<float>(size.V * size.C);
     call(true, false, scale);
   }
-  void call(bool gradients, bool add, double scale) {
+  void call(bool gradients, bool accumulate, double scale) {
     run_on(backend, tensors(losses, dinp, dweight, inp, weight), [&](auto& t, Stream stream) {
       const Tensor dx = gradients ? t[1] : Tensor{};
-      const Grad dw = gradients ? Grad{t[2], add} : Grad{};
+      const Grad dw = gradients ? Grad{t[2], accumulate} : Grad{};
       if (is_plain(kernels, stream)) cross_entropy_forward_plain(t[0], dx, dw, t[3], t[4], t[5], scale);
       else cross_entropy_forward(t[0], dx, dw, t[3], t[4], t[5], scale, stream);
     });

@@ -40,7 +40,7 @@ struct Depth {
   Kernels kernels = Kernels::fast;
   double eps_used = eps;
   std::vector<std::vector<T>> sources, out, dout, dinp;                  // [S] (N,C)
-  std::vector<std::vector<T>> before;                                    // dinp before an acc
+  std::vector<std::vector<T>> before;                                    // dinp before an accumulate
   std::vector<std::vector<AccumulationType<T>>> squares, weights, pbar;  // [S] (N), (N,m+1), (N)
   std::vector<std::vector<AccumulationType<T>>> scores, dscores;  // [S] (m+1): the trained scalars of either kind
 
@@ -91,9 +91,9 @@ struct Depth {
       });
     }
   }
-  void backward(bool acc, Stream stream) {
+  void backward(bool accumulate, Stream stream) {
     for (size_t s = sources.size(); s-- > 0;) {
-      if (acc) dinp[s] = before[s];
+      if (accumulate) dinp[s] = before[s];
       if (vertical) take_dots(tensor_of(pbar[s]), rows(dout[s]), rows(out[s]), stream);
       std::vector<Tensor> tensors{rows(dinp[s]), rows(sources[s]), tensor_of(squares[s])};
       for (size_t m = s; m < sources.size(); ++m)
@@ -104,7 +104,7 @@ struct Depth {
         std::vector<DepthReader> readers;
         for (size_t i = 3; i < t.size(); i += 5)
           readers.push_back({t[i], t[vertical ? i + 1 : i + 3], t[i + 4], static_cast<int64_t>(s), t[i + 2]});
-        const Grad to{t[0], acc};
+        const Grad to{t[0], accumulate};
         const bool plain = is_plain(kernels, there);
         if (vertical && plain) vertical_backward_plain(to, t[1], t[2], readers, size.N, size.C, eps_used);
         else if (vertical) vertical_backward(to, t[1], t[2], readers, eps_used, there);
@@ -171,7 +171,7 @@ const std::vector<Size> gpu_sizes{{1, 1, 1},    {2, 5, 3},  {4, 19, 33},  {1, 40
 template <class T>
 void check_fast_against_reference(const Size& size, bool vertical, Stream stream, Kernels kernels) {
   CAPTURES(size.S, size.N, size.C, kernels);
-  for (bool acc : {false, true}) {
+  for (bool accumulate : {false, true}) {
     Depth<T> depth(size, vertical);
     depth.kernels = kernels;
     depth.eps_used = 0.25;  // not lost beside the squares
@@ -181,8 +181,8 @@ void check_fast_against_reference(const Size& size, bool vertical, Stream stream
     const auto want_out = want.out;
     for (size_t m = 0; m < want.out.size() && std::is_same_v<T, bf16>; ++m)
       want.out[m] = convert<double>(depth.out[m]);  // pbar is that of the rounded mixtures
-    depth.backward(acc, stream);
-    want.backward(acc, reference);
+    depth.backward(accumulate, stream);
+    want.backward(accumulate, reference);
     for (size_t m = 0; m < depth.sources.size(); ++m) {
       CAPTURE(m);
       // f32 in vector order: some ulps (6e-8) of the result. Where very many sources add up one after another, they
@@ -429,14 +429,14 @@ TEST_CASE_TEMPLATE("depth_mix: without readers dinp is 0, or unchanged if added"
   const auto inp = random_vector<T>(60, 1), before = random_vector<T>(60, 3);
   const auto squares = random_vector<float>(3, 2);
   for (const Backend backend : backends_of<T>()) {
-    for (bool acc : {false, true}) {
-      auto plain = acc ? before : poisoned<T>(60), vertical = plain;
+    for (bool accumulate : {false, true}) {
+      auto plain = accumulate ? before : poisoned<T>(60), vertical = plain;
       run_on(backend, {view(plain, {3, 20}), view(vertical, {3, 20}), view(inp, {3, 20}), view(squares, {3})},
              [&](auto& t, Stream there) {
-               depth_mix_backward({t[0], acc}, t[2], {}, there);
-               vertical_backward({t[1], acc}, t[2], t[3], {}, eps, there);
+               depth_mix_backward({t[0], accumulate}, t[2], {}, there);
+               vertical_backward({t[1], accumulate}, t[2], t[3], {}, eps, there);
              });
-      const auto want = acc ? before : std::vector<T>(60, 0.f);
+      const auto want = accumulate ? before : std::vector<T>(60, 0.f);
       CHECK(plain == want);
       CHECK(vertical == want);
     }

@@ -36,7 +36,7 @@ struct Layers {
   Value *x, *addend = nullptr;
   std::vector<Value*> outs;
 
-  explicit Layers(bool eight_bits, bool adds = false) {
+  explicit Layers(bool eight_bits, bool accumulates = false) {
     params.add("source", Shape{1}, Init::constant(0), Role::bias);
     for (size_t i = 0; i < 2; ++i)
       params.add(str("w", i), Shape{widths[i], C}, Init::normal(0.3), Role::input_projection);
@@ -48,14 +48,14 @@ struct Layers {
     if (eight_bits) tape.use_eight_bits();
     Value* source = tape.parameter(params.at("source"));
     x = silent(tape, "x", {source}, Shape{rows, C});
-    if (adds) addend = silent(tape, "addend", {source}, Shape{rows, widths[0]});
+    if (accumulates) addend = silent(tape, "addend", {source}, Shape{rows, widths[0]});
     std::vector<ops::Projection> list = {{"a", weight(0), Shape{rows, widths[0]}, tape.parameter(params.at("bias"))},
                                          {"b", weight(1), Shape{rows, widths[1]}}};
-    if (adds) list = {{"a", weight(0), Shape{rows, widths[0]}}};
+    if (accumulates) list = {{"a", weight(0), Shape{rows, widths[0]}}};
     outs = ops::linears(tape, "layers", x, list);
-    Value* end = adds ? ops::add(tape, "sum", addend, outs[0]) : nullptr;
-    silent(tape, "end", adds ? std::vector<Value*>{end} : outs, Shape{1});
-    if (adds) outs = {end};
+    Value* end = accumulates ? ops::add(tape, "sum", addend, outs[0]) : nullptr;
+    silent(tape, "end", accumulates ? std::vector<Value*>{end} : outs, Shape{1});
+    if (accumulates) outs = {end};
     ops::fuse_linears(tape);
     tape.differentiate();
     tape.plan(PlanMode::distinct);
@@ -230,7 +230,8 @@ TEST_CASE("linear: in eight bits it is the product of the rounded numbers, and f
   CHECK(amaxes == std::vector<float>{largest(x), largest(w[0]), largest(dy[0]), largest(w[1]), largest(dy[1])});
 }
 
-TEST_CASE("linear: in eight bits weights are rounded in a first replay only; evaluation and measuring are in bf16") {
+TEST_CASE(
+    "linear: in eight bits weights are rounded in a first micro-step only; evaluation and measuring are in bf16") {
   if (!available(Backend::cuda)) return;
   Layers layers(true), plain(false);
   CHECK(plain.tape.scaled().empty());

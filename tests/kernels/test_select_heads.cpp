@@ -43,10 +43,10 @@ TEST_CASE("select_heads: reference backward is the derivative of the reference f
 TEST_CASE_TEMPLATE("select_heads: the fast backends equal the reference, set and added; a sum is rounded once", T,
                    float, bf16) {
   for_sizes(cases, cases, [](Backend backend, const Case& c) {
-    for (const unsigned adds : {0u, 7u}) {
-      CAPTURES(c.D, adds);
+    for (const unsigned accumulates : {0u, 7u}) {
+      CAPTURES(c.D, accumulates);
       const Op op = select_heads(c);
-      Trial heads(op, DtypeOf<T>::value, adds);
+      Trial heads(op, DtypeOf<T>::value, accumulates);
       Trial want = std::is_same_v<T, float> ? heads : heads.exact();  // f32: the same sums in the same order
       heads.run(backend), want.run(Backend::reference);
       for (const auto& [name, type] : heads.results()) CHECK(heads[name] == convert<double>(convert<T>(want[name])));

@@ -141,7 +141,7 @@ TEST_CASE("real sizes: training steps have the same bits each time, also from a 
       Model first(real_config(arch), gpu, dtype), second(real_config(arch), gpu, dtype);
       first.initialise(), second.initialise();
       const std::vector<float> plain = first.gradients();
-      for (int replay = 0; replay < 3; ++replay) CHECK(first.gradients() == plain);
+      for (int again = 0; again < 3; ++again) CHECK(first.gradients() == plain);
       for (const float g : plain) REQUIRE(std::isfinite(g));
       Optimizer of_first(first.params, Buckets(first.params), {}), of_second(second.params, Buckets(second.params), {});
       for (int i = 0; i < 3; ++i) {

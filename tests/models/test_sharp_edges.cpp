@@ -385,8 +385,8 @@ class RoutedQueries : public Connection {
  public:
   explicit RoutedQueries(bool copies) : copies_(copies) {}
 
-  Heads project(int layer, Value* x) override {
-    Heads own = Connection::project(layer, x);
+  QueryKeyValue project(int layer, Value* x) override {
+    QueryKeyValue own = Connection::project(layer, x);
     if (layer == 0) router_.emplace(build_->tape, "queries", build_->config.num_hidden_layers, own.q->shape);
     std::vector<int> sources(static_cast<size_t>(layer) + 1);
     std::iota(sources.begin(), sources.end(), 0);

@@ -195,10 +195,10 @@ struct TinyModel {
   // Loss and gradients by the tape.
   double step() {
     params.zero_gradients();
-    const Step replay{true, 1 / scored, 0};
-    tape.forward(replay);
+    const Step step{true, 1 / scored, 0};
+    tape.forward(step);
     const double sum = sum_losses(*device, graph);
-    tape.backward(replay);
+    tape.backward(step);
     return sum / scored;
   }
   template <class Real>

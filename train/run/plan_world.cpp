@@ -30,7 +30,7 @@ std::vector<FinalBucket> final_buckets(const PlannedRun& plan) {
   return final_buckets(plan.tape, plan.params, plan.buckets);
 }
 
-size_t tick_of(const PlannedRun& plan, size_t node) { return 2 * plan.tape.nodes().size() - 1 - node; }
+size_t time_of(const PlannedRun& plan, size_t node) { return 2 * plan.tape.nodes().size() - 1 - node; }
 
 double gradient_bytes(const Range& range) { return 4.0 * static_cast<double>(range.size()); }
 
@@ -74,10 +74,10 @@ std::string bucket_lines(const TrainPlan& o, const PlannedRun& plan) {
   char line[200];
   const int64_t nodes = std::ssize(plan.tape.nodes());
   std::string out = str("buckets of gradients: ", format_count(std::ssize(buckets)),
-                        ", in the order in which the backward finishes them;\n  tick: of ", format_count(2 * nodes),
-                        " in a micro-step, half of them forward\n");
+                        ", in the order in which the backward finishes them;\n  time: its index among the ",
+                        format_count(2 * nodes), " ops of a micro-step, half of them forward\n");
   if (replicas) out += "  (they are exchanged later, when the replicas' gradients have been added)\n";
-  std::snprintf(line, sizeof line, "  %6s %12s %11s %7s  %s\n", "number", "bytes", "weights as", "tick", "of");
+  std::snprintf(line, sizeof line, "  %6s %12s %11s %7s  %s\n", "number", "bytes", "weights as", "time", "of");
   out += line;
   constexpr size_t shown = 5;
   for (size_t k = 0; k < buckets.size(); ++k) {
@@ -89,7 +89,7 @@ std::string bucket_lines(const TrainPlan& o, const PlannedRun& plan) {
     const auto& [bucket, node] = buckets[k];
     std::snprintf(line, sizeof line, "  %6zu %12s %11s %7zu  %s\n", k,
                   format_bytes(gradient_bytes(bucket->flat)).c_str(), in_bf16 && bucket->bf16_only ? "bf16" : "fp32",
-                  tick_of(plan, node), rows_in(plan.params, bucket->flat, 36).c_str());
+                  time_of(plan, node), rows_in(plan.params, bucket->flat, 36).c_str());
     out += line;
   }
   return out;
@@ -310,7 +310,7 @@ std::multimap<size_t, std::string> bucket_notes(const PlannedRun& plan) {
   std::multimap<size_t, std::string> notes;
   size_t k = 0;
   for (const auto& [bucket, node] : final_buckets(plan))
-    notes.emplace(node, str("tick ", tick_of(plan, node), ": bucket ", k++, " is final, ",
+    notes.emplace(node, str("time ", time_of(plan, node), ": bucket ", k++, " is final, ",
                             format_bytes(gradient_bytes(bucket->flat)), ": ", rows_in(plan.params, bucket->flat, 50),
                             plan.layout.replicas > 1 ? " (of one replica)" : ""));
   return notes;

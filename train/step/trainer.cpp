@@ -53,7 +53,7 @@ Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& 
       sums_(params_, buckets_, model_, *job_, micro_steps(), teacher_ != nullptr, std::ssize(model_.tape().scaled())),
       profile_(plan.profile, *device_, model_),
       loader_(train, plan.batch, plan.seed, true),
-      replay_{true, 1 / static_cast<double>(tokens_per_step()), 0},
+      micro_step_{true, 1 / static_cast<double>(tokens_per_step()), 0},
       schedule_{schedule_kind(plan.schedule), plan.warmup, std::max<int64_t>(plan.steps, 1), plan.lr_floor},
       inputs_(digest_inputs(plan, train, teacher_.get(), *job_, !checkpoint.empty())),
       tokens_(static_cast<size_t>(plan.batch * micro_steps() * T_)),
@@ -68,7 +68,7 @@ void Trainer::find_out(bool fresh) {
     model_.run(tokens_.data(), targets_.data(), step);
     model_.take_losses();
   };
-  Step first = replay_;
+  Step first = micro_step_;
   first.overwrite = first.new_weights = true;
   if (fresh) {
     const int64_t position = loader_.position();
@@ -106,9 +106,9 @@ void Trainer::forward_backward() {
   for (const auto& attachment : attachments_) attachment->before_step();
   for (int64_t m = 0; m < micro_steps(); ++m) {
     if (m > 0) job_->enter(Stage::step, steps_done() + 1);  // a long step, but not a rank that hangs
-    Step replay = exchange_.micro_step(replay_, m);
-    replay.new_weights = m == 0;
-    model_.run(&tokens_[m * micro], &targets_[m * micro], replay, sums_.losses(m));
+    Step step = exchange_.micro_step(micro_step_, m);
+    step.new_weights = m == 0;
+    model_.run(&tokens_[m * micro], &targets_[m * micro], step, sums_.losses(m));
     exchange_.after_micro_step(m);
   }
   exchange_.finish();
@@ -147,8 +147,8 @@ void Trainer::take_loss_and_norm() {
   Comm& comm = job_->comm();
   comm.wait(comm.mark());  // to be told of an error in a recorded transfer
   last.norm = scale() * std::sqrt(totals.squares);
-  last.loss = scale() * replay_.grad_scale * totals.loss;
-  last.ce = scale() * replay_.grad_scale * totals.ce;
+  last.loss = scale() * micro_step_.grad_scale * totals.loss;
+  last.ce = scale() * micro_step_.grad_scale * totals.ce;
   std::string tensor;
   for (const auto& attachment : attachments_) tensor += attachment->after_read();
   if (!std::isfinite(last.loss + last.ce + last.norm) || !tensor.empty()) fail_not_finite(tensor);
