@@ -92,11 +92,11 @@ Exit run(const Options& o) {
   const int64_t count = o.batch * o.seq_len;
   LoadedModel model(o.model, o.device, true, o.matmul);
   const std::vector<int32_t> tokens = read_tokens(o.tokens, count + 1, model, o.tokenizer);
-  const bool narrow = o.dtype == "bf16";
-  if (narrow && model.params.dtype() != Dtype::f32) fail(Exit::usage, "--device ", o.device, " has no bf16");
-  if (narrow) model.params.allocate_narrow();
-  refresh_narrow(model.params);
-  Tape tape(narrow ? Dtype::bf16 : model.params.dtype());
+  const bool in_bf16 = o.dtype == "bf16";
+  if (in_bf16 && model.params.dtype() != Dtype::f32) fail(Exit::usage, "--device ", o.device, " has no bf16");
+  if (in_bf16) model.params.allocate_bf16_copy();
+  refresh_bf16_copy(model.params);
+  Tape tape(in_bf16 ? Dtype::bf16 : model.params.dtype());
   const Graph graph = record_model(tape, model.params, model.config, o.batch, o.seq_len);
   tape.differentiate();
   tape.plan(plan_mode(o.plan));

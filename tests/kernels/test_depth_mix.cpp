@@ -39,22 +39,22 @@ struct Depth {
   bool vertical;
   Kernels kernels = Kernels::fast;
   double eps_used = eps;
-  std::vector<std::vector<T>> sources, out, dout, dinp;      // [S] (N,C)
-  std::vector<std::vector<T>> before;                        // dinp before an acc
-  std::vector<std::vector<Wide<T>>> squares, weights, pbar;  // [S] (N), (N,m+1), (N)
-  std::vector<std::vector<Wide<T>>> scores, dscores;         // [S] (m+1): the trained scalars of either kind
+  std::vector<std::vector<T>> sources, out, dout, dinp;                  // [S] (N,C)
+  std::vector<std::vector<T>> before;                                    // dinp before an accumulate
+  std::vector<std::vector<AccumulationType<T>>> squares, weights, pbar;  // [S] (N), (N,m+1), (N)
+  std::vector<std::vector<AccumulationType<T>>> scores, dscores;  // [S] (m+1): the trained scalars of either kind
 
   Depth(const Size& s, bool is_vertical, double scale = 1.0) : size(s), vertical(is_vertical) {
     for (int64_t m = 0; m < s.S; ++m) {
       const uint64_t seed = 10 * static_cast<uint64_t>(m + 1);
       sources.push_back(random_vector<T>(s.block(), seed, scale * static_cast<double>(m + 1)));
-      squares.push_back(poisoned<Wide<T>>(s.N));
-      scores.push_back(random_vector<Wide<T>>(m + 1, seed + 1, 2.0));
-      weights.push_back(poisoned<Wide<T>>(s.N * (m + 1)));
-      pbar.push_back(poisoned<Wide<T>>(s.N));
+      squares.push_back(poisoned<AccumulationType<T>>(s.N));
+      scores.push_back(random_vector<AccumulationType<T>>(m + 1, seed + 1, 2.0));
+      weights.push_back(poisoned<AccumulationType<T>>(s.N * (m + 1)));
+      pbar.push_back(poisoned<AccumulationType<T>>(s.N));
       out.push_back(poisoned<T>(s.block()));
       dout.push_back(random_vector<T>(s.block(), seed + 2));
-      dscores.push_back(random_vector<Wide<T>>(m + 1, seed + 3));
+      dscores.push_back(random_vector<AccumulationType<T>>(m + 1, seed + 3));
       dinp.push_back(poisoned<T>(s.block()));
       before.push_back(random_vector<T>(s.block(), seed + 4));
     }
@@ -91,9 +91,9 @@ struct Depth {
       });
     }
   }
-  void backward(bool acc, Stream stream) {
+  void backward(bool accumulate, Stream stream) {
     for (size_t s = sources.size(); s-- > 0;) {
-      if (acc) dinp[s] = before[s];
+      if (accumulate) dinp[s] = before[s];
       if (vertical) take_dots(tensor_of(pbar[s]), rows(dout[s]), rows(out[s]), stream);
       std::vector<Tensor> tensors{rows(dinp[s]), rows(sources[s]), tensor_of(squares[s])};
       for (size_t m = s; m < sources.size(); ++m)
@@ -104,7 +104,7 @@ struct Depth {
         std::vector<DepthReader> readers;
         for (size_t i = 3; i < t.size(); i += 5)
           readers.push_back({t[i], t[vertical ? i + 1 : i + 3], t[i + 4], static_cast<int64_t>(s), t[i + 2]});
-        const Grad to{t[0], acc};
+        const Grad to{t[0], accumulate};
         const bool plain = is_plain(kernels, there);
         if (vertical && plain) vertical_backward_plain(to, t[1], t[2], readers, size.N, size.C, eps_used);
         else if (vertical) vertical_backward(to, t[1], t[2], readers, eps_used, there);
@@ -171,7 +171,7 @@ const std::vector<Size> gpu_sizes{{1, 1, 1},    {2, 5, 3},  {4, 19, 33},  {1, 40
 template <class T>
 void check_fast_against_reference(const Size& size, bool vertical, Stream stream, Kernels kernels) {
   CAPTURES(size.S, size.N, size.C, kernels);
-  for (bool acc : {false, true}) {
+  for (bool accumulate : {false, true}) {
     Depth<T> depth(size, vertical);
     depth.kernels = kernels;
     depth.eps_used = 0.25;  // not lost beside the squares
@@ -181,8 +181,8 @@ void check_fast_against_reference(const Size& size, bool vertical, Stream stream
     const auto want_out = want.out;
     for (size_t m = 0; m < want.out.size() && std::is_same_v<T, bf16>; ++m)
       want.out[m] = convert<double>(depth.out[m]);  // pbar is that of the rounded mixtures
-    depth.backward(acc, stream);
-    want.backward(acc, reference);
+    depth.backward(accumulate, stream);
+    want.backward(accumulate, reference);
     for (size_t m = 0; m < depth.sources.size(); ++m) {
       CAPTURE(m);
       // f32 in vector order: some ulps (6e-8) of the result. Where very many sources add up one after another, they
@@ -429,14 +429,14 @@ TEST_CASE_TEMPLATE("depth_mix: without readers dinp is 0, or unchanged if added"
   const auto inp = random_vector<T>(60, 1), before = random_vector<T>(60, 3);
   const auto squares = random_vector<float>(3, 2);
   for (const Backend backend : backends_of<T>()) {
-    for (bool acc : {false, true}) {
-      auto plain = acc ? before : poisoned<T>(60), vertical = plain;
+    for (bool accumulate : {false, true}) {
+      auto plain = accumulate ? before : poisoned<T>(60), vertical = plain;
       run_on(backend, {view(plain, {3, 20}), view(vertical, {3, 20}), view(inp, {3, 20}), view(squares, {3})},
              [&](auto& t, Stream there) {
-               depth_mix_backward({t[0], acc}, t[2], {}, there);
-               vertical_backward({t[1], acc}, t[2], t[3], {}, eps, there);
+               depth_mix_backward({t[0], accumulate}, t[2], {}, there);
+               vertical_backward({t[1], accumulate}, t[2], t[3], {}, eps, there);
              });
-      const auto want = acc ? before : std::vector<T>(60, 0.f);
+      const auto want = accumulate ? before : std::vector<T>(60, 0.f);
       CHECK(plain == want);
       CHECK(vertical == want);
     }
@@ -507,18 +507,18 @@ TEST_CASE_TEMPLATE("depth_mix: the thread count does not change a bit", T, float
 TEST_CASE("depth_mix: activations of one call have one type, weights and statistics are f32") {
   Depth<bf16> half({1, 4, 5}, true);
   Depth<float> whole({1, 4, 5}, true);
-  const Tensor x = half.rows(half.sources[0]), out = half.rows(half.out[0]), wide = whole.rows(whole.sources[0]);
+  const Tensor x = half.rows(half.sources[0]), out = half.rows(half.out[0]), in_f32 = whole.rows(whole.sources[0]);
   const Tensor square = tensor_of(half.squares[0]), score = tensor_of(half.scores[0]), table = half.table(0);
-  const Tensor narrow = view(half.sources[0].data(), {1}), narrow_column = view(half.sources[0].data(), {4});
+  const Tensor bf16_score = view(half.sources[0].data(), {1}), bf16_column = view(half.sources[0].data(), {4});
   const Grad d{out, false};
-  CHECK_THROWS_AS(depth_mix_forward(out, {wide}, score, fast), Error);
-  CHECK_THROWS_AS(depth_mix_forward(out, {x}, narrow, fast), Error);
+  CHECK_THROWS_AS(depth_mix_forward(out, {in_f32}, score, fast), Error);
+  CHECK_THROWS_AS(depth_mix_forward(out, {x}, bf16_score, fast), Error);
   CHECK_THROWS_AS(depth_mix_forward(out, {x}, score, reference), Error);
-  CHECK_THROWS_AS(depth_mix_backward(d, wide, {{x, score, score, 0, {}}}, fast), Error);
-  CHECK_THROWS_AS(depth_mix_backward(d, x, {{x, score, narrow, 0, {}}}, fast), Error);
-  CHECK_THROWS_AS(vertical_dot(narrow_column, x, x, fast), Error);
-  CHECK_THROWS_AS(vertical_forward(out, table, {x}, {narrow_column}, score, eps, fast), Error);
-  CHECK_THROWS_AS(vertical_backward(d, x, square, {{wide, table, score, 0, square}}, eps, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(d, in_f32, {{x, score, score, 0, {}}}, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(d, x, {{x, score, bf16_score, 0, {}}}, fast), Error);
+  CHECK_THROWS_AS(vertical_dot(bf16_column, x, x, fast), Error);
+  CHECK_THROWS_AS(vertical_forward(out, table, {x}, {bf16_column}, score, eps, fast), Error);
+  CHECK_THROWS_AS(vertical_backward(d, x, square, {{in_f32, table, score, 0, square}}, eps, fast), Error);
 }
 
 TEST_CASE("depth_mix: wrong shapes are errors") {

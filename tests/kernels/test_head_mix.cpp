@@ -67,9 +67,9 @@ const std::vector<HeadMixSize> gpu_sizes = {
     {3, 2, 9, 2, 264, true}, {4100, 1, 1, 2, 8, true}, {300, 3, 2, 2, 8, false}, {3, 3, 9, 2, 301, false},
 };
 
-HeadMix<Grad, Tensor> gradients_of(const HeadMix<Tensor>& d, const std::vector<bool>& add) {
+HeadMix<Grad, Tensor> gradients_of(const HeadMix<Tensor>& d, const std::vector<bool>& accumulate) {
   HeadMix<Grad, Tensor> gradients{{}, d.weight, d.gain, d.wk, d.wv};
-  for (size_t s = 0; s < d.sources.size(); ++s) gradients.sources.emplace_back(d.sources[s], add[s]);
+  for (size_t s = 0; s < d.sources.size(); ++s) gradients.sources.emplace_back(d.sources[s], accumulate[s]);
   return gradients;
 }
 
@@ -79,11 +79,11 @@ void forward(const Tensor& k, const Tensor& v, const HeadMix<Tensor>& m, Backend
   });
 }
 void backward(const HeadMix<Tensor>& d, const Tensor& dk, const Tensor& dv, const HeadMix<Tensor>& m,
-              const std::vector<bool>& add, Backend backend) {
+              const std::vector<bool>& accumulate, Backend backend) {
   const std::vector<Tensor> others{dk, dv, m.weight, m.gain, m.wk, m.wv, d.weight, d.gain, d.wk, d.wv};
   run_on(backend, joined(others, m.sources, d.sources), [&](auto& t, Stream stream) {
     const auto u = t.begin() + 10, du = u + static_cast<int64_t>(m.sources.size());
-    head_mix_backward(gradients_of({{du, t.end()}, t[6], t[7], t[8], t[9]}, add), t[0], t[1],
+    head_mix_backward(gradients_of({{du, t.end()}, t[6], t[7], t[8], t[9]}, accumulate), t[0], t[1],
                       {{u, du}, t[2], t[3], t[4], t[5]}, stream);
   });
 }
@@ -119,8 +119,8 @@ namespace {
 template <class S, class A>
 void check_part(const std::string& what, const std::vector<A>& got, const std::vector<double>& want, bool stored,
                 Backend backend) {
-  constexpr bool narrow = std::is_same_v<S, bf16>;
-  if (!narrow || backend != Backend::cuda) return check_close(what, got, want, narrow && stored ? 0x1p-8 : 2e-5);
+  constexpr bool in_bf16 = std::is_same_v<S, bf16>;
+  if (!in_bf16 || backend != Backend::cuda) return check_close(what, got, want, in_bf16 && stored ? 0x1p-8 : 2e-5);
   const double wrong = distance(got, want) / size_of(want);
   CHECK_MESSAGE(wrong <= 0x1p-7, what << ": " << wrong);
 }
@@ -129,34 +129,34 @@ template <class S>
 void check_against_reference(const HeadMixSize& z, Backend backend) {
   Case<S> x = make<S>(z, 4);
   Case<float> factors{z, convert<float>(x.all)};
-  Case<double> wide{z, convert<double>(x.all)};
+  Case<double> exact{z, convert<double>(x.all)};
   HeadMix<Tensor> m = x.views();
   m.weight = factors.views().weight, m.gain = factors.views().gain;
   auto k = poisoned<S>(x.out()), v = k;
   auto want_k = poisoned<double>(x.out()), want_v = want_k;
   forward(x.heads(k), x.heads(v), m, backend);
-  forward(wide.heads(want_k), wide.heads(want_v), wide.views(), Backend::reference);
+  forward(exact.heads(want_k), exact.heads(want_v), exact.views(), Backend::reference);
   check_part<S>("k", k, want_k, true, backend);
   check_part<S>("v", v, want_v, true, backend);
 
   const auto dk = random_vector<S>(x.out(), 5), dv = random_vector<S>(x.out(), 6);
-  const auto wide_dk = convert<double>(dk), wide_dv = convert<double>(dv);
+  const auto exact_dk = convert<double>(dk), exact_dv = convert<double>(dv);
   for (const int added : {0, 1, 2, 3}) {  // to no source, every second, every other second, all
     CAPTURE(added);
     if (is_slow(backend) && added % 3 == 0) continue;  // slow there
-    std::vector<bool> add;
-    for (int64_t s = 0; s < z.S; ++s) add.push_back((added >> s % 2 & 1) != 0);
+    std::vector<bool> accumulate;
+    for (int64_t s = 0; s < z.S; ++s) accumulate.push_back((added >> s % 2 & 1) != 0);
     Case<float> d{z, poisoned<float>(x.total())};  // sources and weight are set where they are not added to
     for (int64_t s = 0; s < z.S; ++s)
-      if (add[static_cast<size_t>(s)]) std::fill_n(d.part(0) + s * z.N * z.C, z.N * z.C, 0.25f);
+      if (accumulate[static_cast<size_t>(s)]) std::fill_n(d.part(0) + s * z.N * z.C, z.N * z.C, 0.25f);
     std::fill(d.all.begin() + d.sizes(0) + d.sizes(1), d.all.end(), 0.25f);
     Case<double> want{z, convert<double>(d.all)};
     Case<S> stored{z, convert<S>(d.all)};
     HeadMix<Tensor> gradients = d.views();
     gradients.sources = stored.views().sources;
-    backward(gradients, x.heads(dk), x.heads(dv), m, add, backend);
+    backward(gradients, x.heads(dk), x.heads(dv), m, accumulate, backend);
     std::copy_n(stored.part(0), d.sizes(0), d.part(0));
-    backward(want.views(), want.heads(wide_dk), want.heads(wide_dv), wide.views(), add, Backend::reference);
+    backward(want.views(), want.heads(exact_dk), want.heads(exact_dv), exact.views(), accumulate, Backend::reference);
     for (int part = 0; part < 5; ++part) {
       CAPTURE(part);
       check_part<S>("gradient", d.values(part), want.values(part), part == 0, backend);
@@ -238,8 +238,8 @@ TEST_CASE("head_mix: refuses shapes that do not fit") {
     spoil(m), spoil(d);
     const std::vector<bool> add(3, false);
     CHECK_THROWS_AS(head_mix_forward(heads, others, m, fast), Error);
-    CHECK_THROWS_AS(head_mix_backward(gradients_of(dx.views(), add), heads, others, m, fast), Error);
-    CHECK_THROWS_AS(head_mix_backward(gradients_of(d, add), heads, others, x.views(), fast), Error);
+    CHECK_THROWS_AS(head_mix_backward(gradients_of(dx.views(), accumulate), heads, others, m, fast), Error);
+    CHECK_THROWS_AS(head_mix_backward(gradients_of(d, accumulate), heads, others, x.views(), fast), Error);
   };
   refused([](HeadMix<Tensor>& m) { m.sources.pop_back(); });
   refused([](HeadMix<Tensor>& m) { m.sources[1] = view(m.sources[1].as<float>(), {1, 5, 5}); });

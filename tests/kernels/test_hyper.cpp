@@ -7,22 +7,22 @@ using namespace crossply::test;
 
 namespace {
 
-struct Kind {
+struct HyperVariant {
   std::string name;
   bool dynamic;
   HyperNorm norm;
   double eps;
 };
-const std::vector<Kind> kinds = {{"static", false, HyperNorm::layernorm_no_affine, 1e-5},
-                                 {"layernorm_no_affine", true, HyperNorm::layernorm_no_affine, 1e-5},
-                                 {"layernorm", true, HyperNorm::layernorm, 1e-5},
-                                 {"rmsnorm", true, HyperNorm::rmsnorm, 1e-6}};
+const std::vector<HyperVariant> kinds = {{"static", false, HyperNorm::layernorm_no_affine, 1e-5},
+                                         {"layernorm_no_affine", true, HyperNorm::layernorm_no_affine, 1e-5},
+                                         {"layernorm", true, HyperNorm::layernorm, 1e-5},
+                                         {"rmsnorm", true, HyperNorm::rmsnorm, 1e-6}};
 
 // The eight parameters, or their gradients, in the order of HyperWeights; those that a kind does not have are empty.
 template <class T>
 using Fields = std::vector<std::vector<T>>;
 
-std::vector<int64_t> field_sizes(const Kind& kind, int64_t E, int64_t C) {
+std::vector<int64_t> field_sizes(const HyperVariant& kind, int64_t E, int64_t C) {
   const bool gain = kind.dynamic && kind.norm != HyperNorm::layernorm_no_affine;
   const bool bias = kind.dynamic && kind.norm == HyperNorm::layernorm;
   const int64_t d = kind.dynamic;
@@ -30,7 +30,7 @@ std::vector<int64_t> field_sizes(const Kind& kind, int64_t E, int64_t C) {
 }
 
 // Scales around 1 and projections of size 1/sqrt(C): the tanhs are neither flat nor linear.
-Fields<double> random_fields(const Kind& kind, int64_t E, int64_t C, uint64_t seed) {
+Fields<double> random_fields(const HyperVariant& kind, int64_t E, int64_t C, uint64_t seed) {
   Fields<double> fields;
   const auto sizes = field_sizes(kind, E, C);
   for (size_t f = 0; f < sizes.size(); ++f)
@@ -72,9 +72,9 @@ struct Size {
 // All the data around one sublayer, forward and backward.
 template <class T>
 struct Wrapper {
-  using P = Wide<T>;
+  using P = AccumulationType<T>;
   Size s;
-  Kind kind;
+  HyperVariant kind;
   std::vector<T> streams, y, dnext, dout;            // given
   std::vector<T> out, next, dstreams, dwritten, dy;  // computed
   std::vector<P> coef, stats, dcoef;
@@ -83,7 +83,7 @@ struct Wrapper {
     return std::tie(streams, y, dnext, dout, out, next, dstreams, dwritten, dy, coef, stats, dcoef, w, d);
   }
 
-  Wrapper(const Size& size, const Kind& of_kind, double scale = 1)
+  Wrapper(const Size& size, const HyperVariant& of_kind, double scale = 1)
       : s(size),
         kind(of_kind),
         streams(random_vector<T>(s.streams(), 1, scale)),
@@ -118,16 +118,17 @@ struct Wrapper {
            });
   }
   // The write's gradient of the streams goes to `dwritten`, the read's to `dstreams`, so that each is seen alone.
-  void backward(Backend backend, bool add, bool add_y) {
-    run_on(
-        backend,
-        with({streams_of(dwritten), coef_of(dcoef), x_of(dy), streams_of(dnext), streams_of(streams), coef_of(coef),
-              x_of(y), streams_of(dstreams), x_of(dout), stats_tensor()},
-             {tensors(d, s.E, s.C), tensors(w, s.E, s.C)}),
-        [&](auto& t, Stream stream) {
-          hyper_write_backward({t[0], add}, t[1], {t[2], add_y}, {{}, t[3], {}}, t[4], t[5], t[6], stream);
-          hyper_read_backward({t[7], add}, taken(t, 10), t[8], t[1], t[4], t[5], t[9], taken(t, 18), kind.norm, stream);
-        });
+  void backward(Backend backend, bool accumulate, bool accumulate_y) {
+    run_on(backend,
+           with({streams_of(dwritten), coef_of(dcoef), x_of(dy), streams_of(dnext), streams_of(streams), coef_of(coef),
+                 x_of(y), streams_of(dstreams), x_of(dout), stats_tensor()},
+                {tensors(d, s.E, s.C), tensors(w, s.E, s.C)}),
+           [&](auto& t, Stream stream) {
+             hyper_write_backward({t[0], accumulate}, t[1], {t[2], accumulate_y}, {{}, t[3], {}}, t[4], t[5], t[6],
+                                  stream);
+             hyper_read_backward({t[7], accumulate}, taken(t, 10), t[8], t[1], t[4], t[5], t[9], taken(t, 18),
+                                 kind.norm, stream);
+           });
   }
 
   // For run_on: the weights behind the others, and back.
@@ -169,7 +170,7 @@ const char* field_names[] = {"dstatic_alpha", "dstatic_beta", "dalpha_proj",  "d
 }  // namespace
 
 TEST_CASE("hyper: reference backward of read and write is the derivative of their reference forward") {
-  for (const Kind& kind : kinds) {
+  for (const HyperVariant& kind : kinds) {
     for (int64_t E : {1, 2, 3, 4}) {
       for (double scale : {1e-2, 1.0, 1e2}) {
         const Size s{1, 3, E, 5};
@@ -218,7 +219,7 @@ TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added"
   // Activations in bf16 are rounded once; all else are sums of C terms and a tanh, some ulps (6e-8) each. One channel
   // alone has variance 0 and an xh of 0.
   const double exact = 3e-6, rounding = std::is_same_v<S, bf16> ? 0x1p-8 : 0;
-  for (const Kind& kind : kinds) {
+  for (const HyperVariant& kind : kinds) {
     const std::vector<Size> of_cpu{{1, 1, 1, 1},  {1, 3, 1, 33},   {2, 5, 2, 16},   {2, 100, 2, 129},
                                    {1, 7, 3, 40}, {3, 100, 4, 67}, {1, 200, 4, 64}, {1, 5, 5, 21},
                                    {1, 9, 6, 32}, {2, 65, 7, 18},  {1, 4, 8, 259}};
@@ -229,11 +230,11 @@ TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added"
                                    {1, 19, 2, 136}, {3, 7, 4, 1032}, {1, 1, 4, 2056}};
     if (kind.norm == HyperNorm::layernorm) of_gpu.insert(of_gpu.end(), larger.begin(), larger.end());
     for_sizes(of_cpu, of_gpu, [&](Backend backend, const Size& s) {
-      for (bool add : {false, true}) {
-        CAPTURES(kind.name, s.E, s.C, add);
+      for (bool accumulate : {false, true}) {
+        CAPTURES(kind.name, s.E, s.C, accumulate);
         Wrapper<S> a(s, kind);
         Wrapper<double> b(s, kind);
-        if (add) {
+        if (accumulate) {
           a.dstreams = random_vector<S>(s.streams(), 5), a.dwritten = random_vector<S>(s.streams(), 6);
         } else {
           a.dy = random_vector<S>(s.x(), 7);  // the write's two gradients are independent: here always opposite
@@ -246,8 +247,8 @@ TEST_CASE_TEMPLATE("hyper: the fast backends equal the reference, set and added"
         check_close("coef", a.coef, b.coef, exact);
         check_close("stats", a.stats, b.stats, exact);
         check_close("next", a.next, b.next, std::max(exact, rounding));
-        a.backward(backend, add, !add);
-        b.backward(Backend::reference, add, !add);
+        a.backward(backend, accumulate, !accumulate);
+        b.backward(Backend::reference, accumulate, !accumulate);
         check_close("dcoef", a.dcoef, b.dcoef, exact);
         check_close("dy", a.dy, b.dy, std::max(exact, rounding));
         check_close("dwritten", a.dwritten, b.dwritten, std::max(exact, rounding));
@@ -312,11 +313,11 @@ TEST_CASE_TEMPLATE("hyper: streams are copied and summed, with one rounding", T,
     const auto x = random_vector<T>(s.x(), 1), streams = random_vector<T>(s.streams(), 2);
     const Shape rows{s.B, s.T, s.C}, all{s.B, s.T, s.E, s.C};
     for (const Backend backend : backends_of<T>()) {
-      for (bool add : {false, true}) {
-        CAPTURES(s.E, add);
-        auto expanded = add ? streams : poisoned<T>(s.streams()), sum = add ? x : poisoned<T>(s.x());
+      for (bool accumulate : {false, true}) {
+        CAPTURES(s.E, accumulate);
+        auto expanded = accumulate ? streams : poisoned<T>(s.streams()), sum = accumulate ? x : poisoned<T>(s.x());
         auto want_expanded = std::vector<double>(streams.size()), want_sum = std::vector<double>(x.size());
-        if (add) want_expanded = convert<double>(streams), want_sum = convert<double>(x);
+        if (accumulate) want_expanded = convert<double>(streams), want_sum = convert<double>(x);
         for (size_t at = 0; at < streams.size(); ++at) {
           const size_t C = static_cast<size_t>(s.C), row = at / C / static_cast<size_t>(s.E) * C + at % C;
           want_expanded[at] += static_cast<double>(x[row]);
@@ -324,10 +325,10 @@ TEST_CASE_TEMPLATE("hyper: streams are copied and summed, with one rounding", T,
         }
         run_on(backend, {view(expanded, all), view(sum, rows), view(x, rows), view(streams, all)},
                [&](auto& t, Stream stream) {
-                 streams_expand({t[0], add}, t[2], stream);
-                 streams_sum({t[1], add}, t[3], stream);
+                 streams_expand({t[0], accumulate}, t[2], stream);
+                 streams_sum({t[1], accumulate}, t[3], stream);
                });
-        if (!add) CHECK(expanded == convert<T>(want_expanded));
+        if (!accumulate) CHECK(expanded == convert<T>(want_expanded));
         check_close("expanded", expanded, want_expanded, tolerance_or_rounding<T>(1e-6));
         check_close("sum", sum, want_sum, tolerance_or_rounding<T>(1e-6));
       }
@@ -336,7 +337,7 @@ TEST_CASE_TEMPLATE("hyper: streams are copied and summed, with one rounding", T,
 }
 
 TEST_CASE("hyper: at the initial values the read picks one stream and the write adds y to all, exactly") {
-  for (const Kind& kind : kinds) {
+  for (const HyperVariant& kind : kinds) {
     for (const Backend backend : all_backends()) {
       for (int64_t E : {1, 2, 3, 4, 8}) {
         const Size s{2, 3, E, 37};
@@ -381,7 +382,7 @@ TEST_CASE("hyper: large and tiny projections have the right tanh, and NaN stays 
 }
 
 TEST_CASE("hyper: NaN stays in its token and reaches every sum over tokens; the threads do not matter") {
-  for_sizes(kinds, kinds, [](Backend backend, const Kind& kind) {
+  for_sizes(kinds, kinds, [](Backend backend, const HyperVariant& kind) {
     CAPTURE(kind.name);
     const bool on_cpu = backend == Backend::cpu;
     const Size s = on_cpu ? Size{2, 150, 4, 35} : Size{1, 9, 4, 24};
@@ -415,7 +416,7 @@ TEST_CASE("hyper: NaN stays in its token and reaches every sum over tokens; the 
 }
 
 TEST_CASE("hyper: gradients that nobody wants are skipped, the others do not notice") {
-  for (const Kind& kind : kinds) {
+  for (const HyperVariant& kind : kinds) {
     for (const Backend backend : all_backends()) {
       if (is_slow(backend) && kind.norm != HyperNorm::layernorm) continue;  // the one with all of them
       CAPTURE(kind.name);
@@ -438,7 +439,7 @@ TEST_CASE("hyper: gradients that nobody wants are skipped, the others do not not
 }
 
 TEST_CASE("hyper: wrong shapes and missing parameters are refused") {
-  const Kind kind = kinds[2];
+  const HyperVariant kind = kinds[2];
   Wrapper<float> good({1, 2, 2, 4}, kind);
   CHECK_NOTHROW(good.forward(Backend::cpu));
   for (size_t f = 0; f < good.w.size(); ++f) {

@@ -15,7 +15,7 @@ struct Size {
 
 template <class T>
 struct Write {
-  using P = Wide<T>;
+  using P = AccumulationType<T>;
   Size s;
   bool behind;                           // whether next has a gradient, too
   std::vector<T> streams, y, dnext, dx;  // given, as is coef
@@ -48,9 +48,10 @@ struct Write {
       hyper_write_forward({t[0], t[1], t[2]}, t[3], t[4], t[5], there);
     });
   }
-  void backward(bool add, bool add_y, Stream stream) {
+  void backward(bool accumulate, bool accumulate_y, Stream stream) {
     run_on(stream.backend, tensors(), [=](auto& t, Stream there) {
-      hyper_write_backward({t[6], add}, t[7], {t[8], add_y}, {t[0], t[9], t[10]}, t[3], t[4], t[5], there);
+      hyper_write_backward({t[6], accumulate}, t[7], {t[8], accumulate_y}, {t[0], t[9], t[10]}, t[3], t[4], t[5],
+                           there);
     });
   }
 };
@@ -109,10 +110,10 @@ TEST_CASE_TEMPLATE("hyper_write: the fast backends equal the reference, set and 
                                  {1, 2, 6, 32}, {1, 1, 7, 259}, {1, 9, 8, 32}, {1, 2, 1, 72}};
   for_sizes(of_cpu, of_gpu, [&](Backend backend, const Size& s) {
     for (const bool behind : {false, true})
-      for (const bool add : {false, true}) {
-        CAPTURES(s.E, s.C, behind, add);
+      for (const bool accumulate : {false, true}) {
+        CAPTURES(s.E, s.C, behind, accumulate);
         Write<S> a(s, behind);
-        if (add) a.dstreams = random_vector<S>(static_cast<int64_t>(a.dstreams.size()), 6);
+        if (accumulate) a.dstreams = random_vector<S>(static_cast<int64_t>(a.dstreams.size()), 6);
         else a.dy = random_vector<S>(static_cast<int64_t>(a.dy.size()), 7);
         Write<double> b(a);
         a.forward(Stream{backend}), b.forward(reference);
@@ -121,7 +122,7 @@ TEST_CASE_TEMPLATE("hyper_write: the fast backends equal the reference, set and 
         const auto [x, squares] = read_of(b);
         check_close("x", a.x, x, std::max(exact, rounding));
         check_close("squares", a.squares, squares, exact);
-        a.backward(add, !add, Stream{backend}), b.backward(add, !add, reference);
+        a.backward(accumulate, !accumulate, Stream{backend}), b.backward(accumulate, !accumulate, reference);
         check_close("dcoef", a.dcoef, b.dcoef, exact);
         check_close("dy", a.dy, b.dy, std::max(exact, rounding));
         check_close("dstreams", a.dstreams, b.dstreams, std::max(exact, rounding));

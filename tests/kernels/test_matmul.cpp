@@ -31,7 +31,7 @@ template <class T>
 struct Case {
   int64_t rows, C, O;
   std::vector<T> inp, dout, dinp;  // dinp, dweight: what is added to
-  std::vector<Wide<T>> dweight;
+  std::vector<AccumulationType<T>> dweight;
   std::vector<std::vector<T>> weights;
 
   explicit Case(const Size& size, size_t count = 1)
@@ -41,7 +41,7 @@ struct Case {
         inp(random_vector<T>(rows * C, 1)),
         dout(random_vector<T>(rows * O, 3)),
         dinp(random_vector<T>(rows * C, 4)),
-        dweight(random_vector<Wide<T>>(O * C, 5)) {
+        dweight(random_vector<AccumulationType<T>>(O * C, 5)) {
     for (size_t i = 0; i < count; ++i) weights.push_back(random_vector<T>(O * C, 2 + 5 * i));
   }
   template <class From>
@@ -52,7 +52,7 @@ struct Case {
         inp(convert<T>(a.inp)),
         dout(convert<T>(a.dout)),
         dinp(convert<T>(a.dinp)),
-        dweight(convert<Wide<T>>(a.dweight)) {
+        dweight(convert<AccumulationType<T>>(a.dweight)) {
     for (const auto& weight : a.weights) weights.push_back(convert<T>(weight));
   }
 };
@@ -60,14 +60,14 @@ struct Case {
 template <class T>
 struct Result {
   std::vector<T> out, dinp;  // the outs behind each other
-  std::vector<Wide<T>> dweight;
+  std::vector<AccumulationType<T>> dweight;
 };
 
 template <class T>
-Result<T> run(const Case<T>& a, bool add, Stream stream = {}) {
+Result<T> run(const Case<T>& a, bool accumulate, Stream stream = {}) {
   const int64_t count = static_cast<int64_t>(a.weights.size());
-  Result<T> r{poisoned<T>(count * a.rows * a.O), add ? a.dinp : poisoned<T>(a.rows * a.C),
-              add ? a.dweight : poisoned<Wide<T>>(a.O * a.C)};
+  Result<T> r{poisoned<T>(count * a.rows * a.O), accumulate ? a.dinp : poisoned<T>(a.rows * a.C),
+              accumulate ? a.dweight : poisoned<AccumulationType<T>>(a.O * a.C)};
   std::vector<Tensor> tensors{view(a.inp, {a.rows, a.C}), view(r.dinp, {a.rows, a.C}), view(a.dout, {a.rows, a.O}),
                               view(r.dweight, {a.O, a.C}), view(r.out, {count, a.rows, a.O})};
   for (const auto& weight : a.weights) tensors.push_back(view(weight, {a.O, a.C}));
@@ -76,17 +76,17 @@ Result<T> run(const Case<T>& a, bool add, Stream stream = {}) {
     std::vector<Tensor> outs;
     for (int64_t i = 0; i < count; ++i) outs.push_back(view(t[4].template as<T>() + i * a.rows * a.O, {a.rows, a.O}));
     matmul_forward(outs, t[0], weights, stream);
-    matmul_backward_input({t[1], add}, douts, weights, stream);
-    matmul_backward_weight({t[3], add}, t[2], t[0], stream);
+    matmul_backward_input({t[1], accumulate}, douts, weights, stream);
+    matmul_backward_weight({t[3], accumulate}, t[2], t[0], stream);
   });
   return r;
 }
 
 template <class T>
-void check_against_reference(const Case<T>& a, bool add, Backend backend = Backend::cpu) {
-  CAPTURES(backend, a.rows, a.C, a.O, add);
-  const auto got = run(a, add, Stream{backend});
-  const auto want = run(Case<double>(a), add, Stream{Backend::reference});
+void check_against_reference(const Case<T>& a, bool accumulate, Backend backend = Backend::cpu) {
+  CAPTURES(backend, a.rows, a.C, a.O, accumulate);
+  const auto got = run(a, accumulate, Stream{backend});
+  const auto want = run(Case<double>(a), accumulate, Stream{Backend::reference});
   check_close("out", got.out, want.out, tolerance_or_rounding<T>(tolerance(a.C)));
   // Of several weights the CPU rounds to bf16 once, the GPU after each: sums that may be some times as large as the
   // result.
@@ -147,14 +147,14 @@ TEST_CASE("matmul: fast CPU equals the reference, set and added") {
   };
   for (const Size& size : sizes) {
     const Case<float> a(size);
-    for (bool add : {false, true}) check_against_reference(a, add);
+    for (bool accumulate : {false, true}) check_against_reference(a, accumulate);
   }
 }
 
 TEST_CASE("matmul: CUDA equals the reference, set and added") {
   if (!available(Backend::cuda)) return;
   for (const Size& size : std::vector<Size>{{1, 1, 1}, {3, 32, 32}, {17, 31, 33}, {70, 64, 40}, {9, 257, 5}})
-    for (bool add : {false, true}) check_against_reference(Case<float>(size), add, Backend::cuda);
+    for (bool accumulate : {false, true}) check_against_reference(Case<float>(size), accumulate, Backend::cuda);
 }
 
 TEST_CASE("matmul: the forward adds to another tensor, which keeps its values") {
@@ -290,7 +290,7 @@ TEST_CASE("matmul: bf16 tensors, with dweight in f32, equal the reference on the
                                                                            {Backend::cuda, {5, 200, 67}},
                                                                            {Backend::cuda, {63, 129, 7}}}) {
     if (!available(backend)) continue;
-    for (bool add : {false, true}) check_against_reference(Case<bf16>(size, 2), add, backend);
+    for (bool accumulate : {false, true}) check_against_reference(Case<bf16>(size, 2), accumulate, backend);
   }
 }
 
@@ -314,10 +314,10 @@ TEST_CASE_TEMPLATE("matmul: on a GPU layers whose outputs are neighbours are one
                                             {"no biases", 3, 3},
                                             {"biases not at 16 bytes", 1, 3},
                                             {"not told so", 3, 3}}) {
-    for (const bool add : {false, true}) {
+    for (const bool accumulate : {false, true}) {
       const std::string name = form.name;
       const bool contiguous = name != "not told so";
-      CAPTURES(form.name, add);
+      CAPTURES(form.name, accumulate);
       const OnDevice<T> x(inp), w(joined(weights, weights)), dy(joined(douts, douts)), b(biases),
           y(poisoned<T>(2 * count * place));
       const OnDevice<float> dw(joined(before, before));
@@ -349,7 +349,7 @@ TEST_CASE_TEMPLATE("matmul: on a GPU layers whose outputs are neighbours are one
               matmul_forward(outs, view(x.data, {rows, C}), ws, stream, {}, bs, {}, contiguous);
             }) == (contiguous ? form.forward : 1));
       CHECK(max_at_once([&] {
-              matmul_backward_weights(dws, add, d, view(x.data, {rows, C}), stream, contiguous);
+              matmul_backward_weights(dws, accumulate, d, view(x.data, {rows, C}), stream, contiguous);
             }) == (contiguous ? form.backward : 1));
       const auto host_w = w.host(), host_d = dy.host(), got = y.host();
       const auto got_dw = dw.host();
@@ -371,7 +371,7 @@ TEST_CASE_TEMPLATE("matmul: on a GPU layers whose outputs are neighbours are one
         for (int64_t o = 0; o < O; ++o)
           for (int64_t c = 0; c < C; ++c) {
             const size_t at = place_of(dws[i], dw) + static_cast<size_t>(o * C + c);
-            double sum = add ? static_cast<double>(joined(before, before)[at]) : 0;
+            double sum = accumulate ? static_cast<double>(joined(before, before)[at]) : 0;
             for (int64_t n = 0; n < rows; ++n)
               sum += static_cast<double>(inp[static_cast<size_t>(n * C + c)]) *
                      static_cast<double>(host_d[place_of(d[i], dy) + static_cast<size_t>(n * O + o)]);
@@ -395,7 +395,7 @@ TEST_CASE("matmul: the gelu of an output, and the gradient of what went into one
   const auto inp = random_vector<bf16>(rows * C, 1), weight = random_vector<bf16>(O * C, 2),
              dout = random_vector<bf16>(rows * O, 3), before = random_vector<bf16>(rows * C, 4);
   const auto bias = random_vector<bf16>(O, 5);
-  const auto wide_bias = convert<float>(bias);
+  const auto f32_bias = convert<float>(bias);
   std::vector<double> x, y, dx;
   for (int64_t n = 0; n < rows; ++n) {
     for (int64_t o = 0; o < O; ++o) {
@@ -425,7 +425,7 @@ TEST_CASE("matmul: the gelu of an output, and the gradient of what went into one
     run_on(Stream{backend},
            {view(out, {rows, O}), view(activated, {rows, O}), view(dinp, {rows, C}), view(inp, {rows, C}),
             view(weight, {O, C}), view(dout, {rows, O}), view(before, {rows, C}),
-            backend == Backend::cpu ? view(wide_bias, {O}) : view(bias, {O})},
+            backend == Backend::cpu ? view(f32_bias, {O}) : view(bias, {O})},
            [&](auto& t) {
              matmul_forward({t[0]}, t[3], {t[4]}, Stream{backend}, {}, {t[7]}, t[1]);
              matmul_backward_input({t[2], false}, {t[5]}, {t[4]}, Stream{backend}, t[6]);
@@ -454,12 +454,12 @@ TEST_CASE_TEMPLATE("matmul: biases, of all weights or some, and beside an addend
   const auto inp = random_vector<T>(rows * C, 1), weight = random_vector<T>(2 * O * C, 2),
              addend = random_vector<T>(rows * O, 3);
   const auto bias = random_vector<T>(2 * O, 4);
-  const auto wide_bias = convert<Wide<T>>(bias);  // on a CPU
+  const auto f32_bias = convert<AccumulationType<T>>(bias);  // on a CPU
   for (const Backend backend : fast_backends()) {
     for (const bool added : {false, true}) {  // one weight with an addend, or two of which the second has a bias
       CAPTURES(backend, added);
       auto out = poisoned<T>(2 * rows * O);
-      const Tensor row = backend == Backend::cpu ? view(wide_bias, {2, O}) : view(bias, {2, O});
+      const Tensor row = backend == Backend::cpu ? view(f32_bias, {2, O}) : view(bias, {2, O});
       run_on(
           Stream{backend},
           {view(out, {2, rows, O}), view(inp, {rows, C}), view(weight, {2, O, C}), view(addend, {rows, O}), row},
@@ -493,7 +493,7 @@ TEST_CASE_TEMPLATE("matmul: biases, of all weights or some, and beside an addend
 }
 
 TEST_CASE("matmul: f32 by bf16x3 is what the stream asks for, and close to f32") {
-  const Stream split{Backend::cpu, Products::bf16x3};
+  const Stream split{Backend::cpu, MatmulPrecision::bf16x3};
   for (const Size& size : std::vector<Size>{{5, 200, 67}, {700, 32, 21}, {300, 193, 161}}) {
     const Case<float> a(size);
     const Result<float> got = run(a, true, split), want = run(a, true);
@@ -525,7 +525,7 @@ TEST_CASE(
                                              {{5, 64, 16}, false}}) {
     CAPTURES(n.size.rows, n.size.C, n.size.O);
     forget_choices();
-    for (bool add : {false, true}) check_against_reference(Case<bf16>(n.size, 2), add, Backend::cuda);
+    for (bool accumulate : {false, true}) check_against_reference(Case<bf16>(n.size, 2), accumulate, Backend::cuda);
     bool narrow = false;
     for (const auto& [product, choice] : choices_as_text()) {
       std::vector<int64_t> kind;

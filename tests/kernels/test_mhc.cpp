@@ -12,30 +12,32 @@ struct Size {
   int64_t rows() const { return B * T; }
 };
 
-struct Kind {
+struct MhcVariant {
   const char* name;
   Mixing mixing;
   bool reads = true;     // or the next sublayer does, by these coefficients
   bool squared = false;  // the squares are given
   int64_t iterations = 20;
 };
-const std::vector<Kind> kinds = {{"merge", Mixing::merge},
-                                 {"merge, squared", Mixing::merge, true, true},
-                                 {"identity", Mixing::identity},
-                                 {"permutations", Mixing::permutations},
-                                 {"sinkhorn", Mixing::sinkhorn},
-                                 {"sinkhorn of one step", Mixing::sinkhorn, true, true, 1},
-                                 {"identity, no read", Mixing::identity, false},
-                                 {"permutations, no read", Mixing::permutations, false, true},
-                                 {"sinkhorn, no read", Mixing::sinkhorn, false, true, 3}};
-bool fits(const Kind& kind, int64_t E) { return kind.mixing != Mixing::permutations || E <= max_permuted_streams; }
+const std::vector<MhcVariant> kinds = {{"merge", Mixing::merge},
+                                       {"merge, squared", Mixing::merge, true, true},
+                                       {"identity", Mixing::identity},
+                                       {"permutations", Mixing::permutations},
+                                       {"sinkhorn", Mixing::sinkhorn},
+                                       {"sinkhorn of one step", Mixing::sinkhorn, true, true, 1},
+                                       {"identity, no read", Mixing::identity, false},
+                                       {"permutations, no read", Mixing::permutations, false, true},
+                                       {"sinkhorn, no read", Mixing::sinkhorn, false, true, 3}};
+bool fits(const MhcVariant& kind, int64_t E) {
+  return kind.mixing != Mixing::permutations || E <= max_permuted_streams;
+}
 
 // What a read takes and leaves, forward and backward. What the kind has none of is empty.
 template <class T>
 struct Around {
-  using P = Wide<T>;
+  using P = AccumulationType<T>;
   Size s;
-  Kind kind;
+  MhcVariant kind;
   MhcForm form;
   std::vector<T> streams, dout, out, dstreams;
   std::vector<P> squares, dcoef, fn, base, scale;        // given
@@ -45,7 +47,7 @@ struct Around {
                     dscale);
   }
 
-  Around(const Size& size, const Kind& of_kind, double spread = 1)
+  Around(const Size& size, const MhcVariant& of_kind, double spread = 1)
       : s(size), kind(of_kind), form{kind.mixing, kind.iterations, 1e-3, 1e-4} {
     const int64_t N = s.rows(), E = s.E, M = mhc_rows(form.mixing, E), G = mhc_groups(form.mixing);
     const int64_t coefs = G > 1 ? N * E * (E + 2) : 0, outs = kind.reads ? N * s.C : 0;
@@ -87,9 +89,10 @@ struct Around {
       mhc_read_forward(read(t), {t[7], t[8], t[9]}, form, there);
     });
   }
-  void backward(bool add, Stream stream) {
+  void backward(bool accumulate, Stream stream) {
     run_on(stream.backend, tensors(), [&](auto& t, Stream there) {
-      mhc_read_backward({{t[13], add}, t[14], t[15]}, {t[10], t[11], t[12]}, read(t), {t[7], t[8], t[9]}, form, there);
+      mhc_read_backward({{t[13], accumulate}, t[14], t[15]}, {t[10], t[11], t[12]}, read(t), {t[7], t[8], t[9]}, form,
+                        there);
     });
   }
 };
@@ -128,7 +131,7 @@ double sum_of(const Around<T>& a, int64_t n, int64_t line, bool column) {
 }  // namespace
 
 TEST_CASE("mhc: reference backward is the derivative of the reference forward") {
-  for (const Kind& kind : kinds)
+  for (const MhcVariant& kind : kinds)
     for (const int64_t E : {1, 2, 3, 4})
       for (const double spread : {0.1, 1.0, 4.0}) {
         if (!fits(kind, E)) continue;
@@ -163,16 +166,16 @@ TEST_CASE_TEMPLATE("mhc: the fast backends equal the reference, set and added", 
                                  {3, 100, 4, 64}, {1, 9, 5, 21}, {1, 5, 8, 67},  {1, 300, 2, 16}};
   const std::vector<Size> of_gpu{{1, 3, 3, 40}, {1, 37, 4, 24}, {1, 2, 2, 33},
                                  {1, 70, 1, 8}, {1, 5, 8, 20},  {1, 2, 6, 16}};
-  for (const Kind& kind : kinds)
+  for (const MhcVariant& kind : kinds)
     for_sizes(of_cpu, of_gpu, [&](Backend backend, const Size& s) {
       if (!fits(kind, s.E)) return;
-      for (const bool add : {false, true}) {
-        CAPTURES(kind.name, s.E, s.C, s.T, add);
+      for (const bool accumulate : {false, true}) {
+        CAPTURES(kind.name, s.E, s.C, s.T, accumulate);
         Around<S> a(s, kind);
-        if (add) a.dstreams = random_vector<S>(s.rows() * s.E * s.C, 12);
+        if (accumulate) a.dstreams = random_vector<S>(s.rows() * s.E * s.C, 12);
         Around<double> b(a);
         a.forward(Stream{backend}), b.forward(reference);
-        a.backward(add, Stream{backend}), b.backward(add, reference);
+        a.backward(accumulate, Stream{backend}), b.backward(accumulate, reference);
         // Sums of E C products, which may cancel, some ulps (6e-8) each. In bf16 a GPU multiplies with two parts of
         // fn, and of its gradient's factor, which together keep 16 bits.
         const bool split = backend == Backend::cuda && std::is_same_v<S, bf16>;
@@ -270,7 +273,7 @@ TEST_CASE("mhc: equal streams stay equal, and nothing tells them apart, where al
 
 TEST_CASE_TEMPLATE("mhc: logits far beyond what exp can hold, and a NaN that stays in its token", T, float, bf16) {
   for (const Backend backend : fast_backends())
-    for (const Kind& kind : kinds) {
+    for (const MhcVariant& kind : kinds) {
       CAPTURES(kind.name, backend);
       Around<T> a({1, 20, 4, 16}, kind, 1e6);
       a.forward(Stream{backend});
@@ -291,7 +294,7 @@ TEST_CASE_TEMPLATE("mhc: logits far beyond what exp can hold, and a NaN that sta
 }
 
 TEST_CASE_TEMPLATE("mhc: the same bits on any number of threads", T, float, bf16) {
-  for (const Kind& kind : kinds)
+  for (const MhcVariant& kind : kinds)
     check_same_bits_on_any_threads<float>([&] {
       Around<T> a({2, 90, 4, 33}, kind);
       a.forward(fast);

@@ -19,10 +19,10 @@ struct Size {
 template <class T>
 struct Depth {
   Size size;
-  double eps = 0.25;                                                  // not lost beside the mean squares
-  std::vector<std::vector<T>> sources, out, dout, dinp, before;       // [S] (N,C); before: dinp before an acc
-  std::vector<std::vector<Wide<T>>> squares, logits, weights, pbar;   // [S] (N), (N,m+1), (N,m+1), (N)
-  std::vector<std::vector<Wide<T>>> proj, gain, query, dproj, dgain;  // [S] (C)
+  double eps = 0.25;                                             // not lost beside the mean squares
+  std::vector<std::vector<T>> sources, out, dout, dinp, before;  // [S] (N,C); before: dinp before an accumulate
+  std::vector<std::vector<AccumulationType<T>>> squares, logits, weights, pbar;   // [S] (N), (N,m+1), (N,m+1), (N)
+  std::vector<std::vector<AccumulationType<T>>> proj, gain, query, dproj, dgain;  // [S] (C)
 
   explicit Depth(const Size& s, double scale = 1.0) : size(s) {
     for (int64_t m = 0; m < s.S; ++m) {
@@ -30,14 +30,14 @@ struct Depth {
       sources.push_back(random_vector<T>(s.block(), seed, scale * static_cast<double>(m + 1)));
       dout.push_back(random_vector<T>(s.block(), seed + 1));
       before.push_back(random_vector<T>(s.block(), seed + 2));
-      proj.push_back(random_vector<Wide<T>>(s.C, seed + 3, 2 / std::sqrt(static_cast<double>(s.C))));
-      gain.push_back(random_vector<Wide<T>>(s.C, seed + 4));
-      dproj.push_back(random_vector<Wide<T>>(s.C, seed + 5));
-      dgain.push_back(random_vector<Wide<T>>(s.C, seed + 6));
+      proj.push_back(random_vector<AccumulationType<T>>(s.C, seed + 3, 2 / std::sqrt(static_cast<double>(s.C))));
+      gain.push_back(random_vector<AccumulationType<T>>(s.C, seed + 4));
+      dproj.push_back(random_vector<AccumulationType<T>>(s.C, seed + 5));
+      dgain.push_back(random_vector<AccumulationType<T>>(s.C, seed + 6));
       out.push_back(poisoned<T>(s.block())), dinp.push_back(poisoned<T>(s.block()));
-      for (auto* list : {&squares, &pbar}) list->push_back(poisoned<Wide<T>>(s.N));
-      for (auto* list : {&logits, &weights}) list->push_back(poisoned<Wide<T>>(s.N * (m + 1)));
-      query.push_back(poisoned<Wide<T>>(s.C));
+      for (auto* list : {&squares, &pbar}) list->push_back(poisoned<AccumulationType<T>>(s.N));
+      for (auto* list : {&logits, &weights}) list->push_back(poisoned<AccumulationType<T>>(s.N * (m + 1)));
+      query.push_back(poisoned<AccumulationType<T>>(s.C));
     }
   }
   auto members() {
@@ -71,9 +71,9 @@ struct Depth {
       });
     }
   }
-  void backward(bool acc, Stream stream) {
+  void backward(bool accumulate, Stream stream) {
     for (size_t s = sources.size(); s-- > 0;) {
-      if (acc) dinp[s] = before[s];
+      if (accumulate) dinp[s] = before[s];
       run_on(stream.backend, {tensor_of(pbar[s]), rows(dout[s]), rows(out[s])},
              [](auto& t, Stream there) { vertical_dot(t[0], t[1], t[2], there); });
       std::vector<Tensor> tensors{rows(dinp[s]), rows(sources[s]), tensor_of(squares[s])};
@@ -86,7 +86,7 @@ struct Depth {
         std::vector<QueryReader> readers;
         for (size_t i = 3; i < t.size(); i += 9)
           readers.push_back({t[i + 5], as_mix(&t[i]), t[i + 6], t[i + 7], t[i + 8], static_cast<int64_t>(s)});
-        query_mix_backward({t[0], acc}, t[1], t[2], readers, eps, there);
+        query_mix_backward({t[0], accumulate}, t[1], t[2], readers, eps, there);
       });
     }
   }
@@ -151,7 +151,7 @@ const std::vector<Size> gpu_sizes{{1, 1, 1},    {2, 5, 3},    {4, 19, 33},  {1, 
 template <class T>
 void check_fast_against_reference(const Size& size, Stream stream) {
   CAPTURES(size.S, size.N, size.C);
-  for (const bool acc : {false, true}) {
+  for (const bool accumulate : {false, true}) {
     Depth<T> depth(size);
     Depth<double> want(depth);
     depth.forward(stream);
@@ -159,8 +159,8 @@ void check_fast_against_reference(const Size& size, Stream stream) {
     const auto want_out = want.out;
     for (size_t m = 0; m < want.out.size() && std::is_same_v<T, bf16>; ++m)
       want.out[m] = convert<double>(depth.out[m]);  // pbar is that of the rounded mixtures
-    depth.backward(acc, stream);
-    want.backward(acc, reference);
+    depth.backward(accumulate, stream);
+    want.backward(accumulate, reference);
     for (size_t m = 0; m < depth.sources.size(); ++m) {
       CAPTURE(m);
       check_close("squares", depth.squares[m], want.squares[m], 1e-6);
@@ -223,12 +223,12 @@ TEST_CASE_TEMPLATE("query_mix: without readers dinp is 0, or unchanged if added"
   const auto inp = random_vector<T>(60, 1), before = random_vector<T>(60, 3);
   const std::vector<float> squares(3, 1.f);
   for (const Backend backend : backends_of<T>())
-    for (const bool acc : {false, true}) {
-      auto dinp = acc ? before : poisoned<T>(60);
+    for (const bool accumulate : {false, true}) {
+      auto dinp = accumulate ? before : poisoned<T>(60);
       run_on(backend, {view(dinp, {3, 20}), view(inp, {3, 20}), view(squares, {3})}, [&](auto& t, Stream there) {
-        query_mix_backward({t[0], acc}, t[1], t[2], {}, 1e-6, there);
+        query_mix_backward({t[0], accumulate}, t[1], t[2], {}, 1e-6, there);
       });
-      CHECK(dinp == (acc ? before : std::vector<T>(60, T(0.f))));
+      CHECK(dinp == (accumulate ? before : std::vector<T>(60, T(0.f))));
     }
 }
 

@@ -40,16 +40,18 @@ struct Depth {
   Kernels kernels = Kernels::fast;
   std::vector<T> slab;
   std::vector<std::vector<T>> dout, dslice;
-  std::vector<std::vector<Wide<T>>> weight, dweight;
+  std::vector<std::vector<AccumulationType<T>>> weight, dweight;
   std::vector<Router> routers;
 
   Depth(const Size& s, Variant variant) : size(s), slab(random_vector<T>(s.L * s.block(), 1)) {
     for (int l = 0; l < s.L; ++l) {
       const int64_t columns = (l + 1) * s.K, seed = 10 * (l + 1);
       const bool trained = is_trained(variant, l);
-      weight.push_back(random_vector<Wide<T>>(trained ? s.K * columns : 0, static_cast<uint64_t>(seed + 1)));
+      weight.push_back(
+          random_vector<AccumulationType<T>>(trained ? s.K * columns : 0, static_cast<uint64_t>(seed + 1)));
       dout.push_back(random_vector<T>(s.block(), static_cast<uint64_t>(seed + 2)));
-      dweight.push_back(random_vector<Wide<T>>(trained ? s.K * columns : 0, static_cast<uint64_t>(seed + 3)));
+      dweight.push_back(
+          random_vector<AccumulationType<T>>(trained ? s.K * columns : 0, static_cast<uint64_t>(seed + 3)));
       dslice.push_back(poisoned<T>(s.block()));
       auto matrix = [&](const auto& of) { return trained ? view(of, {s.K, columns}) : Tensor{}; };
       routers.push_back({matrix(weight.back()), sources_of(variant, l), matrix(dweight.back())});

@@ -194,8 +194,8 @@ TEST_CASE(
       const Counting data(5);
       Trainer trainer(o, data, "", group);
       const auto weights = [&] {
-        std::vector<uint16_t> bits(static_cast<size_t>(trainer.params().narrow().numel()));
-        trainer.device().copy_out(bits.data(), trainer.params().narrow().data, trainer.params().narrow().bytes());
+        std::vector<uint16_t> bits(static_cast<size_t>(trainer.params().bf16_copy().numel()));
+        trainer.device().copy_out(bits.data(), trainer.params().bf16_copy().data, trainer.params().bf16_copy().bytes());
         return bits;
       };
       for (int64_t i = 1; i < step; ++i) trainer.step();

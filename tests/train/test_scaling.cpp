@@ -206,5 +206,5 @@ TEST_CASE("plan of many ranks: --dump-tape tells where each bucket is final") {
     at = got.output.find(str("bucket ", k, " is final, "), at);
     CHECK(at != std::string::npos);
   }
-  CHECK(got.output.find("tick 293: bucket 9 is final, 3.3 MiB: embed_tokens") == got.output.find("tick 293: bucket 9"));
+  CHECK(got.output.find("time 293: bucket 9 is final, 3.3 MiB: embed_tokens") == got.output.find("time 293: bucket 9"));
 }

@@ -72,7 +72,7 @@ std::string describe_eight_bits(const Tape& tape) {
   for (const Scaled& tensor : tape.scaled()) eight += tensor.name.ends_with(".weight");
   for (const auto& node : tape.nodes()) {
     if (node->frozen || node->op() != std::string("linear")) continue;
-    for (size_t i = 0; i < node->in.size(); ++i) all += node->reads_narrow(i);  // its weights
+    for (size_t i = 0; i < node->in.size(); ++i) all += node->reads_bf16_copy(i);  // its weights
   }
   return str("fp8: ", eight, " of ", all, " linear layers; the others, the loss head and evaluation are in bf16");
 }

@@ -16,7 +16,7 @@ Buckets divide(ParameterTable& params, const TrainPlan& o, const World& world) {
   if (storage_type(o) == Dtype::bf16 && (!world.alone() || o.sum == "tree")) {
     Tape tape(Dtype::bf16);
     record_model(tape, params, o.config, 1, 1);
-    tape.mark_narrow_only();
+    tape.mark_bf16_only();
   }
   return {params, world.rank, world.size, bucket_bytes(o, world.size)};
 }
@@ -139,17 +139,18 @@ void Exchange::count_gathers() {
 void Exchange::gather_weights() {
   if (group_.world.alone()) return;
   for (const Bucket& bucket : buckets_.list())
-    group_.comm().gather(part_of(params_.lends() && bucket.narrow ? params_.narrow() : params_.values(), bucket.flat));
+    group_.comm().gather(
+        part_of(params_.lends() && bucket.bf16_only ? params_.bf16_copy() : params_.values(), bucket.flat));
   group_.comm().wait(group_.comm().mark());
-  if (params_.narrow_bytes() > 0)
-    convert(part_of(params_.narrow(), {0, params_.values().numel()}), params_.values(), params_.device().stream());
+  if (params_.bf16_copy_bytes() > 0)
+    convert(part_of(params_.bf16_copy(), {0, params_.values().numel()}), params_.values(), params_.device().stream());
 }
 
 void Exchange::gather_values(Optimizer& optimizer) {
   if (!params_.lends()) return;
   optimizer.return_masters();
   for (const Bucket& bucket : buckets_.list())
-    if (bucket.narrow) group_.comm().gather(part_of(params_.gradients(), bucket.flat)), ++transfers_;
+    if (bucket.bf16_only) group_.comm().gather(part_of(params_.gradients(), bucket.flat)), ++transfers_;
   group_.comm().wait(group_.comm().mark());
   params_.lend_values(false);
 }

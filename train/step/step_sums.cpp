@@ -15,9 +15,9 @@ StepSums::StepSums(ParameterTable& params, const Buckets& buckets, const BatchMo
       buckets_(buckets),
       group_(group),
       device_(params.device()),
-      lanes_(model.layout().lanes),
+      replicas_(model.layout().replicas),
       micro_steps_(micro_steps),
-      each_((with_ce ? 2 : 1) * lanes_),
+      each_((with_ce ? 2 : 1) * replicas_),
       losses_(micro_steps * each_),
       values_(values),
       sums_(device_, "sums of a step", static_cast<size_t>(group.world.size * size()) * sizeof(double)),
@@ -25,7 +25,7 @@ StepSums::StepSums(ParameterTable& params, const Buckets& buckets, const BatchMo
               totals * sizeof(double) + static_cast<size_t>(group.world.size * values) * sizeof(float)),
       squares_(on_device(order_of_squares())),
       loss_(on_device(order_of_losses(0))),
-      ce_(on_device(order_of_losses(with_ce ? lanes_ : 0))),
+      ce_(on_device(order_of_losses(with_ce ? replicas_ : 0))),
       host_(result_.bytes()) {}
 
 void StepSums::clear() { device_.fill(sums_.data(), 0, sums_.bytes()); }
@@ -51,7 +51,7 @@ std::vector<int32_t> StepSums::order_of_losses(int64_t first) const {
   std::vector<int32_t> order;
   for (int64_t r = 0; r < group_.world.size; ++r)
     for (int64_t m = 0; m < micro_steps_; ++m)
-      for (int64_t i = 0; i < lanes_; ++i) order.push_back(static_cast<int32_t>(r * size() + m * each_ + first + i));
+      for (int64_t i = 0; i < replicas_; ++i) order.push_back(static_cast<int32_t>(r * size() + m * each_ + first + i));
   return order;
 }
 

@@ -58,11 +58,11 @@ class StepSums {
   const Buckets& buckets_;
   ProcessGroup& group_;
   Device& device_;
-  const int64_t lanes_, micro_steps_, each_, losses_, values_;  // each_: sums of a micro-step; losses_: of a step
-  Arena sums_;                                                  // f64, of every rank
-  Arena result_;                                                // the totals, f64, and behind them the values, f32
-  Arena squares_, loss_, ce_;                                   // i32: in which order sums are added
-  std::vector<std::byte> host_;                                 // a copy of result_
+  const int64_t replicas_, micro_steps_, each_, losses_, values_;  // each_: sums of a micro-step; losses_: of a step
+  Arena sums_;                                                     // f64, of every rank
+  Arena result_;                                                   // the totals, f64, and behind them the values, f32
+  Arena squares_, loss_, ce_;                                      // i32: in which order sums are added
+  std::vector<std::byte> host_;                                    // a copy of result_
 };
 
 }  // namespace crossply

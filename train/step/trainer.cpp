@@ -25,13 +25,13 @@ Buckets declare_and_divide(ParameterTable& params, const TrainPlan& plan, const 
 // later, with its moments.
 ParameterTable& prepare(ParameterTable& params, const TrainPlan& plan, Device& device, const World& world,
                         bool resumed) {
-  const bool narrow = storage_type(plan) == Dtype::bf16;
-  params.allocate(device, Dtype::f32, true, narrow && !world.alone());
-  if (narrow) params.allocate_narrow();
+  const bool in_bf16 = storage_type(plan) == Dtype::bf16;
+  params.allocate(device, Dtype::f32, true, in_bf16 && !world.alone());
+  if (in_bf16) params.allocate_bf16_copy();
   params.initialise(plan.seed);
   if (!plan.init.empty() && !resumed)
     load_initial_weights(ModelDir(plan.init).path(), *plan.initial_config, plan.config, params);
-  refresh_narrow(params);
+  refresh_bf16_copy(params);
   return params;
 }
 
@@ -54,7 +54,7 @@ Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& 
       sums_(params_, buckets_, model_, *group_, micro_steps(), teacher_ != nullptr, std::ssize(model_.tape().scaled())),
       profile_(plan.profile, *device_, model_),
       loader_(train, plan.batch, plan.seed, true),
-      replay_{true, 1 / static_cast<double>(tokens_per_step()), 0},
+      micro_step_{true, 1 / static_cast<double>(tokens_per_step()), 0},
       schedule_{schedule_kind(plan.schedule), plan.warmup, std::max<int64_t>(plan.steps, 1), plan.lr_floor},
       inputs_(digest_inputs(plan, train, teacher_.get(), *group_, !checkpoint.empty())),
       tokens_(static_cast<size_t>(plan.batch * micro_steps() * T_)),
@@ -69,7 +69,7 @@ void Trainer::warm_up(bool fresh) {
     model_.run(tokens_.data(), targets_.data(), step);
     model_.take_losses();
   };
-  Step first = replay_;
+  Step first = micro_step_;
   first.overwrite = first.new_weights = true;
   if (fresh) {
     const int64_t position = loader_.position();
@@ -107,9 +107,9 @@ void Trainer::forward_backward() {
   for (const auto& attachment : attachments_) attachment->before_step();
   for (int64_t m = 0; m < micro_steps(); ++m) {
     if (m > 0) group_->enter(Stage::step, steps_done() + 1);  // a long step, but not a rank that hangs
-    Step replay = exchange_.micro_step(replay_, m);
-    replay.new_weights = m == 0;
-    model_.run(&tokens_[m * micro], &targets_[m * micro], replay, sums_.losses(m));
+    Step step = exchange_.micro_step(micro_step_, m);
+    step.new_weights = m == 0;
+    model_.run(&tokens_[m * micro], &targets_[m * micro], step, sums_.losses(m));
     exchange_.after_micro_step(m);
   }
   exchange_.finish();
@@ -126,7 +126,7 @@ void Trainer::compute_clip_factor() {
 
 void Trainer::apply_update() {
   const auto flat = static_cast<double>(params_.gradients().bytes());
-  profile_.phase("adamw", (7 * flat + static_cast<double>(params_.narrow_bytes())) / buckets_.size(),
+  profile_.phase("adamw", (7 * flat + static_cast<double>(params_.bf16_copy_bytes())) / buckets_.size(),
                  [&] { optimizer_.update(); });
   exchange_.gather_weights();
 }
@@ -148,8 +148,8 @@ void Trainer::take_loss_and_norm() {
   Comm& comm = group_->comm();
   comm.wait(comm.mark());  // to be told of an error in a recorded transfer
   last.norm = scale() * std::sqrt(totals.squares);
-  last.loss = scale() * replay_.grad_scale * totals.loss;
-  last.ce = scale() * replay_.grad_scale * totals.ce;
+  last.loss = scale() * micro_step_.grad_scale * totals.loss;
+  last.ce = scale() * micro_step_.grad_scale * totals.ce;
   std::string tensor;
   for (const auto& attachment : attachments_) tensor += attachment->after_read();
   if (!std::isfinite(last.loss + last.ce + last.norm) || !tensor.empty()) fail_not_finite(tensor);
@@ -190,7 +190,7 @@ double Trainer::scale() const {
 }
 
 size_t Trainer::memory() const {
-  return params_.values().bytes() + params_.gradients().bytes() + params_.narrow_bytes() + optimizer_.bytes() +
+  return params_.values().bytes() + params_.gradients().bytes() + params_.bf16_copy_bytes() + optimizer_.bytes() +
          exchange_.bytes() + model_.bytes() + sums_.bytes_of_values() + memory_of(teacher_.get());
 }
 

@@ -106,7 +106,7 @@ void Trainer::restore(const std::string& dir) {
   before_.device = adopt_arithmetic(*device_, state, plan_.other_gpu, path);
   load_weights(dir, plan_.config, params_);
   optimizer_.take_masters();
-  refresh_narrow(params_);
+  refresh_bf16_copy(params_);
   load_moments(dir, params_, buckets_, optimizer_);
   optimizer_.step = step;
   for (const auto& attachment : attachments_) attachment->restore(state, path);
