@@ -48,7 +48,7 @@ TEST_CASE("tape: the first writer in reverse order sets a gradient, the others a
   t.differentiate();
   const auto& nodes = t.nodes();
   constexpr GradMode overwrite = GradMode::overwrite, accumulate = GradMode::accumulate;
-  CHECK(nodes[3]->grad_modes == std::vector{set, set});                           // z and x: first writers
+  CHECK(nodes[3]->grad_modes == std::vector{overwrite, overwrite});               // z and x: first writers
   CHECK(nodes[2]->grad_modes == std::vector{accumulate, overwrite, accumulate});  // x again, y first, w always
   CHECK(nodes[1]->grad_modes == std::vector{accumulate});
   CHECK(nodes[0]->grad_modes == std::vector{accumulate});

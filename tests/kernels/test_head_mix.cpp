@@ -236,7 +236,7 @@ TEST_CASE("head_mix: refuses shapes that do not fit") {
   auto refused = [&](const std::function<void(HeadMix<Tensor>&)>& spoil) {
     HeadMix<Tensor> m = x.views(), d = dx.views();
     spoil(m), spoil(d);
-    const std::vector<bool> add(3, false);
+    const std::vector<bool> accumulate(3, false);
     CHECK_THROWS_AS(head_mix_forward(heads, others, m, fast), Error);
     CHECK_THROWS_AS(head_mix_backward(gradients_of(dx.views(), accumulate), heads, others, m, fast), Error);
     CHECK_THROWS_AS(head_mix_backward(gradients_of(d, accumulate), heads, others, x.views(), fast), Error);
