@@ -436,7 +436,7 @@ Tokenizer tokenizer_of(const std::vector<const ShardSet*>& sets) {
 }  // namespace
 
 Dataset open_shards(const DataOptions& options) {
-  const int64_t T = options.seq_len ? options.seq_len : 1024;
+  const int64_t T = options.seq_len;
   if (options.whole) {
     const auto all = std::make_shared<ShardSet>(options.spec, T, true);
     const int64_t count = count_samples(options.spec, "test", options.test_samples, all->windows());

@@ -66,6 +66,7 @@ Dataset open_dataset(const DataOptions& options) {
          kind == generated ? "it has its own words, or the tokens of the model that it is read for"
                            : "shards that prepare wrote know their tokenizer; others have none");
   if (kind == generated) return open_task(options);
+  CHECK_THAT(options.seq_len > 0 || kind == unknown, "no sequence length for ", spec);
   if (kind == text) return open_text(spec.substr(5), options);
   std::error_code ignored;
   if (kind == unknown)

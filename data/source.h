@@ -122,7 +122,7 @@ DataSpec parse_data_spec(const std::string& spec);
 
 struct DataOptions {
   std::string spec;           // data_specs
-  int64_t seq_len = 0;        // 0: the source's own
+  int64_t seq_len = 0;        // T, tokens per sequence; of files > 0, of a generated task 0 is its longest sample
   uint64_t seed = 0;          // of generated tasks
   int64_t train_samples = 0;  // 0: the source's own number; of files, the first so many windows
   int64_t test_samples = 0;

@@ -178,7 +178,7 @@ std::shared_ptr<const Tokens> open_tokens(const std::string& path, const Tokeniz
 }  // namespace
 
 Dataset open_text(const std::string& path, const DataOptions& options) {
-  int64_t T = options.seq_len ? options.seq_len : 256;
+  int64_t T = options.seq_len;
   const Tokenizer tokenizer = tokenizer_of(options);
   const char* unit = tokenizer.is_bytes() ? "bytes" : "tokens";
   const auto all = open_tokens(path, tokenizer);

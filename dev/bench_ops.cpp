@@ -51,7 +51,7 @@ class Tensors {
   const Sizes z;
   Stream stream() const { return device_.stream(); }
   Tensor activation(Shape shape) { return make(shape, real_); }
-  Tensor wide(Shape shape) { return make(shape, Dtype::f32); }  // parameters, statistics
+  Tensor f32(Shape shape) { return make(shape, Dtype::f32); }  // parameters, statistics
   std::vector<Tensor> activations(int64_t count, Shape shape) {
     std::vector<Tensor> out;
     for (int64_t i = 0; i < count; ++i) out.push_back(activation(shape));
@@ -86,13 +86,13 @@ using Ops = std::vector<Op>;
 void add_norm_and_rope(Ops& ops, Tensors& m) {
   const Stream s = m.stream();
   const int64_t B = m.z.B, T = m.z.T, C = m.z.C, H = m.z.H, D = m.z.D;
-  const Tensor x = m.activation({B, T, C}), y = m.activation(x.shape), dx = m.activation(x.shape),
-               rstd = m.wide({B, T}), w = m.wide({C}), dw = m.wide({C});
+  const Tensor x = m.activation({B, T, C}), y = m.activation(x.shape), dx = m.activation(x.shape), rstd = m.f32({B, T}),
+               w = m.f32({C}), dw = m.f32({C});
   ops.push_back({"rmsnorm forward", {x, w}, {y, rstd}, [=] { rmsnorm_forward(y, rstd, x, w, 1e-5, s); }});
   ops.push_back({"rmsnorm backward", {y, x, w, rstd, dw}, {dx, dw}, [=] {
                    rmsnorm_backward({dx, false}, dw, y, x, w, rstd, s);
                  }});
-  const Tensor q = m.activation({B, T, H, D}), p = m.activation(q.shape), table = m.wide({T, D});
+  const Tensor q = m.activation({B, T, H, D}), p = m.activation(q.shape), table = m.f32({T, D});
   ops.push_back({"rope forward", {q, table}, {p}, [=] { rope_forward(p, q, table, 0, s); }});
   ops.push_back({"rope backward", {p, table}, {q}, [=] { rope_backward({q, false}, p, table, 0, s); }});
 }
@@ -115,13 +115,13 @@ void add_elementwise(Ops& ops, Tensors& m) {
 void add_parameter_ops(Ops& ops, Tensors& m) {
   const Stream s = m.stream();
   const int64_t B = m.z.B, T = m.z.T, C = m.z.C, V = m.z.V;
-  const Tensor out = m.activation({B, T, C}), weight = m.wide({V, C}), dweight = m.wide({V, C}),
-               tokens = m.tokens({B, T}, V), rows = m.wide({B, T, C});
+  const Tensor out = m.activation({B, T, C}), weight = m.f32({V, C}), dweight = m.f32({V, C}),
+               tokens = m.tokens({B, T}, V), rows = m.f32({B, T, C});
   ops.push_back({"embedding forward", {tokens, rows}, {out}, [=] { embedding_forward(out, weight, tokens, s); }});
   ops.push_back(
       {"embedding backward", {tokens, out, rows}, {rows}, [=] { embedding_backward(dweight, out, tokens, s); }});
   const Shape flat{int64_t{8} << 20};
-  const Tensor params = m.wide(flat), moment = m.wide(flat), square = m.wide(flat), grads = m.wide(flat),
+  const Tensor params = m.f32(flat), moment = m.f32(flat), square = m.f32(flat), grads = m.f32(flat),
                numbers = m.ones(4);
   ops.push_back({"adamw, 8 Mi parameters", {params, moment, square, grads}, {params, moment, square}, [=] {
                    const AdamwRow row{0, flat[0], 1e-6, 0.1};
@@ -136,7 +136,7 @@ void add_route(Ops& ops, Tensors& m) {
   const Tensor slab = m.activation({L, B * T, K, D}), out = m.activation({B, T, K, D}), dout = m.activation(out.shape);
   std::vector<Router> routers;
   for (int64_t l = 0; l < L; ++l) {
-    Router r{m.wide({K, (l + 1) * K}), {}, m.wide({K, (l + 1) * K})};
+    Router r{m.f32({K, (l + 1) * K}), {}, m.f32({K, (l + 1) * K})};
     for (int64_t below = 0; below <= l; ++below) r.sources.push_back(static_cast<int>(below));
     routers.push_back(r);
   }
@@ -151,7 +151,7 @@ void add_depth_mix(Ops& ops, Tensors& m) {
   const Stream s = m.stream();
   const int64_t B = m.z.B, T = m.z.T, C = m.z.C, L = m.z.L;
   const std::vector<Tensor> sources = m.activations(L, {B, T, C});
-  const Tensor out = m.activation({B, T, C}), weights = m.wide({L}), dweights = m.wide({L});
+  const Tensor out = m.activation({B, T, C}), weights = m.f32({L}), dweights = m.f32({L});
   std::vector<DepthReader> readers;
   for (int64_t reader = 1; reader < L; ++reader)
     readers.push_back({sources[static_cast<size_t>(reader)], weights, dweights, reader, {}});
@@ -166,8 +166,8 @@ void add_value_mixes(Ops& ops, Tensors& m) {
   const Stream s = m.stream();
   const int64_t B = m.z.B, T = m.z.T, K = m.z.K, D = m.z.D;
   const Tensor v = m.activation({B, T, K, D}), v1 = m.activation(v.shape), out = m.activation(v.shape),
-               dv = m.activation(v.shape), dv1 = m.activation(v.shape), alpha = m.wide({B, T, K}),
-               dalpha = m.wide({B, T, K}), numbers = m.wide({2}), dnumbers = m.wide({2});
+               dv = m.activation(v.shape), dv1 = m.activation(v.shape), alpha = m.f32({B, T, K}),
+               dalpha = m.f32({B, T, K}), numbers = m.f32({2}), dnumbers = m.f32({2});
   ops.push_back({"value_mix forward", {v, v1}, {out}, [=] {
                    value_mix_forward(out, v, v1, {numbers, 0}, {numbers, 1}, s);
                  }});
@@ -183,7 +183,7 @@ void add_value_mixes(Ops& ops, Tensors& m) {
 
 HyperWeights<Tensor> hyper_weights(Tensors& m, int64_t E) {
   const int64_t C = m.z.C;
-  return {m.wide({E, E + 1}), m.wide({E}), m.wide({C, E + 1}), m.wide({C}), m.wide({1}), m.wide({1}), m.wide({C}), {}};
+  return {m.f32({E, E + 1}), m.f32({E}), m.f32({C, E + 1}), m.f32({C}), m.f32({1}), m.f32({1}), m.f32({C}), {}};
 }
 
 void add_hyper(Ops& ops, Tensors& m) {
@@ -191,8 +191,8 @@ void add_hyper(Ops& ops, Tensors& m) {
   const int64_t B = m.z.B, T = m.z.T, C = m.z.C;
   constexpr int64_t E = 4;
   const Tensor streams = m.activation({B, T, E, C}), next = m.activation(streams.shape), y = m.activation({B, T, C}),
-               dy = m.activation(y.shape), coef = m.wide({B, T, E, E + 2}), dcoef = m.wide(coef.shape),
-               stats = m.wide({B, T, E, E + 4});
+               dy = m.activation(y.shape), coef = m.f32({B, T, E, E + 2}), dcoef = m.f32(coef.shape),
+               stats = m.f32({B, T, E, E + 4});
   const HyperWeights<Tensor> w = hyper_weights(m, E), d = hyper_weights(m, E);
   const HyperNorm norm = HyperNorm::rmsnorm;
   ops.push_back({"hyper read forward, 4 streams", {streams}, {y, coef, stats}, [=] {
@@ -215,7 +215,7 @@ void add_multiway_mix(Ops& ops, Tensors& m) {
   const int64_t B = m.z.B, T = m.z.T, C = m.z.C;
   constexpr int64_t W = 4, S = 7;
   auto plain = [&] {
-    return MultiwayMix<Tensor>{m.activations(S, {B, T, C}), {}, {}, m.activation({B, T, W * S}), m.wide({W, S}), {}};
+    return MultiwayMix<Tensor>{m.activations(S, {B, T, C}), {}, {}, m.activation({B, T, W * S}), m.f32({W, S}), {}};
   };
   const MultiwayMix<Tensor> mix = plain(), d = plain();
   MultiwayMix<Grad, Tensor> gradient{{}, {}, {}, {d.weight, false}, d.base, {}};
@@ -247,14 +247,14 @@ Rates measure(const Op& op, int64_t rounds, Device& device) {
 using Rows = std::vector<std::vector<std::string>>;
 
 // Adds to each op's row what was measured in one type.
-void measure_family(Rows& rows, std::vector<double>& of_copy, const Ops& ops, bool narrow, int64_t rounds,
+void measure_family(Rows& rows, std::vector<double>& of_copy, const Ops& ops, bool in_bf16, int64_t rounds,
                     Device& device) {
   const bool gpu = device.stream().backend == Backend::cuda;
   rows.resize(ops.size());
   for (size_t i = 0; i < ops.size(); ++i) {
     std::vector<std::string>& row = rows[i];
     if (row.empty()) row.push_back(ops[i].name);
-    row.resize(narrow ? 4 : 1, "failed");
+    row.resize(in_bf16 ? 4 : 1, "failed");
     const std::string cached = gpu && ops[i].bytes() < 2 * l2 ? "*" : "";
     row.push_back(format_number("%.1f", static_cast<double>(ops[i].bytes()) / (1 << 20)) + cached);
     attempt(ops[i].name, [&] {
@@ -264,7 +264,7 @@ void measure_family(Rows& rows, std::vector<double>& of_copy, const Ops& ops, bo
       of_copy.push_back(median(rates.of_copy));
       return "";
     });
-    row.resize(narrow ? 7 : 4, "failed");
+    row.resize(in_bf16 ? 7 : 4, "failed");
   }
 }
 
@@ -286,22 +286,22 @@ Ratios bench_ops(const BenchFlags& f) {
   std::array<std::vector<double>, 2> of_copy;
   for (const auto add_family : families) {
     Rows rows;
-    for (const bool narrow : {false, true}) {
+    for (const bool in_bf16 : {false, true}) {
       attempt("a family of ops", [&] {
-        Tensors memory(z, narrow ? Dtype::bf16 : Dtype::f32, *device);
+        Tensors memory(z, in_bf16 ? Dtype::bf16 : Dtype::f32, *device);
         Ops ops;
         add_family(ops, memory);
-        measure_family(rows, of_copy[narrow], ops, narrow, f.rounds, *device);
+        measure_family(rows, of_copy[in_bf16], ops, in_bf16, f.rounds, *device);
         return "";
       });
     }
     for (const std::vector<std::string>& row : rows) table.add(row);
   }
   Ratios ratios;
-  for (const bool narrow : {false, true})
-    if (!of_copy[narrow].empty())
+  for (const bool in_bf16 : {false, true})
+    if (!of_copy[in_bf16].empty())
       ratios.push_back(
-          {str("ops, ", narrow ? "bf16" : "fp32", ": of a copy, geometric mean"), geometric_mean(of_copy[narrow])});
+          {str("ops, ", in_bf16 ? "bf16" : "fp32", ": of a copy, geometric mean"), geometric_mean(of_copy[in_bf16])});
   return ratios;
 }
 

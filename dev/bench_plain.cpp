@@ -37,7 +37,7 @@ class Tensors {
   const Sizes z;
   const Stream stream{Backend::cuda};
   Tensor activation(Shape shape) { return make(shape, real_); }
-  Tensor wide(Shape shape) { return make(shape, Dtype::f32); }
+  Tensor f32(Shape shape) { return make(shape, Dtype::f32); }
   Tensor tokens(Shape shape) {
     return memory_.fill<int32_t>(shape, [V = z.V](int64_t i) { return i * 37 % V; });
   }
@@ -53,7 +53,7 @@ class Tensors {
 void add_rmsnorm(Ops& ops, Tensors& m) {
   const int64_t C = m.z.C;
   const Tensor x = m.activation({m.z.B, m.z.T, C}), y = m.activation(x.shape), dx = m.activation(x.shape),
-               rstd = m.wide({m.z.B, m.z.T}), w = m.wide({C}), dw = m.wide({C});
+               rstd = m.f32({m.z.B, m.z.T}), w = m.f32({C}), dw = m.f32({C});
   const Grad to_x{dx, false};
   ops.push_back({"rmsnorm forward", [=] { rmsnorm_forward_plain(y, rstd, x, w, C, 1e-5); },
                  [=, s = m.stream] { rmsnorm_forward(y, rstd, x, w, 1e-5, s); }});
@@ -65,7 +65,7 @@ void add_attention(Ops& ops, Tensors& m) {
   const AttentionSizes z{m.z.B, m.z.T, m.z.H, m.z.K, m.z.D, m.z.T, 0};
   const Shape queries{z.B, z.T, z.H, z.D}, keys{z.B, z.T, z.K, z.D};
   const Tensor q = m.activation(queries), out = m.activation(queries), dout = m.activation(queries),
-               k = m.activation(keys), v = m.activation(keys), lse = m.wide({z.B, z.H, z.T});
+               k = m.activation(keys), v = m.activation(keys), lse = m.f32({z.B, z.H, z.T});
   const Grad dq{m.activation(queries), false}, dk{m.activation(keys), false}, dv{m.activation(keys), false};
   const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(z.D)));
   ops.push_back({"attention forward", [=] { attention_forward_plain(out, lse, q, k, v, z, scale); },
@@ -80,7 +80,7 @@ void add_route(Ops& ops, Tensors& m) {
   const Tensor slab = m.activation({L, N, K, D}), out = m.activation({N, K, D}), dout = m.activation({N, K, D});
   std::vector<Router> routers;
   for (int64_t l = 0; l < L; ++l) {
-    Router r{m.wide({K, (l + 1) * K}), {}, m.wide({K, (l + 1) * K})};
+    Router r{m.f32({K, (l + 1) * K}), {}, m.f32({K, (l + 1) * K})};
     for (int64_t below = 0; below <= l; ++below) r.sources.push_back(static_cast<int>(below));
     routers.push_back(r);
   }
@@ -93,7 +93,7 @@ void add_route(Ops& ops, Tensors& m) {
 void add_depth_mix(Ops& ops, Tensors& m) {
   std::vector<Tensor> sources;
   for (int64_t l = 0; l < m.z.L; ++l) sources.push_back(m.activation({m.z.B, m.z.T, m.z.C}));
-  const Tensor out = m.activation(sources[0].shape), weights = m.wide({m.z.L}), dweights = m.wide({m.z.L});
+  const Tensor out = m.activation(sources[0].shape), weights = m.f32({m.z.L}), dweights = m.f32({m.z.L});
   std::vector<DepthReader> readers;
   for (int64_t r = 1; r < m.z.L; ++r) readers.push_back({sources[static_cast<size_t>(r)], weights, dweights, r, {}});
   const Grad dinp{out, false};
@@ -106,8 +106,8 @@ void add_depth_mix(Ops& ops, Tensors& m) {
 void add_cross_entropy(Ops& ops, Tensors& m) {
   const int64_t rows = m.z.scored, C = m.z.C, V = m.z.V;
   const Tensor x = m.activation({rows, C}), dx = m.activation({rows, C}), w = m.activation({V, C}),
-               losses = m.wide({rows}), targets = m.tokens({rows});
-  const Grad dw{m.wide({V, C}), true};
+               losses = m.f32({rows}), targets = m.tokens({rows});
+  const Grad dw{m.f32({V, C}), true};
   const double scale = 1 / static_cast<double>(rows);
   ops.push_back({"cross_entropy, both directions",
                  [=] { cross_entropy_forward_plain(losses, dx, dw, x, w, targets, scale); },

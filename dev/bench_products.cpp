@@ -19,13 +19,13 @@ constexpr std::array form_names = {"forward", "dinput", "dweight"};
 struct Kind {
   const char* name;
   Dtype dtype;
-  Products products;
+  MatmulPrecision precision;
   const char* torch;        // what PyTorch's side calls its nearest
   double products_of_peak;  // on matrix units, for each one counted
 };
-constexpr std::array kinds = {Kind{"fp32", Dtype::f32, Products::f32, "fp32", 0},
-                              Kind{"bf16x3", Dtype::f32, Products::bf16x3, "fp32", 3},
-                              Kind{"bf16", Dtype::bf16, Products::f32, "bf16", 1}};
+constexpr std::array kinds = {Kind{"fp32", Dtype::f32, MatmulPrecision::f32, "fp32", 0},
+                              Kind{"bf16x3", Dtype::f32, MatmulPrecision::bf16x3, "fp32", 3},
+                              Kind{"bf16", Dtype::bf16, MatmulPrecision::f32, "bf16", 1}};
 
 // What was measured of one form: in each round.
 struct Rates {
@@ -75,7 +75,7 @@ void measure_round(Measured& measured, const ProductShape& s, const std::vector<
   const double vectors = multiply_add_peak(), tiles = matrix_unit_peak();
   std::array<std::array<double, form_names.size()>, kinds.size()> seconds{};
   for (size_t kind = 0; kind < kinds.size(); ++kind) {
-    const Stream stream{Backend::cpu, kinds[kind].products};
+    const Stream stream{Backend::cpu, kinds[kind].precision};
     const double peak = tiles > 0 && kinds[kind].products_of_peak > 0 ? tiles / kinds[kind].products_of_peak : vectors;
     for (size_t form = 0; form < form_names.size(); ++form) {
       Rates& rates = measured[kind][form];

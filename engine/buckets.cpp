@@ -9,7 +9,7 @@ Buckets::Buckets(ParameterTable& params, int rank, int size, int64_t bytes) : ra
   CHECK_THAT(0 <= rank && rank < size && bytes > 0, "rank ", rank, " of ", size);
   const int64_t unit = size * leaf;
   params.lay_out(unit, size == 1 ? 64 : unit);
-  const int64_t all = params.flat_size(), middle = size == 1 ? 0 : params.narrow_begin();
+  const int64_t all = params.flat_size(), middle = size == 1 ? 0 : params.bf16_only_begin();
   const int64_t most = std::max(bytes / 4 / unit, int64_t{1}) * unit;
   for (const Range& region : {Range{middle, all}, Range{0, middle}})
     for (int64_t end = region.end; end > region.begin;) {

@@ -32,9 +32,9 @@ inline Tensor part_of(const Tensor& flat, const Range& range) {
 
 struct Bucket {
   Range flat;
-  int64_t slice = 0;    // its length
-  int64_t own = 0;      // where the owner's slice begins in an array of own slices
-  bool narrow = false;  // of rows whose values every rank has in bf16 only
+  int64_t slice = 0;       // its length
+  int64_t own = 0;         // where the owner's slice begins in an array of own slices
+  bool bf16_only = false;  // of rows whose values every rank has in bf16 only
   Range slice_of(int rank) const { return {flat.begin + rank * slice, flat.begin + (rank + 1) * slice}; }
   Range own_range() const { return {own, own + slice}; }
 };
@@ -55,7 +55,7 @@ class Buckets {
   int64_t largest() const;                                   // elements of the largest bucket
   int rank() const { return rank_; }
   int size() const { return size_; }
-  // What a rank owns of a row, in its order.
+  // The parts of a row that a rank owns, in order.
   std::vector<OwnPart> parts_of(const Parameter& row, int rank) const;
 
  private:

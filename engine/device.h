@@ -35,7 +35,7 @@ class Device {
   virtual ~Device() = default;
   virtual std::string describe() const = 0;
   virtual Stream stream() const = 0;
-  // Of a GPU; nothing of a CPU, which shares its memory with everything else.
+  // The memory of a GPU. A CPU reports 0, because it shares its memory with everything else.
   struct Memory {
     size_t bytes = 0, free = 0;
   };

@@ -90,7 +90,7 @@ std::string backward_of(size_t n, const Node& node) {
   for (size_t i = 0; i < node.in.size(); ++i) {
     const Value* grad = node.in[i]->grad;
     if (grad == nullptr) continue;
-    add(node.grad_modes[i] == GradMode::set ? '=' : '+', *grad,
+    add(node.grad_modes[i] == GradMode::overwrite ? '=' : '+', *grad,
         node.grad_in_forward() ? "in the forward" : host_of(*grad));
   }
   if (out.empty()) out = head + "  -\n";

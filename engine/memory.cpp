@@ -29,7 +29,7 @@ uint64_t number_in(const std::string& path) {
 
 uint64_t left_of(uint64_t limit, uint64_t used) { return limit > used ? limit - used : 0; }
 
-// Of one group.
+// The memory of one group.
 double left_in(const std::string& dir, const char* limit, const char* used, const char* cache) {
   const uint64_t most = number_in(dir + limit);
   if (most == 0) return std::numeric_limits<double>::infinity();  // "max", or no such file

@@ -1,4 +1,4 @@
-// What the files that define nodes share.
+// Helpers for the files that define nodes.
 #pragma once
 
 #include <memory>
@@ -25,9 +25,9 @@ inline Tensor grad_of(const Value* value) {
   return value != nullptr && value->grad != nullptr ? value->grad->tensor : Tensor{};
 }
 
-// What an activation is multiplied with: on a bf16 tape the parameter's bf16 copy.
+// The matrix that multiplies activations: on a bf16 tape the parameter's bf16 copy, else the parameter.
 inline Tensor factor_of(const Value* weight, Dtype activations) {
-  return activations == Dtype::bf16 ? weight->parameter->narrow : weight->tensor;
+  return activations == Dtype::bf16 ? weight->parameter->bf16_copy : weight->tensor;
 }
 
 inline std::vector<Tensor> tensors_of(const std::vector<Value*>& values) {
@@ -41,7 +41,7 @@ inline std::vector<Tensor> grads_of(const std::vector<Value*>& values) {
   return list;
 }
 
-// What of the list is there.
+// The values of the list that are not null.
 inline std::vector<Value*> present(std::vector<Value*> values) {
   std::erase(values, nullptr);
   return values;

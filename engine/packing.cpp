@@ -1,7 +1,7 @@
 // First fit. Comparing every block with every other one takes long for thousands of layers, so what is taken is kept in
-// a binary tree over the ticks. A life is covered by few nodes of it, at most twice its height, and each node has two
-// unions of memory: of the blocks whose cover it belongs to, and of all that are alive at one of its ticks. Blocks
-// alive together lie without many gaps, so these unions are short lists.
+// a binary tree over the time indices. Few nodes cover a life: at most twice the tree's height. Each node has two
+// unions of memory: of the blocks whose cover it belongs to, and of all that are alive at one of its times. Blocks that
+// are alive together lie without many gaps, so these unions are short lists.
 #include "engine/packing.h"
 
 #include <algorithm>
@@ -44,15 +44,15 @@ class Union {
   std::vector<Interval> list_;
 };
 
-class Ticks {
+class TimeTree {
  public:
-  explicit Ticks(int count) {
+  explicit TimeTree(int count) {
     while (leaves_ < static_cast<size_t>(count)) leaves_ *= 2;
     throughout_.resize(2 * leaves_);
     sometime_.resize(2 * leaves_);
   }
 
-  void take(const Block& block) {
+  void take(const MemoryBlock& block) {
     if (block.bytes == 0) return;
     const size_t end = block.offset + block.bytes;
     for (const size_t node : cover(block)) {
@@ -62,9 +62,9 @@ class Ticks {
     for (const size_t node : above(block)) sometime_[node].add(block.offset, end);
   }
 
-  // Whoever is alive together with the block is so throughout a node above one of its ends, or at some tick of a node
-  // of its cover.
-  size_t lowest_place(const Block& block) const {
+  // A block that is alive together with this one is so throughout a node above one of its ends, or at some time of a
+  // node of its cover.
+  size_t lowest_place(const MemoryBlock& block) const {
     std::vector<const Union*> unions;
     for (const size_t node : cover(block)) unions.push_back(&sometime_[node]);
     for (const size_t node : above(block)) unions.push_back(&throughout_[node]);
@@ -77,8 +77,8 @@ class Ticks {
   }
 
  private:
-  // The fewest nodes whose ticks are those of the block.
-  std::vector<size_t> cover(const Block& block) const {
+  // The fewest nodes whose times are those of the block.
+  std::vector<size_t> cover(const MemoryBlock& block) const {
     std::vector<size_t> nodes;
     size_t from = leaves_ + static_cast<size_t>(block.first), to = leaves_ + static_cast<size_t>(block.last) + 1;
     for (; from < to; from /= 2, to /= 2) {
@@ -87,8 +87,8 @@ class Ticks {
     }
     return nodes;
   }
-  // The block's first and last tick, and all nodes above them.
-  std::vector<size_t> above(const Block& block) const {
+  // The block's first and last time, and all nodes above them.
+  std::vector<size_t> above(const MemoryBlock& block) const {
     std::vector<size_t> nodes;
     size_t a = leaves_ + static_cast<size_t>(block.first), b = leaves_ + static_cast<size_t>(block.last);
     for (; a != b; a /= 2, b /= 2) nodes.insert(nodes.end(), {a, b});
@@ -102,12 +102,12 @@ class Ticks {
 
 }  // namespace
 
-size_t pack(std::vector<Block>& blocks, int ticks) {
-  Ticks taken(ticks);
+size_t pack(std::vector<MemoryBlock>& blocks, int times) {
+  TimeTree taken(times);
   size_t bytes = 0;
-  for (Block& block : blocks) {
-    CHECK_THAT(0 <= block.first && block.first <= block.last && block.last < ticks, "a block lives from ", block.first,
-               " to ", block.last, " of ", ticks, " ticks");
+  for (MemoryBlock& block : blocks) {
+    CHECK_THAT(0 <= block.first && block.first <= block.last && block.last < times, "a block lives from ", block.first,
+               " to ", block.last, " of ", times, " time indices");
     block.offset = taken.lowest_place(block);
     taken.take(block);
     bytes = std::max(bytes, block.offset + block.bytes);

@@ -83,9 +83,9 @@ void ParameterTable::remove(const std::string& name) {
 // Elements a row takes in the flat arrays.
 static int64_t padded(const Parameter& row) { return (row.shape.numel() + 63) / 64 * 64; }
 
-int64_t ParameterTable::size_of_rows(bool narrow_only) const {
+int64_t ParameterTable::size_of_rows(bool bf16_only) const {
   int64_t size = 0;
-  for (const Parameter& row : rows_) size += row.narrow_only == narrow_only ? padded(row) : 0;
+  for (const Parameter& row : rows_) size += row.bf16_only == bf16_only ? padded(row) : 0;
   if (size > int64_t{1} << 50)  // each row is smaller, so nothing overflowed
     fail(Exit::usage, "the model has more parameters than any memory holds: ", size);
   return size;
@@ -98,16 +98,17 @@ void ParameterTable::lay_out(int64_t unit, int64_t end_unit) {
 }
 
 void ParameterTable::place_rows() {
-  int64_t next[] = {0, narrow_begin()};
+  int64_t next[] = {0, bf16_only_begin()};
   for (Parameter& row : rows_) {
-    int64_t& end = next[row.narrow_only];
+    int64_t& end = next[row.bf16_only];
     row.offset = std::exchange(end, end + padded(row));
   }
 }
 
-int64_t ParameterTable::narrow_begin() const { return (size_of_rows(false) + unit_ - 1) / unit_ * unit_; }
+int64_t ParameterTable::bf16_only_begin() const { return (size_of_rows(false) + unit_ - 1) / unit_ * unit_; }
 int64_t ParameterTable::flat_size() const {
-  const int64_t narrow = size_of_rows(true), size = narrow > 0 ? narrow_begin() + narrow : size_of_rows(false);
+  const int64_t bf16_only = size_of_rows(true),
+                size = bf16_only > 0 ? bf16_only_begin() + bf16_only : size_of_rows(false);
   return (size + end_unit_ - 1) / end_unit_ * end_unit_;
 }
 int64_t ParameterTable::rows_size() const { return size_of_rows(false) + size_of_rows(true); }
@@ -123,13 +124,13 @@ void ParameterTable::allocate(Device& device, Dtype dtype, bool with_gradients, 
   device_ = &device;
   dtype_ = dtype;
   const auto bytes = [&](int64_t elements) { return static_cast<size_t>(elements) * size_of(dtype); };
-  values_size_ = lend ? narrow_begin() : flat_size();
+  values_size_ = lend ? bf16_only_begin() : flat_size();
   values_ = Arena(device, "parameters", bytes(values_size_));
   if (with_gradients) gradients_ = Arena(device, "gradients", bytes(flat_size()));
   place_rows();
   for (Parameter& row : rows_) {
     if (with_gradients) row.grad = Tensor{gradients_.data() + bytes(row.offset), dtype, row.shape};
-    row.value = lend && row.narrow_only ? row.grad : Tensor{values_.data() + bytes(row.offset), dtype, row.shape};
+    row.value = lend && row.bf16_only ? row.grad : Tensor{values_.data() + bytes(row.offset), dtype, row.shape};
   }
 }
 
@@ -146,7 +147,7 @@ void ParameterTable::lend_values(bool lent) {
   if (!lends()) return;
   lent_ = lent;
   for (Parameter& row : rows_)
-    if (row.narrow_only) row.value.data = lent ? nullptr : row.grad.data;
+    if (row.bf16_only) row.value.data = lent ? nullptr : row.grad.data;
 }
 
 Tensor ParameterTable::lent_values() const {
@@ -156,11 +157,11 @@ Tensor ParameterTable::lent_values() const {
   return values;
 }
 
-void ParameterTable::allocate_narrow() {
-  narrow_ = Arena(*device_, "bf16 parameters", static_cast<size_t>(flat_size()) * size_of(Dtype::bf16));
+void ParameterTable::allocate_bf16_copy() {
+  bf16_copy_ = Arena(*device_, "bf16 parameters", static_cast<size_t>(flat_size()) * size_of(Dtype::bf16));
   for (Parameter& row : rows_) {
     const size_t offset = static_cast<size_t>(row.offset) * size_of(Dtype::bf16);
-    row.narrow = Tensor{narrow_.data() + offset, Dtype::bf16, row.shape};
+    row.bf16_copy = Tensor{bf16_copy_.data() + offset, Dtype::bf16, row.shape};
   }
 }
 
@@ -189,9 +190,9 @@ std::vector<float> ParameterTable::read(const Tensor& tensor) const {
     device_->copy_out(host.data(), tensor.data, tensor.bytes());
     return host;
   }
-  std::vector<double> wide(n);
-  device_->copy_out(wide.data(), tensor.data, tensor.bytes());
-  return std::vector<float>(wide.begin(), wide.end());
+  std::vector<double> numbers(n);
+  device_->copy_out(numbers.data(), tensor.data, tensor.bytes());
+  return std::vector<float>(numbers.begin(), numbers.end());
 }
 
 std::string ParameterTable::report() const {

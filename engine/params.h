@@ -54,10 +54,10 @@ struct Parameter {
   double lr_mul = 1;            // times the base learning rate; 0: never trained
   double wd_mul = 1;            // times the weight decay
   bool between_widths = false;  // a projection of a block, or declared a matrix
-  bool narrow_only = false;     // a bf16 tape reads nothing but `narrow`; set by Tape::mark_narrow_only()
+  bool bf16_only = false;       // a bf16 tape reads nothing but bf16_copy; set by Tape::mark_bf16_only()
   int64_t offset = 0;  // first element in the flat arrays; set by lay_out(), and by allocate() with value and grad
   Tensor value = {}, grad = {};
-  Tensor narrow = {};  // bf16 copy of the value, for the products of bf16 tapes; set by allocate_narrow()
+  Tensor bf16_copy = {};  // bf16 copy of the value, for the matrix products of bf16 tapes; set by allocate_bf16_copy()
 
   bool router() const { return role == Role::width_router || role == Role::source_router; }
   // --router-lr sets the learning rate of routers that have a multiplier. The others learn at --lr or are frozen.
@@ -78,21 +78,21 @@ class ParameterTable {
   std::deque<Parameter>& rows() { return rows_; }
   const std::deque<Parameter>& rows() const { return rows_; }
   int64_t count() const;  // number of parameters
-  // How the rows lie in the flat arrays: in two regions, those that are narrow_only in the second one, each in the
+  // How the rows lie in the flat arrays: in two regions, those that are bf16_only in the second one, each in the
   // order of the table, from multiples of 64. The second region begins at a multiple of `unit` elements, all of it ends
   // at one of `end_unit`; both are 64 by default. What lies between rows stays zero. Before allocate(),
   // which keeps the offsets that the rows get here.
   void lay_out(int64_t unit, int64_t end_unit);
-  int64_t flat_size() const;     // elements of the flat arrays
-  int64_t narrow_begin() const;  // where the second region begins
-  int64_t rows_size() const;     // elements without what rounds the regions up
+  int64_t flat_size() const;        // elements of the flat arrays
+  int64_t bf16_only_begin() const;  // where the second region begins
+  int64_t rows_size() const;        // elements without what rounds the regions up
 
   // Flat, zero-filled arrays of the given dtype; gradients only when asked for. lend: the values of rows that are
-  // narrow_only have no memory of their own. Between steps they are in that of the row's gradient
+  // bf16_only have no memory of their own. Between steps they are in that of the row's gradient
   // (kernels/optim/optimizer.h).
   void allocate(Device& device, Dtype dtype, bool with_gradients, bool lend = false);
-  // Also a bf16 copy of all values, which refresh_narrow() and the optimizer (kernels/optim/) keep up to date.
-  void allocate_narrow();
+  // Also a bf16 copy of all values, which refresh_bf16_copy() and the optimizer (kernels/optim/) keep up to date.
+  void allocate_bf16_copy();
   // Every row by its rule; the numbers depend on (seed, name, element) only.
   void initialise(uint64_t seed);
   void zero_gradients();
@@ -105,8 +105,8 @@ class ParameterTable {
   // If it lends, only the first region.
   Tensor values() const { return Tensor{values_.data(), dtype_, Shape{values_size_}}; }
   Tensor gradients() const { return Tensor{gradients_.data(), dtype_, Shape{flat_size()}}; }
-  size_t narrow_bytes() const { return narrow_.bytes(); }
-  Tensor narrow() const { return Tensor{narrow_.data(), Dtype::bf16, Shape{flat_size()}}; }  // data null: none
+  size_t bf16_copy_bytes() const { return bf16_copy_.bytes(); }
+  Tensor bf16_copy() const { return Tensor{bf16_copy_.data(), Dtype::bf16, Shape{flat_size()}}; }  // data null: none
   Device& device() const { return *device_; }
   Dtype dtype() const { return dtype_; }
 
@@ -118,7 +118,7 @@ class ParameterTable {
   std::string report() const;
 
  private:
-  int64_t size_of_rows(bool narrow_only) const;
+  int64_t size_of_rows(bool bf16_only) const;
   void place_rows();
   std::deque<Parameter> rows_;  // a deque, because recorded tapes point at rows
   std::unordered_map<std::string, size_t> index_;
@@ -126,7 +126,7 @@ class ParameterTable {
   Dtype dtype_ = Dtype::f32;
   int64_t unit_ = 64, end_unit_ = 64, values_size_ = 0;
   bool lent_ = false;  // the gradients have the lent memory now
-  Arena values_, gradients_, narrow_;
+  Arena values_, gradients_, bf16_copy_;
 };
 
 }  // namespace crossply

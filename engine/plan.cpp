@@ -11,11 +11,11 @@ namespace {
 
 size_t aligned(size_t bytes) { return (bytes + place_unit - 1) / place_unit * place_unit; }
 
-void touch(Buffer* buffer, int tick) {
+void touch(Buffer* buffer, int time) {
   if (buffer == nullptr) return;  // a parameter
   if (buffer->inside != nullptr) buffer = buffer->inside;
-  buffer->first = buffer->first < 0 ? tick : std::min(buffer->first, tick);
-  buffer->last = std::max(buffer->last, tick);
+  buffer->first = buffer->first < 0 ? time : std::min(buffer->first, time);
+  buffer->last = std::max(buffer->last, time);
 }
 
 }  // namespace
@@ -30,10 +30,10 @@ PlanMode plan_mode(const std::string& name) {
 void Tape::find_lifetimes() {
   const int n = static_cast<int>(nodes_.size());
   for (Buffer& buffer : buffers_) buffer.first = buffer.last = -1;
-  auto touch_all = [](const std::vector<Value*>& values, int tick, bool gradients) {
+  auto touch_all = [](const std::vector<Value*>& values, int time, bool gradients) {
     for (const Value* value : values) {
       const Value* v = gradients ? value->grad : value;
-      if (v != nullptr) touch(v->buffer, tick);
+      if (v != nullptr) touch(v->buffer, time);
     }
   };
   for (int i = 0; i < n; ++i) {
@@ -50,7 +50,7 @@ void Tape::find_lifetimes() {
 
 // Buffers that come to be at about the same time, are of one size and die at about the same time, into one.
 void Tape::put_contiguous(const std::string& name, const std::vector<Buffer*>& list) {
-  constexpr int about = 8;  // ticks: less than a block, so that no memory is held for long
+  constexpr int about = 8;  // time indices: less than a transformer block, so that no memory is held for long
   const auto like = [&](const Buffer& a, const Buffer& b) {
     return a.bytes == b.bytes && std::abs(a.first - b.first) <= about && std::abs(a.last - b.last) <= about;
   };
@@ -96,25 +96,25 @@ void Tape::plan(PlanMode mode) {
   for (Buffer& buffer : buffers_)
     if (buffer.placed()) order.push_back(&buffer);
   std::stable_sort(order.begin(), order.end(), [](const Buffer* a, const Buffer* b) { return a->bytes > b->bytes; });
-  const int ticks = std::max(1, 2 * static_cast<int>(nodes_.size()));
-  std::vector<Block> blocks;
+  const int times = std::max(1, 2 * static_cast<int>(nodes_.size()));
+  std::vector<MemoryBlock> blocks;
   size_t total = 0;
   for (const Buffer* buffer : order) {
     total += aligned(buffer->bytes);
     if (total > size_t{1} << 60)  // far from where sizes overflow: each buffer is smaller
       throw OutOfMemory(Exit::usage, "the activations are larger than any memory");
     const bool always = buffer->persistent || mode != PlanMode::reuse;
-    blocks.push_back({aligned(buffer->bytes), always ? 0 : buffer->first, always ? ticks - 1 : buffer->last});
+    blocks.push_back({aligned(buffer->bytes), always ? 0 : buffer->first, always ? times - 1 : buffer->last});
   }
-  arena_bytes_ = pack(blocks, ticks);
+  arena_bytes_ = pack(blocks, times);
   for (size_t i = 0; i < order.size(); ++i) order[i]->offset = blocks[i].offset;
 }
 
 std::string Tape::memory_report() const {
-  const size_t n = nodes_.size(), ticks = std::max<size_t>(1, n * (differentiated_ ? 2 : 1));
-  std::vector<size_t> born(ticks + 1, 0), died(ticks + 1, 0);  // bytes, by the first tick with and without them
+  const size_t n = nodes_.size(), times = std::max<size_t>(1, n * (differentiated_ ? 2 : 1));
+  std::vector<size_t> born(times + 1, 0), died(times + 1, 0);  // bytes, by the first time with and without them
   const auto first_of = [](const Buffer& b) { return b.persistent ? 0 : static_cast<size_t>(b.first); };
-  const auto end_of = [&](const Buffer& b) { return b.persistent ? ticks : static_cast<size_t>(b.last) + 1; };
+  const auto end_of = [&](const Buffer& b) { return b.persistent ? times : static_cast<size_t>(b.last) + 1; };
   size_t total = 0, alive = 0, peak = 0, when = 0;
   for (const Buffer& buffer : buffers_) {
     if (!buffer.placed()) continue;
@@ -122,9 +122,9 @@ std::string Tape::memory_report() const {
     died[end_of(buffer)] += aligned(buffer.bytes);
     total += aligned(buffer.bytes);
   }
-  for (size_t tick = 0; tick < ticks; ++tick) {
-    alive = alive + born[tick] - died[tick];
-    if (alive > peak) peak = alive, when = tick;
+  for (size_t time = 0; time < times; ++time) {
+    alive = alive + born[time] - died[time];
+    if (alive > peak) peak = alive, when = time;
   }
   std::vector<const Buffer*> residents;
   for (const Buffer& buffer : buffers_)

@@ -37,12 +37,16 @@ Value* Tape::add_gradient(const Value& of) {
 
 Value* Tape::input(const std::string& name, Shape shape, Dtype dtype) { return add_value(name, shape, dtype, true); }
 Value* Tape::activation(const std::string& name, Shape shape) { return add_value(name, shape, real_, false); }
-Value* Tape::statistic(const std::string& name, Shape shape) { return add_value(name, shape, wide(real_), false); }
-Value* Tape::result(const std::string& name, Shape shape) { return add_value(name, shape, wide(real_), true); }
+Value* Tape::statistic(const std::string& name, Shape shape) {
+  return add_value(name, shape, accumulation_type(real_), false);
+}
+Value* Tape::result(const std::string& name, Shape shape) {
+  return add_value(name, shape, accumulation_type(real_), true);
+}
 
 Value* Tape::constant(const std::string& name, Shape shape, std::vector<double> numbers) {
   CHECK_THAT(static_cast<int64_t>(numbers.size()) == shape.numel(), name, " ", shape.str(), " got ", numbers.size());
-  Value* value = add_value(name, shape, wide(real_), true);
+  Value* value = add_value(name, shape, accumulation_type(real_), true);
   constants_.emplace_back(value, std::move(numbers));
   return value;
 }
@@ -54,7 +58,7 @@ Value* Tape::parameter(Parameter& row) {
   known = &value;
   value.name = prefix_ + row.name;
   value.shape = row.shape;
-  value.dtype = wide(real_);
+  value.dtype = accumulation_type(real_);
   value.parameter = &row;
   value.needs_grad = !frozen_;
   return &value;
@@ -216,10 +220,10 @@ void Tape::rewrite(const std::function<void(std::deque<std::unique_ptr<Node>>& n
 }
 
 // -----------------------------------------------------------------------------------------------------------------
-// Differentiation. In reverse order the first writer of a gradient sets it and the later ones add: decided here, once,
-// for every edge, so that no kernel and no model has to know who else reads a tensor. Parameter gradients are added, as
-// several replays make a step, except in its first one: who comes first and can set one then does, and what nobody sets
-// is zeroed before.
+// Differentiation. In reverse order the first writer of a gradient overwrites it and the later ones accumulate: decided
+// here, once, for every edge, so no kernel and no model has to know who else reads a tensor. Gradients of parameters
+// accumulate over the micro-steps of a step. In the first micro-step the first writer of one overwrites it if it can; a
+// gradient that no node overwrites is zeroed before.
 
 Tape::UsesOf Tape::find_uses() const {
   UsesOf uses;
@@ -274,7 +278,7 @@ void Tape::differentiate() {
   for (size_t n = nodes_.size(); n-- > 0;) {
     Node& node = *nodes_[n];
     if (node.frozen) continue;
-    node.grad_modes.assign(node.in.size(), GradMode::set);
+    node.grad_modes.assign(node.in.size(), GradMode::overwrite);
     for (Value* value : node.out) {
       if (!value->needs_grad || value->grad != nullptr || node.grad_optional()) continue;
       value->grad = add_gradient(*value);
@@ -283,16 +287,16 @@ void Tape::differentiate() {
     for (size_t i = 0; i < node.in.size(); ++i) {
       Value& value = *node.in[i];
       if (!value.needs_grad) continue;
-      if (value.parameter != nullptr || value.grad != nullptr) node.grad_modes[i] = GradMode::add;
+      if (value.parameter != nullptr || value.grad != nullptr) node.grad_modes[i] = GradMode::accumulate;
       if (value.grad == nullptr) {
         value.grad = add_gradient(value);
         if (node.grad_aliases_output(i) && node.out[0]->grad != nullptr && may_share_gradient(uses, n, i))
           share(value.grad, node.out[0]->grad);
         if (node.grads_overwrite_inputs() && may_overwrite(uses, n, i)) share(value.grad, &value);
-        if (value.parameter == nullptr && node.only_adds(i)) node.zeroed.push_back(value.grad);
+        if (value.parameter == nullptr && node.only_accumulates(i)) node.zeroed.push_back(value.grad);
       }
       if (node.in_place() && i == 0) {
-        CHECK_THAT(node.grad_modes[0] == GradMode::set, node.name, " works in place on ", value.name,
+        CHECK_THAT(node.grad_modes[0] == GradMode::overwrite, node.name, " works in place on ", value.name,
                    ", which has another reader");
         if (node.out[0]->grad != nullptr) share(value.grad, node.out[0]->grad);
       }
@@ -301,14 +305,14 @@ void Tape::differentiate() {
   find_first_writers();
 }
 
-// In the order in which gradients are written: who is the first with a parameter's, and can set it?
+// In the order in which gradients are written: which node writes a parameter's first, and can it overwrite?
 void Tape::find_first_writers() {
   std::unordered_set<const Value*> written;
   const auto visit = [&](Node& node) {
     for (size_t i = 0; i < node.grad_modes.size(); ++i) {
       const Value* value = node.in[i];
       if (value->parameter == nullptr || value->grad == nullptr) continue;
-      if (written.insert(value).second && node.can_set(i)) node.grad_modes[i] = GradMode::set_or_add;
+      if (written.insert(value).second && node.can_overwrite(i)) node.grad_modes[i] = GradMode::overwrite_or_accumulate;
     }
     const std::vector<Value*> later = node.later_parameters();
     written.insert(later.begin(), later.end());
@@ -339,13 +343,13 @@ size_t Tape::last_to_add(const Parameter& row) const {
   return nodes_.size();
 }
 
-void Tape::mark_narrow_only() const {
-  for (const auto& [row, value] : parameters_) value->parameter->narrow_only = true;
+void Tape::mark_bf16_only() const {
+  for (const auto& [row, value] : parameters_) value->parameter->bf16_only = true;
   for (const auto& node : nodes_) {
     for (const Value* value : node->reads)
-      if (value->parameter != nullptr) value->parameter->narrow_only = false;
+      if (value->parameter != nullptr) value->parameter->bf16_only = false;
     for (size_t i = 0; i < node->in.size(); ++i)
-      if (Parameter* row = node->in[i]->parameter; row != nullptr) row->narrow_only &= node->reads_narrow(i);
+      if (Parameter* row = node->in[i]->parameter; row != nullptr) row->bf16_only &= node->reads_bf16_copy(i);
   }
 }
 
@@ -370,27 +374,27 @@ void Tape::allocate(Device& device, const Tensor* gradients) {
     }
   }
   for (const auto& [value, numbers] : constants_) {
-    const std::vector<float> narrow(numbers.begin(), numbers.end());
-    const void* host = real_ == Dtype::f64 ? static_cast<const void*>(numbers.data()) : narrow.data();
+    const std::vector<float> in_f32(numbers.begin(), numbers.end());
+    const void* host = real_ == Dtype::f64 ? static_cast<const void*>(numbers.data()) : in_f32.data();
     device.copy_in(value->tensor.data, host, value->tensor.bytes());
   }
   if (gradients != nullptr) find_unset(*gradients);
   for (const auto& node : nodes_) node->prepare();
 }
 
-// All of the flat array but the rows that somebody sets: other rows, and what lies between rows, which is to stay zero
-// though ranks may leave anything there when they exchange gradients.
+// All of the flat array but the rows that a node overwrites: other rows, and the gaps between rows. The gaps must stay
+// zero, though ranks may leave anything there when they exchange gradients.
 void Tape::find_unset(const Tensor& gradients) {
   can_overwrite_ = true;
-  std::vector<Range> set;
+  std::vector<Range> overwritten;
   for (const auto& node : nodes_)
     for (size_t i = 0; i < node->grad_modes.size(); ++i)
-      if (const Parameter* row = node->in[i]->parameter; node->grad_modes[i] == GradMode::set_or_add)
-        set.push_back({row->offset, row->offset + row->shape.numel()});
-  std::sort(set.begin(), set.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  set.push_back({gradients.numel(), gradients.numel()});
+      if (const Parameter* row = node->in[i]->parameter; node->grad_modes[i] == GradMode::overwrite_or_accumulate)
+        overwritten.push_back({row->offset, row->offset + row->shape.numel()});
+  std::sort(overwritten.begin(), overwritten.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  overwritten.push_back({gradients.numel(), gradients.numel()});
   int64_t end = 0;
-  for (const Range& row : set) {
+  for (const Range& row : overwritten) {
     if (row.begin > end) unset_.push_back(part_of(gradients, {end, row.begin}));
     end = row.end;
   }
@@ -400,13 +404,13 @@ namespace {
 
 // Calls body; takes its time if somebody wants it.
 template <class Seconds, class F>
-void timed(std::vector<Seconds>& seconds, Device& device, size_t tick, F&& body) {
+void timed(std::vector<Seconds>& seconds, Device& device, size_t time, F&& body) {
   if (seconds.empty()) return body();
   const auto start = std::chrono::steady_clock::now();
   body();
   device.wait();
-  seconds[tick].sum += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  ++seconds[tick].calls;
+  seconds[time].sum += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  ++seconds[time].calls;
 }
 
 }  // namespace
@@ -454,11 +458,11 @@ void Tape::backward(const Step& step) {
   }
 }
 
-// Fills every buffer whose last use was at this tick with NaN; before the first tick (-1), all that are not persistent.
+// Fills every buffer whose last use was at this time with NaN; before the first time (-1), all that are not persistent.
 // Buffers that were never used (their value shares another's) have no place in the arena.
-void Tape::poison(int tick) {
+void Tape::poison(int time) {
   for (const Buffer& buffer : buffers_)
-    if (!buffer.persistent && buffer.placed() && (tick == -1 || buffer.last == tick))
+    if (!buffer.persistent && buffer.placed() && (time == -1 || buffer.last == time))
       device_->fill(arena_.data() + buffer.offset, 0xFF, buffer.bytes);
 }
 
@@ -486,7 +490,7 @@ double Tape::bytes_of(const Node& node, bool backward) const {
   for (const auto* list : {&node.out, &node.backward_reads_grads})
     for (const Value* value : *list) count(value->grad, 1);
   for (size_t i = 0; i < node.grad_modes.size(); ++i)
-    count(node.in[i]->grad, node.grad_modes[i] == GradMode::set ? 1 : 2);
+    count(node.in[i]->grad, node.grad_modes[i] == GradMode::overwrite ? 1 : 2);
   return sum;
 }
 
@@ -503,14 +507,14 @@ std::vector<OpCost> Tape::costs() const {
   double zeros = 0;
   for (const Tensor& rows : unset_) zeros += static_cast<double>(rows.bytes());
   list.push_back({"zero gradients", zeroing.calls, zeroing.sum, 0, static_cast<double>(zeroing.calls) * zeros});
-  for (size_t tick = 0; tick < 2 * nodes_.size(); ++tick) {
-    const bool backward = tick >= nodes_.size();
-    const Node& node = *nodes_[backward ? 2 * nodes_.size() - 1 - tick : tick];
+  for (size_t time = 0; time < 2 * nodes_.size(); ++time) {
+    const bool backward = time >= nodes_.size();
+    const Node& node = *nodes_[backward ? 2 * nodes_.size() - 1 - time : time];
     if (backward && node.frozen) continue;
-    const double calls = static_cast<double>(seconds_[tick].calls);
+    const double calls = static_cast<double>(seconds_[time].calls);
     const double both = node.training_flops();
     const double flops = node.grad_in_forward() ? (backward ? 0 : both) : backward ? both - node.flops() : node.flops();
-    const OpCost cost{std::string(node.op()) + (backward ? " backward" : ""), seconds_[tick].calls, seconds_[tick].sum,
+    const OpCost cost{std::string(node.op()) + (backward ? " backward" : ""), seconds_[time].calls, seconds_[time].sum,
                       calls * flops, calls * bytes_of(node, backward)};
     add_cost(list, cost);
   }

@@ -1,7 +1,7 @@
 // The static tape. A model's forward is written once, as calls that append nodes; each node calls one kernel forward
-// and one backward. differentiate() walks the nodes once in reverse and fixes, per edge, whether a gradient is set or
-// added. plan() gives every buffer an offset in one arena from its lifetime. A step then replays a flat list in
-// memory that is there already, and takes no decision:
+// and one backward. differentiate() visits the nodes once in reverse and decides for each edge whether a gradient is
+// overwritten or accumulated. plan() gives every buffer an offset in one arena from its lifetime. A step then runs a
+// fixed list of nodes in memory that is there already, and takes no decision:
 //
 //   Tape tape(Dtype::f32);
 //   Value* tokens = tape.input("tokens", Shape{1, 3}, Dtype::i32);  // (B, T)
@@ -28,7 +28,7 @@
 
 namespace crossply {
 
-// What changes from replay to replay; kernels get it when they run, never when they are recorded.
+// What changes from run to run of a tape; kernels get it when they run, never when they are recorded.
 struct Step {
   bool training = false;  // false: forward only (evaluation, generation); the loss head then leaves gradients alone
   double grad_scale = 1;  // gradients are those of this times the sum of the losses
@@ -44,13 +44,13 @@ struct Step {
 struct Node;
 struct Value;
 
-// Memory with one lifetime, in ticks of the replay: forward of node i at tick i, its backward at 2n-1-i.
+// Memory with one lifetime, in time indices: the forward of node i is at time i, its backward at 2n-1-i.
 struct Buffer {
   std::string name;  // of the value it was made for
   size_t bytes = 0;
   size_t offset = 0;           // in the arena; within `inside` if that is set
   std::vector<Value*> values;  // who lives here
-  int first = -1, last = -1;   // ticks of the first and last use; -1: never used
+  int first = -1, last = -1;   // time of the first and last use; -1: never used
 
   bool persistent = false;                // inputs, results, caches, constants: alive throughout
   bool sliced = false;                    // a slab, which is written slice by slice
@@ -61,8 +61,8 @@ struct Buffer {
   bool placed() const { return inside == nullptr && (persistent || first >= 0); }     // has it a place of its own?
 };
 
-// The type of what is not stored narrowly: statistics, coefficients, losses, parameters.
-inline Dtype wide(Dtype real) { return real == Dtype::bf16 ? Dtype::f32 : real; }
+// The type of statistics, coefficients, losses and parameters: f32 where activations are bf16.
+inline Dtype accumulation_type(Dtype real) { return real == Dtype::bf16 ? Dtype::f32 : real; }
 
 // A tensor of the tape. The Tensor is valid after allocate().
 struct Value {
@@ -76,15 +76,15 @@ struct Value {
 
   bool needs_grad = false;
   bool written = false;               // by a node
-  const Node* taken_by = nullptr;     // the node that took the memory over: nobody may read the value any more
+  const Node* taken_by = nullptr;     // the node that took the memory over: no later node may read the value
   const Value* fused_into = nullptr;  // an op computes it on the way to this one: it is never in memory by itself
 
   size_t bytes() const { return static_cast<size_t>(shape.numel()) * size_of(dtype); }
 };
 
-// What a backward does to the gradient of an input. set_or_add: sets it with Step::overwrite and adds otherwise, as the
-// first that writes a parameter's gradient.
-enum class GradMode : char { set, add, set_or_add };
+// What a backward does to the gradient of an input. The first node that writes a parameter's gradient has
+// overwrite_or_accumulate: it overwrites with Step::overwrite, else it accumulates.
+enum class GradMode : char { overwrite, accumulate, overwrite_or_accumulate };
 
 // One op of the step: lists say what it reads and writes, two functions compute. The functions of kernels/*/ops.h fill
 // the lists; the tape reads them to differentiate, to plan and to print. What only some ops need is a function with a
@@ -98,7 +98,7 @@ struct Node {
   // What the backward reads besides `saved` and the gradients of `out`: values (or slabs), also of later nodes, and the
   // gradients of values of later nodes.
   std::vector<Value*> backward_reads, backward_reads_grads;
-  // Memory for this node's forward alone, and for its backward alone: what nobody else reads.
+  // Scratch memory for this node's forward alone, and for its backward alone. No other node reads it.
   std::vector<Value*> forward_work, backward_work;
 
   // Decided by record():
@@ -106,7 +106,7 @@ struct Node {
 
   // Decided by differentiate():
   std::vector<GradMode> grad_modes;  // per input; empty on a tape that only goes forward
-  std::vector<Value*> zeroed;        // gradients that the tape zeroes before the backward, because nobody sets them
+  std::vector<Value*> zeroed;        // gradients that the tape zeroes before the backward: no node overwrites them
 
   virtual ~Node() = default;
   virtual const char* op() const = 0;
@@ -115,30 +115,34 @@ struct Node {
   virtual void prepare() {}  // called once, when all tensors have their addresses: lists of them are made here
 
   // Costs:
-  virtual double flops() const { return 0; }  // of the forward, two per multiply-add: products, attention, mixtures
+  virtual double flops() const {
+    return 0;
+  }  // of the forward, two per multiply-add: matrix products, attention, mixtures
   virtual double training_flops() const { return (frozen ? 1 : 3) * flops(); }  // of both; a backward is two forwards
-  virtual ScratchBytes scratch() const { return {}; }  // on a GPU, where it is more than some numbers for each row
-  virtual bool reads_narrow(size_t /*i*/) const { return false; }  // of in[i], a parameter, its narrow copy and no more
+  virtual ScratchBytes scratch() const { return {}; }  // on a GPU, where it is more than a few elements for each row
+  virtual bool reads_bf16_copy(size_t /*i*/) const { return false; }  // of parameter in[i], nothing but the bf16 copy
 
   // Gradients:
-  virtual bool can_set(size_t /*i*/) const { return false; }    // in[i]'s, a parameter's, or can it only add?
-  virtual bool only_adds(size_t /*i*/) const { return false; }  // to in[i]'s: the tape zeroes it where nobody sets it
-  virtual bool grad_in_forward() const { return false; }  // the loss head writes its input's in the training forward
-  virtual bool grad_optional() const { return false; }    // out[0]'s stays null, not zero, if nobody differentiates it
-  virtual bool may_repeat_inputs() const { return false; }  // it adds to one gradient after the other
-  // Parameters of later nodes, to whose gradients the backward adds as well.
+  // Can it overwrite the gradient of in[i], a parameter, or only accumulate?
+  virtual bool can_overwrite(size_t /*i*/) const { return false; }
+  // Can it only accumulate the gradient of in[i]? The tape zeroes it first, unless another node overwrites it.
+  virtual bool only_accumulates(size_t /*i*/) const { return false; }
+  virtual bool grad_in_forward() const { return false; }    // the loss head writes its input's in the training forward
+  virtual bool grad_optional() const { return false; }      // out[0]'s stays null, not zero, if no node writes it
+  virtual bool may_repeat_inputs() const { return false; }  // it accumulates one gradient after the other
+  // Parameters of later nodes whose gradients this backward also accumulates.
   virtual std::vector<Value*> later_parameters() const { return {}; }
 
   // Memory:
   virtual bool in_place() const { return false; }  // out[0] takes in[0]'s memory; their gradients share memory, too
   virtual bool donated_input() const { return false; }  // in[0]'s memory is this node's from now on, to write there
-  // in[i]'s gradient is that of out[0]: the tape lets them share memory where nobody would notice, and backward()
+  // in[i]'s gradient is that of out[0]: the tape lets them share memory where no other node reads it, and backward()
   // leaves such a gradient alone. The first such input is the residual stream.
   virtual bool grad_aliases_output(size_t /*i*/) const { return false; }
-  // The backward may write an input's gradient over the input: done where nobody else needs the input.
+  // The backward may write an input's gradient over the input: done where no other node needs the input.
   virtual bool grads_overwrite_inputs() const { return false; }
   // Outputs of one size, as of layers that share their input, lie one behind the other where they live about as long,
-  // and so do their gradients: a GPU then computes them as one product.
+  // and so do their gradients: a GPU then computes them as one matrix product.
   virtual bool contiguous_outputs() const { return false; }
 
  protected:
@@ -146,14 +150,14 @@ struct Node {
   const Tensor& output() const { return out[0]->tensor; }
   const Tensor& doutput() const { return out[0]->grad->tensor; }
   const Tensor& dinput(size_t i) const { return in[i]->grad->tensor; }
-  Grad gradient(size_t i) const { return {in[i]->grad->tensor, grad_modes[i] != GradMode::set}; }
+  Grad gradient(size_t i) const { return {in[i]->grad->tensor, grad_modes[i] != GradMode::overwrite}; }
   Grad gradient(size_t i, const Step& step) const {
-    return {in[i]->grad->tensor,
-            grad_modes[i] == GradMode::add || (grad_modes[i] == GradMode::set_or_add && !step.overwrite)};
+    return {in[i]->grad->tensor, grad_modes[i] == GradMode::accumulate ||
+                                     (grad_modes[i] == GradMode::overwrite_or_accumulate && !step.overwrite)};
   }
-  // For a backward that can only set in[i]'s gradient.
+  // For a backward that can only overwrite in[i]'s gradient.
   void check_only_reader(size_t i) const {
-    CHECK_THAT(grad_modes[i] == GradMode::set, name, " must be the only reader of ", in[i]->name);
+    CHECK_THAT(grad_modes[i] == GradMode::overwrite, name, " must be the only reader of ", in[i]->name);
   }
 };
 
@@ -164,20 +168,20 @@ struct Slab {
 
 // A tensor that is rounded to eight bits (kernels/block/quantize.h), with one f32 each of these on the device.
 struct Rounding {
-  Value *scale, *inverse;  // what it is multiplied with before, and one over that: who trains sets both
-  Value* amax;             // the largest |x| of all replays since who trains has set it to 0
+  Value *scale, *inverse;  // the factor before rounding and its inverse; the trainer sets both
+  Value* amax;             // the largest |x| of all runs since the trainer set it to 0
 };
 struct Scaled {
   std::string name;
   float largest;  // that the eight bits hold
 };
 
-// What the replays of one op, forward or backward, took together.
+// The cost of all calls of one op, forward or backward.
 struct OpCost {
   std::string op;
   int64_t calls = 0;
   double seconds = 0;
-  double flops = 0;  // two per multiply-add of products, attention and mixtures
+  double flops = 0;  // two per multiply-add of matrix products, attention and mixtures
   double bytes = 0;  // of all tensors it names, read and written once: a floor for what must move
   OpCost& operator+=(const OpCost& o);
 };
@@ -201,8 +205,8 @@ class Tape {
   Value* parameter(Parameter& row);
   Value* activation(const std::string& name, Shape shape);
   Value* statistic(const std::string& name, Shape shape);  // never bf16: what a backward or a mixture needs exactly
-  Value* result(const std::string& name, Shape shape);     // persistent: the caller reads it after the replay
-  // Memory that only ops look at: of any type, and from replay to replay or as long as forward_work and the like say.
+  Value* result(const std::string& name, Shape shape);     // persistent: the caller reads it after the run
+  // Scratch memory of an op, of any dtype. It persists across runs, or lives as long as forward_work or backward_work.
   Value* memory(const std::string& name, Shape shape, Dtype dtype, bool persistent) {
     return add_value(name, shape, dtype, persistent);
   }
@@ -220,16 +224,16 @@ class Tape {
   void frozen(const std::string& prefix, const std::function<void()>& body);
   int64_t cache_length() const { return cache_length_; }
   Dtype dtype() const { return real_; }
-  // Gives a value a name by which those who look on find it in every model: "hidden.3". Costs a step nothing.
+  // Gives a value a name by which probes find it in every model: "hidden.3". Costs a step nothing.
   void mark(const std::string& name, Value* value) { marks_.emplace_back(prefix_ + name, value); }
   const std::vector<std::pair<std::string, Value*>>& marks() const { return marks_; }  // in the order of the calls
   // Called before a model is recorded whose linear layers are to multiply in eight bits when it is trained.
   void use_eight_bits() { eight_bits_ = true; }
   bool eight_bits() const { return eight_bits_ && !frozen_; }
-  // The numbers of one more tensor that is rounded to eight bits.
+  // Registers one more tensor that is rounded to eight bits.
   Rounding rounding(const std::string& name, float largest);
   const std::vector<Scaled>& scaled() const { return scaled_; }
-  // Of all of them, in the order of the calls: flat, f32. After allocate().
+  // The scalars of all rounded tensors, in the order of the calls: flat, f32. After allocate().
   Tensor scales() const { return numbers_of(scales_); }
   Tensor inverses() const { return numbers_of(inverses_); }
   Tensor amaxes() const { return numbers_of(amaxes_); }
@@ -238,7 +242,7 @@ class Tape {
   bool probed() const { return probed_; }
 
   // --- between recording and differentiate(): fusion (kernels/block/linear.cpp) ---
-  // The outputs that the next node alone reads, forward and backward, and whose place nobody chose: an op that does the
+  // The outputs that the next node alone reads, forward and backward, and that no call placed: an op that does the
   // work of both nodes may leave them out.
   std::unordered_set<const Value*> read_by_next() const;
   // To be changed by a pass. Nodes it sets to null are then left out.
@@ -255,16 +259,16 @@ class Tape {
   double training_flops() const;  // forward and backward
   // The last node whose backward adds to the gradient of this parameter; nodes().size() if there is none.
   size_t last_to_add(const Parameter& row) const;
-  // Marks the parameters of which all nodes read the narrow copy only.
-  void mark_narrow_only() const;
+  // Marks the parameters of which all nodes read nothing but the bf16 copy.
+  void mark_bf16_only() const;
 
-  // --- replay ---
+  // --- run ---
   void forward(const Step& step);
   void backward(const Step& step);
   // Both, the backward in training only; on a device that records, the same step comes from its recording.
   void run(const Step& step);
 
-  // Called after the backward of this node in every replay with Step::last, on a device that records as part of it.
+  // Called after the backward of this node in every run with Step::last, on a device that records as part of it.
   void after_backward(size_t node, std::function<void()> work) { final_.emplace(node, std::move(work)); }
   // From now on called after every node n's forward and backward: to look at intermediates, or to change them.
   void watch(std::function<void(size_t n, bool backward)> after) { after_ = std::move(after); }
@@ -300,7 +304,7 @@ class Tape {
   void find_lifetimes();
   void find_contiguous();
   void put_contiguous(const std::string& name, const std::vector<Buffer*>& list);
-  void poison(int tick);
+  void poison(int time);
   std::string totals() const;
   double bytes_of(const Node& node, bool backward) const;
 
@@ -326,8 +330,8 @@ class Tape {
   std::function<void(size_t, bool)> after_;
   std::multimap<size_t, std::function<void()>> final_;  // of one node in the order in which they came
   bool can_overwrite_ = false;                          // the flat array of gradients is known
-  std::vector<Tensor> unset_;                           // what nobody sets of it: zeroed with Step::overwrite
-  std::vector<Seconds> seconds_;  // by tick (forward n, backward 2N-1-n), then of that; empty without a profile
+  std::vector<Tensor> unset_;     // its parts that no node overwrites: zeroed with Step::overwrite
+  std::vector<Seconds> seconds_;  // by time (forward n, backward 2N-1-n), then of that; empty without a profile
   size_t arena_bytes_ = 0;
   Arena arena_;
   Device* device_ = nullptr;

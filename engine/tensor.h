@@ -58,12 +58,12 @@ struct Tensor {
   std::string str() const { return std::string(name_of(dtype)) + shape.str(); }
 };
 
-// Where a backward leaves a gradient, and whether it adds to what is there or replaces it.
+// The gradient that a backward writes: it accumulates into the old values, or overwrites them.
 struct Grad : Tensor {
-  bool add = false;
+  bool accumulate = false;
 
   Grad() = default;
-  Grad(const Tensor& tensor, bool adds) : Tensor(tensor), add(adds) {}
+  Grad(const Tensor& tensor, bool accumulates) : Tensor(tensor), accumulate(accumulates) {}
 };
 
 template <class T>

@@ -8,12 +8,12 @@ namespace crossply {
 namespace {
 
 // Rank 0 adds up what all have counted. Throws at all ranks what one has met.
-void add_others(Answers& answers, const std::string& failure, Job& job) {
+void add_others(Answers& answers, const std::string& failure, ProcessGroup& group) {
   std::array numbers{&answers.asked, &answers.right, &answers.valid, &answers.hard, &answers.hard_right};
   std::string mine;
   for (const int64_t* number : numbers) mine += str(*number, " ");
   std::string first_failure;
-  const std::vector<std::string> all = job.collect(mine + failure);
+  const std::vector<std::string> all = group.collect(mine + failure);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     std::istringstream theirs(all[rank]);
     for (int64_t* number : numbers) {
@@ -23,7 +23,7 @@ void add_others(Answers& answers, const std::string& failure, Job& job) {
     }
     if (std::string why; first_failure.empty() && std::getline(theirs >> std::ws, why)) first_failure = why;
   }
-  first_failure = job.share(first_failure);
+  first_failure = group.share(first_failure);
   if (!first_failure.empty()) fail(Exit::not_finite, first_failure);
 }
 
@@ -34,7 +34,7 @@ int64_t answer_length(const Config& config, int64_t T) {
 }
 
 Answers answer_task(Device& device, ParameterTable& params, const Config& config, const Source& source, int64_t count,
-                    int64_t rows, Job& job) {
+                    int64_t rows, ProcessGroup& group) {
   const Task& task = *source.task();
   Answers answers;
   count = std::min(count, source.size());
@@ -55,20 +55,20 @@ Answers answer_task(Device& device, ParameterTable& params, const Config& config
     }
     if (first == 0) answers.sample_prompt = prompts[0], answers.sample = written[0];
   };
-  if (job.place.alone()) {
+  if (group.world.alone()) {
     for (int64_t first = 0; first < count; first += rows) answer(first);
     return answers;
   }
   std::string failure;
   try {
     // Who has nothing to answer does the first ones as well: then devices stay alike in what they have recorded.
-    if (job.place.rank * rows >= count) answer(0), answers = {};
-    for (int64_t first = job.place.rank * rows; first < count; first += rows * job.place.size) answer(first);
+    if (group.world.rank * rows >= count) answer(0), answers = {};
+    for (int64_t first = group.world.rank * rows; first < count; first += rows * group.world.size) answer(first);
   } catch (const Error& error) {
     if (error.code != Exit::not_finite) throw;
     failure = error.what();
   }
-  add_others(answers, failure, job);
+  add_others(answers, failure, group);
   return answers;
 }
 

@@ -3,7 +3,7 @@
 
 #include "data/source.h"
 #include "eval/decode.h"
-#include "ranks/job.h"
+#include "ranks/process_group.h"
 
 namespace crossply {
 
@@ -22,6 +22,6 @@ int64_t answer_length(const Config& config, int64_t T);
 // Over the first `count` items of a source with a task, `rows` at a time, which the ranks of a job share. Rank 0 gets
 // all; the others what they answered themselves.
 Answers answer_task(Device& device, ParameterTable& params, const Config& config, const Source& source, int64_t count,
-                    int64_t rows, Job& job);
+                    int64_t rows, ProcessGroup& group);
 
 }  // namespace crossply

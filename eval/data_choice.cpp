@@ -90,8 +90,8 @@ DataChoice choose_data(const DataOptions& asked, const std::string& split, const
   if (own && data.test_samples == 0 && !data.whole) data.test_samples = run.test_samples;
   if (own && data.val_spec.empty()) data.val_spec = run.val_spec;
   if (data.seq_len == 0 && (own || files)) data.seq_len = run.seq_len;
-  choice.guessed_T = data.seq_len == 0 && files;
-  if (choice.guessed_T) data.seq_len = std::min(model.config.max_position_embeddings, usual_seq);
+  choice.guessed_seq_len = data.seq_len == 0 && files;
+  if (choice.guessed_seq_len) data.seq_len = std::min(model.config.max_position_embeddings, max_guessed_seq_len);
   choice.own_parts = own && (files ? !data.val_spec.empty() || data.seq_len == run.seq_len
                                    : data.seed == run.seed && data.train_samples == run.train_samples);
   return choice;

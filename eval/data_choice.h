@@ -12,17 +12,17 @@
 namespace crossply {
 
 struct DataChoice {
-  DataOptions data, run;   // run: of the run that trained the model; all empty without one
-  std::string split;       // test, train or all
-  bool files = false;      // not generated
-  bool own = false;        // is it the data of the run?
-  bool own_parts = false;  // is it also cut into the same training and test set?
-  bool guessed_T = false;  // nothing says how long a sequence should be
+  DataOptions data, run;         // run: of the run that trained the model; all empty without one
+  std::string split;             // test, train or all
+  bool files = false;            // not generated
+  bool own = false;              // is it the data of the run?
+  bool own_parts = false;        // is it also cut into the same training and test set?
+  bool guessed_seq_len = false;  // the model's positions, at most max_guessed_seq_len
 
   const std::string& scored() const { return split == "test" && !data.val_spec.empty() ? data.val_spec : data.spec; }
 };
 
-constexpr int64_t usual_seq = 2048;  // at most, of a model that does not say what it was trained on
+constexpr int64_t max_guessed_seq_len = 2048;
 
 // The line "split test: FILE, kept from training", safe for a terminal. complete: is it all of its split?
 std::string describe_split(const DataChoice& choice, bool complete);

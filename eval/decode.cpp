@@ -43,7 +43,7 @@ Decoder::Decoder(Device& device, ParameterTable& params, const Config& config, i
       token_(*this, rows, 1),
       logits_(static_cast<size_t>(rows * config.vocab_size)) {
   CHECK_THAT(params.dtype() == Dtype::f32, "generation runs in f32 or bf16");
-  if (real == Dtype::bf16) narrow_.resize(logits_.size());
+  if (real == Dtype::bf16) bf16_logits_.resize(logits_.size());
 }
 
 const std::vector<float>& Decoder::feed(const std::vector<int32_t>& tokens) {
@@ -52,9 +52,9 @@ const std::vector<float>& Decoder::feed(const std::vector<int32_t>& tokens) {
   device_.copy_in(token_.graph.tokens->tensor.data, tokens.data(), tokens.size() * sizeof(int32_t));
   token_.tape.forward(step_);
   const Value& logits = *token_.graph.logits;
-  void* host = real_ == Dtype::bf16 ? static_cast<void*>(narrow_.data()) : logits_.data();
+  void* host = real_ == Dtype::bf16 ? static_cast<void*>(bf16_logits_.data()) : logits_.data();
   device_.copy_out(host, logits.tensor.data, logits.bytes());
-  std::copy(narrow_.begin(), narrow_.end(), logits_.begin());
+  std::copy(bf16_logits_.begin(), bf16_logits_.end(), logits_.begin());
   const auto bad = std::find_if(logits_.begin(), logits_.end(), [](float logit) { return !std::isfinite(logit); });
   if (bad != logits_.end())
     fail(Exit::not_finite, "the model's logits after token ", step_.position + 1, " of the sequence are not finite (",

@@ -14,7 +14,7 @@ namespace crossply {
 class Decoder {
  public:
   // rows sequences at once, each of at most max_length tokens. The parameters must have their memory; for bf16, in
-  // which activations and caches are then, their narrow copies too.
+  // which activations and caches are then, their bf16 copies too.
   Decoder(Device& device, ParameterTable& params, const Config& config, int64_t rows, int64_t max_length,
           Dtype real = Dtype::f32);
 
@@ -51,7 +51,7 @@ class Decoder {
   std::unique_ptr<Replay> chunk_;  // of one row; made when it is needed
   Step step_;
   std::vector<float> logits_;
-  std::vector<bf16> narrow_;  // as they come
+  std::vector<bf16> bf16_logits_;  // as they come
 };
 
 // Chooses a token from a row's logits (V).

@@ -43,7 +43,7 @@ void print_loss(const Source& source, const MeanLoss& mean, const ModelData& dat
   std::printf("%s\n", describe_split(choice, complete).c_str());
   std::printf("sequences %s of %s tokens%s", format_count(mean.sequences).c_str(),
               format_count(source.seq_len()).c_str(), first_of(mean.sequences, source.size()).c_str());
-  if (choice.guessed_T && source.seq_len() == usual_seq && longest > usual_seq)
+  if (choice.guessed_seq_len && source.seq_len() == max_guessed_seq_len && longest > max_guessed_seq_len)
     std::printf("; the model takes up to %s (--seq)", format_count(longest).c_str());
   if (source.file_tokens() > 0)
     std::printf("\nscored %s of %s tokens\n", format_count(mean.scored).c_str(),
@@ -57,7 +57,7 @@ void print_loss(const Source& source, const MeanLoss& mean, const ModelData& dat
 }
 
 void print_answers(LoadedModel& model, const Source& source, int64_t count) {
-  const Answers answers = answer_task(*model.device, model.params, model.config, source, count, 64, *one_rank_job());
+  const Answers answers = answer_task(*model.device, model.params, model.config, source, count, 64, *one_rank_group());
   std::printf("prompts %s%s\nanswers correct %.2f%%\nall steps valid %.2f%%\n", format_count(answers.asked).c_str(),
               first_of(answers.asked, source.size()).c_str(), 100 * answers.correct(), 100 * answers.steps_valid());
   if (answers.hard > 0)
@@ -66,7 +66,7 @@ void print_answers(LoadedModel& model, const Source& source, int64_t count) {
 }
 
 MeanLoss finite_mean(BatchModel& batches, const Source& source, int64_t samples) {
-  const MeanLoss mean = mean_loss(batches, source, samples, *one_rank_job());
+  const MeanLoss mean = mean_loss(batches, source, samples, *one_rank_group());
   if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the loss is ", mean.loss);
   return mean;
 }

@@ -287,7 +287,7 @@ Exit run(const Options& o) {
     std::fprintf(stderr, "note: the model was trained on sequences of %s tokens; what it writes beyond may be poor\n",
                  format_count(trained).c_str());
   const Dtype real = o.dtype == "bf16" ? Dtype::bf16 : Dtype::f32;
-  if (real == Dtype::bf16) model.params.allocate_narrow(), refresh_narrow(model.params);
+  if (real == Dtype::bf16) model.params.allocate_bf16_copy(), refresh_bf16_copy(model.params);
   const int64_t rows = std::min<int64_t>(o.batch, std::ssize(prompts) * o.samples);
   Generator generator{o,       tokenizer,
                       prompts, ending_tokens(model, tokenizer),

@@ -78,7 +78,7 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t count, const L
 
 struct Options {
   std::string model, tokenizer, tokens, out, device = "cpu", plan = "reuse", dtype = "fp32", matmul = "fp32";
-  int64_t batch = 1, seq = 0;
+  int64_t batch = 1, seq_len = 0;
 };
 
 // Gradients replace gradients; any other file stays.
@@ -87,17 +87,17 @@ const std::string kind = "gradients";
 Exit run(const Options& o) {
   if (o.matmul == "bf16x3" && o.dtype == "bf16")
     fail(Exit::usage, "--matmul bf16x3 is for --dtype fp32; --dtype bf16 multiplies in bf16 anyway");
-  check_batch(o.batch, 1, o.seq);
+  check_batch(o.batch, 1, o.seq_len);
   check_replaceable_tensors("--out", o.out, kind);
-  const int64_t count = o.batch * o.seq;
+  const int64_t count = o.batch * o.seq_len;
   LoadedModel model(o.model, o.device, true, o.matmul);
   const std::vector<int32_t> tokens = read_tokens(o.tokens, count + 1, model, o.tokenizer);
-  const bool narrow = o.dtype == "bf16";
-  if (narrow && model.params.dtype() != Dtype::f32) fail(Exit::usage, "--device ", o.device, " has no bf16");
-  if (narrow) model.params.allocate_narrow();
-  refresh_narrow(model.params);
-  Tape tape(narrow ? Dtype::bf16 : model.params.dtype());
-  const Graph graph = record_model(tape, model.params, model.config, o.batch, o.seq);
+  const bool in_bf16 = o.dtype == "bf16";
+  if (in_bf16 && model.params.dtype() != Dtype::f32) fail(Exit::usage, "--device ", o.device, " has no bf16");
+  if (in_bf16) model.params.allocate_bf16_copy();
+  refresh_bf16_copy(model.params);
+  Tape tape(in_bf16 ? Dtype::bf16 : model.params.dtype());
+  const Graph graph = record_model(tape, model.params, model.config, o.batch, o.seq_len);
   tape.differentiate();
   tape.plan(plan_mode(o.plan));
   tape.allocate(*model.device);
@@ -130,7 +130,7 @@ int main(int argc, char** argv) {
           add_text(app, "--tokenizer", o.tokenizer, "FILE", "tokenizer.json of a model that has none, for text:FILE"),
           {{"--tokens", {"text:*"}}});
     add_integer(app, "--batch", o.batch, 1, max_size, "B, sequences");
-    add_integer(app, "--seq", o.seq, 1, max_size, "T, tokens per sequence").required().default_str("");
+    add_integer(app, "--seq", o.seq_len, 1, max_size, "T, tokens per sequence").required().default_str("");
     add_text(app, "--out", o.out, "FILE", "safetensors file to write; replaces only gradients").required();
     add_text(app, "--device", o.device, "NAME", "cpu, cuda, or reference (plain loops in double)");
     add_choice(app, "--dtype", o.dtype, {"fp32", "bf16"}, "of activations and products: fp32 or bf16");

@@ -3,7 +3,7 @@
 
 #include "data/source.h"
 #include "models/batch/batch_model.h"
-#include "ranks/job.h"
+#include "ranks/process_group.h"
 
 namespace crossply {
 
@@ -13,6 +13,6 @@ struct MeanLoss {
 };
 // Over the first `sequences` of a source (0: all), in batches that the ranks of a job share; the same bits whoever
 // takes which.
-MeanLoss mean_loss(BatchModel& model, const Source& source, int64_t sequences, Job& job);
+MeanLoss mean_loss(BatchModel& model, const Source& source, int64_t sequences, ProcessGroup& group);
 
 }  // namespace crossply

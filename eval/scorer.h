@@ -30,7 +30,7 @@ struct Score {
 
 class Scorer {
  public:
-  // batch_tokens: what a replay computes at most, unless a single sequence is longer. The parameters, of f32, must have
+  // batch_tokens: what one run computes at most, unless a single sequence is longer. The parameters, of f32, must have
   // their memory.
   Scorer(Device& device, ParameterTable& params, const Config& config, int64_t batch_tokens);
 

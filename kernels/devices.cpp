@@ -40,9 +40,9 @@ Backend backend_of(const std::string& device) {
 std::unique_ptr<Device> make_device(const std::string& name, const std::string& matmul) {
   CHECK_THAT(matmul == "fp32" || matmul == "bf16x3" || matmul == "fp8", "unknown products '", matmul, "'");
   CHECK_THAT(matmul != "fp8" || backend_of(name) == Backend::cuda, "fp8 on ", name);
-  const Products products = matmul == "bf16x3" ? Products::bf16x3 : Products::f32;
-  if (name == "cpu") return make_cpu_device(Backend::cpu, products);
-  if (name == "reference") return make_cpu_device(Backend::reference, Products::f32);
+  const MatmulPrecision precision = matmul == "bf16x3" ? MatmulPrecision::bf16x3 : MatmulPrecision::f32;
+  if (name == "cpu") return make_cpu_device(Backend::cpu, precision);
+  if (name == "reference") return make_cpu_device(Backend::reference, MatmulPrecision::f32);
   if (name == "cuda" || name == "emulator") {
     auto gpu = make_gpu(name);
     if (name == "cuda" && matmul == "fp8") refuse_without_eight_bits();

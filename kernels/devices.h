@@ -17,7 +17,7 @@ Backend backend_of(const std::string& device);  // without making it
 
 // From now on device "cuda" is the GPU of the local rank: the only one that is visible, or the one of that number.
 void choose_gpu(int local_rank);
-// Which GPU that is, of those of all machines.
+// The identity of the chosen GPU among those of all machines.
 std::string gpu_in_the_world();
 
 }  // namespace crossply

@@ -39,15 +39,15 @@ class AttentionResiduals : public Connection {
     open("embedding", embeddings);
   }
 
-  Value* read(const Site& site) override {
-    Value* mixed = mixture(site.name() + ".read", rows(site));
-    if (!site.mlp) build_->mark("mixed", site.layer, mixed);
-    if (block_ == 0 || (!site.mlp && site.layer % block_ == 0)) close();
-    return norm(site, mixed);
+  Value* read(const Sublayer& sublayer) override {
+    Value* mixed = mixture(sublayer.name() + ".read", rows(sublayer));
+    if (!sublayer.mlp) build_->mark("mixed", sublayer.layer, mixed);
+    if (block_ == 0 || (!sublayer.mlp && sublayer.layer % block_ == 0)) close();
+    return norm(sublayer, mixed);
   }
 
-  void write(const Site& site, Value* y) override {
-    open(site.name() + ".source", x_ == nullptr ? y : ops::add(build_->tape, site.name() + ".sum", x_, y));
+  void write(const Sublayer& sublayer, Value* y) override {
+    open(sublayer.name() + ".source", x_ == nullptr ? y : ops::add(build_->tape, sublayer.name() + ".sum", x_, y));
     out_ = x_;
   }
 
@@ -58,8 +58,8 @@ class AttentionResiduals : public Connection {
  private:
   static constexpr const char* output_rows = "model.output_attn_res";
 
-  static std::string rows(const Site& site) {
-    return layer_name(site.layer, site.mlp ? "mlp_res" : "self_attention_res");
+  static std::string rows(const Sublayer& sublayer) {
+    return layer_name(sublayer.layer, sublayer.mlp ? "mlp_res" : "self_attention_res");
   }
   static void add_pair(ParameterTable& params, const std::string& rows, const Config& config) {
     params.add(rows + "_proj.weight", Shape{1, config.hidden_size}, Init::constant(0), Role::width_router,

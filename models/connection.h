@@ -30,7 +30,7 @@ struct Build {
 };
 
 // One of a layer's two sublayers.
-struct Site {
+struct Sublayer {
   int layer;
   bool mlp;
   std::string name() const { return "L" + std::to_string(layer) + (mlp ? ".mlp" : ".attn"); }
@@ -39,7 +39,7 @@ struct Site {
 struct KeyValue {
   Value *k, *v;  // (B, T, K, D)
 };
-struct Heads {
+struct QueryKeyValue {
   Value *q, *k, *v;  // q: (B, T, H, D)
 };
 
@@ -101,10 +101,10 @@ class Connection {
     x_ = embeddings;
   }
   // What the sublayer reads, normalised: (B, T, C).
-  virtual Value* read(const Site& site) { return norm(site, x_); }
+  virtual Value* read(const Sublayer& sublayer) { return norm(sublayer, x_); }
   // The layer's own queries, keys and values, before q/k norm and RoPE where the backbone has these; x is what read()
   // returned. k and v are null in a layer without keys and values, whose kv() has others.
-  virtual Heads project(int layer, Value* x) {
+  virtual QueryKeyValue project(int layer, Value* x) {
     const auto heads = linears(layer, x, {queries(layer), keys(layer), values(layer)});
     return {heads[0], heads[1], heads[2]};
   }
@@ -113,13 +113,15 @@ class Connection {
   virtual KeyValue kv(int /*layer*/, KeyValue own) { return own; }
   // What the layer's queries read, (B, T, H, D), given its own queries, keys and values; q and k are normalised and
   // rotated by now. ops::attention may come once, twice under two names, or not at all. Here once, to what kv() says.
-  virtual Value* attend(int layer, Heads own) {
+  virtual Value* attend(int layer, QueryKeyValue own) {
     const KeyValue read = kv(layer, {own.k, own.v});
-    return ops::attention(build_->tape, Site{layer, false}.name(), own.q, read.k, read.v,
+    return ops::attention(build_->tape, Sublayer{layer, false}.name(), own.q, read.k, read.v,
                           attention_divisor(build_->config, layer));
   }
   // Takes the sublayer's output (B, T, C).
-  virtual void write(const Site& site, Value* y) { x_ = ops::add(build_->tape, site.name() + ".residual", x_, y); }
+  virtual void write(const Sublayer& sublayer, Value* y) {
+    x_ = ops::add(build_->tape, sublayer.name() + ".residual", x_, y);
+  }
   // What the final norm reads.
   virtual Value* finish() { return x_; }
   // For those who look into the model, after each block: what it has put out, (B, T, C), as one stream, before the
@@ -128,16 +130,16 @@ class Connection {
 
  protected:
   // The backbone's norm in front of a sublayer.
-  Value* norm(const Site& site, Value* x) const {
-    const char* rows = site.mlp ? "post_attention_layernorm" : "input_layernorm";
-    return backbone_norm(*build_, site.name() + ".norm", x, layer_name(site.layer, rows));
+  Value* norm(const Sublayer& sublayer, Value* x) const {
+    const char* rows = sublayer.mlp ? "post_attention_layernorm" : "input_layernorm";
+    return backbone_norm(*build_, sublayer.name() + ".norm", x, layer_name(sublayer.layer, rows));
   }
   // The backbone's projections of attention, and products of several of them with one input.
   ops::Projection queries(int layer) const { return projection(layer, 'q', build_->config.num_attention_heads); }
   ops::Projection keys(int layer) const { return projection(layer, 'k', build_->config.num_key_value_heads); }
   ops::Projection values(int layer) const { return projection(layer, 'v', build_->config.num_key_value_heads); }
   std::vector<Value*> linears(int layer, Value* x, const std::vector<ops::Projection>& projections) const {
-    const auto heads = ops::linears(build_->tape, Site{layer, false}.name() + ".project", x, projections);
+    const auto heads = ops::linears(build_->tape, Sublayer{layer, false}.name() + ".project", x, projections);
     for (const auto& [letter, name] : {std::pair{'q', "own_query"}, {'k', "own_key"}, {'v', "own_value"}})
       for (size_t i = 0; i < heads.size(); ++i)
         if (projections[i].name == projection_name(layer, letter)) build_->mark(name, layer, heads[i]);

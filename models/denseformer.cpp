@@ -33,10 +33,10 @@ class DenseFormer : public Connection {
     x_ = history_->add("X0", embeddings);
   }
 
-  void write(const Site& site, Value* y) override {
-    Connection::write(site, y);
-    if (!site.mlp) return;
-    const int i = site.layer + 1;
+  void write(const Sublayer& sublayer, Value* y) override {
+    Connection::write(sublayer, y);
+    if (!sublayer.mlp) return;
+    const int i = sublayer.layer + 1;
     x_ = out_ = history_->add(str("X", i), x_);
     if (i % period_ == 0) x_ = history_->mix(str("Y", i), sources(i), build_->parameter(weight_name(i)));
     if (i < build_->config.num_hidden_layers) build_->mark("mixed", i, x_);

@@ -41,18 +41,18 @@ class GatedStreams : public Connection {
     x_ = ops::streams_expand(build.tape, "streams", embeddings, E_);
   }
 
-  Value* read(const Site& site) override {
-    build_->mark(site.mlp ? "mlp_streams" : "attn_streams", site.layer, x_);  // (B, T, E, C)
-    const ops::GatedReadOutputs in = gated_read(site.name() + ".read", rows(site));
+  Value* read(const Sublayer& sublayer) override {
+    build_->mark(sublayer.mlp ? "mlp_streams" : "attn_streams", sublayer.layer, x_);  // (B, T, E, C)
+    const ops::GatedReadOutputs in = gated_read(sublayer.name() + ".read", rows(sublayer));
     inject_ = in.inject;
-    build_->mark(site.mlp ? "mlp_inject" : "attn_inject", site.layer, inject_);  // (B, T, E)
-    build_->mark(site.mlp ? "mlp_read" : "attn_read", site.layer, in.x);         // with its norm
+    build_->mark(sublayer.mlp ? "mlp_inject" : "attn_inject", sublayer.layer, inject_);  // (B, T, E)
+    build_->mark(sublayer.mlp ? "mlp_read" : "attn_read", sublayer.layer, in.x);         // with its norm
     return in.x;
   }
 
-  void write(const Site& site, Value* y) override {
-    build_->mark(site.mlp ? "mlp_output" : "attn_output", site.layer, y);
-    x_ = ops::gated_inject(build_->tape, site.name() + ".write", x_, inject_, y);
+  void write(const Sublayer& sublayer, Value* y) override {
+    build_->mark(sublayer.mlp ? "mlp_output" : "attn_output", sublayer.layer, y);
+    x_ = ops::gated_inject(build_->tape, sublayer.name() + ".write", x_, inject_, y);
   }
 
   Value* finish() override {
@@ -64,8 +64,8 @@ class GatedStreams : public Connection {
 
  private:
   static constexpr const char* last = "model.hyper_connection_mixer.";
-  static std::string rows(const Site& site) {
-    return layer_name(site.layer, site.mlp ? "mlp_hyper_connection." : "attn_hyper_connection.");
+  static std::string rows(const Sublayer& sublayer) {
+    return layer_name(sublayer.layer, sublayer.mlp ? "mlp_hyper_connection." : "attn_hyper_connection.");
   }
 
   void declare_read(ParameterTable& params, const std::string& rows, const Config& config, bool writes) const {

@@ -30,12 +30,12 @@ void record_gpt2_block(const Build& b, Connection& connection, int layer) {
     return ops::linear(b.tape, name, x, b.parameter(layer_name(layer, rows + ".weight")), shape, bias);
   };
 
-  const Site attn{layer, false};
-  Heads own = connection.project(layer, connection.read(attn));
+  const Sublayer attn{layer, false};
+  QueryKeyValue own = connection.project(layer, connection.read(attn));
   Value* heads = connection.attend(layer, own);
   connection.write(attn, linear(attn.name() + ".out", heads, "self_attn.o_proj", stream));
 
-  const Site mlp{layer, true};
+  const Sublayer mlp{layer, true};
   const std::string m = mlp.name();
   const int64_t F = b.params.at(layer_name(layer, "mlp.up_proj.weight")).shape[0];
   const GeluKind kind = b.config.activation_function == "gelu" ? GeluKind::erf : GeluKind::tanh;

@@ -52,38 +52,38 @@ class Hyper : public Connection {
     x_ = ops::streams_expand(build.tape, "streams", embeddings, E_);
   }
 
-  Value* read(const Site& site) override {
-    auto parameter = [&](const char* rest) { return build_->find(name_of(site, rest)); };
+  Value* read(const Sublayer& sublayer) override {
+    auto parameter = [&](const char* rest) { return build_->find(name_of(sublayer, rest)); };
     const ops::HyperParameters p{parameter("static_alpha"),        parameter("static_beta"),
                                  parameter("dynamic_alpha_proj"),  parameter("dynamic_beta_proj"),
                                  parameter("dynamic_alpha_scale"), parameter("dynamic_beta_scale"),
                                  parameter("norm.weight"),         parameter("norm.bias")};
-    const ops::HyperRead in = ops::hyper_read(build_->tape, site.name() + ".read", x_, p, norm_, eps_);
+    const ops::HyperRead in = ops::hyper_read(build_->tape, sublayer.name() + ".read", x_, p, norm_, eps_);
     coef_ = in.coef;
-    build_->mark(site.mlp ? "mlp_mixing" : "attn_mixing", site.layer, coef_);  // (B, T, E, E+2): A, then b
-    build_->mark(site.mlp ? "mlp_read" : "attn_read", site.layer, in.x);
-    return gains_ ? norm(site, in.x)
-                  : ops::layernorm(build_->tape, site.name() + ".norm", in.x, nullptr, nullptr, 1e-5);
+    build_->mark(sublayer.mlp ? "mlp_mixing" : "attn_mixing", sublayer.layer, coef_);  // (B, T, E, E+2): A, then b
+    build_->mark(sublayer.mlp ? "mlp_read" : "attn_read", sublayer.layer, in.x);
+    return gains_ ? norm(sublayer, in.x)
+                  : ops::layernorm(build_->tape, sublayer.name() + ".norm", in.x, nullptr, nullptr, 1e-5);
   }
 
-  void write(const Site& site, Value* y) override {
-    build_->mark(site.mlp ? "mlp_output" : "attn_output", site.layer, y);
-    x_ = ops::hyper_write(build_->tape, site.name() + ".write", x_, coef_, y);
+  void write(const Sublayer& sublayer, Value* y) override {
+    build_->mark(sublayer.mlp ? "mlp_output" : "attn_output", sublayer.layer, y);
+    x_ = ops::hyper_write(build_->tape, sublayer.name() + ".write", x_, coef_, y);
   }
 
   Value* finish() override { return ops::streams_sum(build_->tape, "streams.sum", x_); }
   Value* hidden() override { return ops::streams_sum(build_->tape, "streams.seen", x_); }
 
  private:
-  static std::string name_of(const Site& site, const std::string& rest) {
-    return layer_name(site.layer, std::string(site.mlp ? "mlp_hc." : "attn_hc.") + rest);
+  static std::string name_of(const Sublayer& sublayer, const std::string& rest) {
+    return layer_name(sublayer.layer, std::string(sublayer.mlp ? "mlp_hc." : "attn_hc.") + rest);
   }
 
-  void declare_site(ParameterTable& params, const Site& site, int64_t C) const {
+  void declare_site(ParameterTable& params, const Sublayer& sublayer, int64_t C) const {
     auto add = [&](const char* rest, Shape shape, Init init, Role role, const Learning& learning = {}) {
-      params.add(name_of(site, rest), shape, std::move(init), role, learning);
+      params.add(name_of(sublayer, rest), shape, std::move(init), role, learning);
     };
-    const int64_t row = (by_sublayer_ ? 2 * site.layer + site.mlp : site.layer) % E_;
+    const int64_t row = (by_sublayer_ ? 2 * sublayer.layer + sublayer.mlp : sublayer.layer) % E_;
     auto start = [row, columns = E_ + 1](uint64_t, uint64_t, int64_t i) {
       const int64_t j = i % columns;
       return j == 0 ? i / columns == row : j - 1 == i / columns;

@@ -44,7 +44,7 @@ class KvShare : public Connection {
     return "note: with these options every layer has keys and values of its own: this is the plain model";
   }
 
-  Heads project(int layer, Value* x) override {
+  QueryKeyValue project(int layer, Value* x) override {
     if (owner(layer)) return Connection::project(layer, x);
     return {linears(layer, x, {queries(layer)})[0], nullptr, nullptr};
   }

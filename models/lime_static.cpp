@@ -54,9 +54,9 @@ class LimeStatic : public Connection {
          " multiplies its norms in another order than the plain backbone, so it equals none bit for bit");
   }
 
-  Heads project(int layer, Value* x) override {
+  QueryKeyValue project(int layer, Value* x) override {
     const Config& c = build_->config;
-    const std::string name = Site{layer, false}.name();
+    const std::string name = Sublayer{layer, false}.name();
     if (c.num_hidden_layers > 1)
       streams_.push_back(c.gpt2() ? ops::layernorm(build_->tape, name + ".unit", x_, nullptr, nullptr, c.norm_eps)
                                   : ops::rmsnorm(build_->tape, name + ".unit", x_, nullptr, c.norm_eps));

@@ -38,9 +38,9 @@ void record_llama_block(const Build& b, Connection& connection, int layer, Value
   const Shape stream{B, T, c.hidden_size};
   auto weight = [&](const std::string& name) { return b.parameter(layer_name(layer, name + ".weight")); };
 
-  const Site attn{layer, false};
+  const Sublayer attn{layer, false};
   const std::string a = attn.name();
-  Heads own = connection.project(layer, connection.read(attn));
+  QueryKeyValue own = connection.project(layer, connection.read(attn));
   if (c.qk_norm) {
     own.q = ops::rmsnorm(b.tape, a + ".q_norm", own.q, weight("self_attn.q_norm"), c.qk_norm_eps);
     if (own.k != nullptr) own.k = ops::rmsnorm(b.tape, a + ".k_norm", own.k, weight("self_attn.k_norm"), c.qk_norm_eps);
@@ -50,7 +50,7 @@ void record_llama_block(const Build& b, Connection& connection, int layer, Value
   Value* heads = connection.attend(layer, own);
   connection.write(attn, ops::linear(b.tape, a + ".out", heads, weight("self_attn.o_proj"), stream));
 
-  const Site mlp{layer, true};
+  const Sublayer mlp{layer, true};
   const std::string m = mlp.name();
   const Shape hidden{B, T, weight("mlp.gate_proj")->shape[0]};
   const auto branches =

@@ -48,21 +48,22 @@ class Mhc : public Connection {
     streams_ = {ops::streams_expand(build.tape, "streams", embeddings, E_), nullptr, embeddings};
   }
 
-  Value* read(const Site& site) override {
-    auto parameter = [&](const char* name) { return build_->parameter(rows(site) + name); };
+  Value* read(const Sublayer& sublayer) override {
+    auto parameter = [&](const char* name) { return build_->parameter(rows(sublayer) + name); };
     const ops::HyperRead own =
-        ops::mhc_read(build_->tape, site.name() + ".read", streams_.streams, streams_.squares,
+        ops::mhc_read(build_->tape, sublayer.name() + ".read", streams_.streams, streams_.squares,
                       {parameter("fn"), parameter("base"), parameter("scale")}, form_, !previous_);
     Value* x = previous_ ? streams_.x : own.x;
     coef_ = own.coef;
-    build_->mark(site.mlp ? "mlp_mixing" : "attn_mixing", site.layer, coef_);  // (B, T, E, E+2): pre, comb, post
-    build_->mark(site.mlp ? "mlp_read" : "attn_read", site.layer, x);
-    return norm(site, x);
+    build_->mark(sublayer.mlp ? "mlp_mixing" : "attn_mixing", sublayer.layer,
+                 coef_);  // (B, T, E, E+2): pre, comb, post
+    build_->mark(sublayer.mlp ? "mlp_read" : "attn_read", sublayer.layer, x);
+    return norm(sublayer, x);
   }
 
-  void write(const Site& site, Value* y) override {
-    build_->mark(site.mlp ? "mlp_output" : "attn_output", site.layer, y);
-    streams_ = ops::hyper_write_on(build_->tape, site.name() + ".write", streams_.streams, coef_, y, previous_);
+  void write(const Sublayer& sublayer, Value* y) override {
+    build_->mark(sublayer.mlp ? "mlp_output" : "attn_output", sublayer.layer, y);
+    streams_ = ops::hyper_write_on(build_->tape, sublayer.name() + ".write", streams_.streams, coef_, y, previous_);
   }
 
   Value* finish() override {
@@ -76,26 +77,28 @@ class Mhc : public Connection {
   static int64_t max_streams_of(const std::string& mixing) {
     return mixing == "permutations" ? max_permuted_streams : 8;
   }
-  static std::string rows(const Site& site) { return layer_name(site.layer, site.mlp ? "ffn_hc." : "attn_hc."); }
+  static std::string rows(const Sublayer& sublayer) {
+    return layer_name(sublayer.layer, sublayer.mlp ? "ffn_hc." : "attn_hc.");
+  }
 
   // Streams that are equal are passed on as they are, and the output is added to each: LLaMA's function, but for the
   // norms' eps, as long as they stay equal. What parts them is fn, where they are read evenly; where every sublayer
   // reads another one most, the gradients of post do so in the first step.
-  void declare_site(ParameterTable& params, const Site& site, const Config& config) const {
+  void declare_site(ParameterTable& params, const Sublayer& sublayer, const Config& config) const {
     const bool permutations = form_.mixing == Mixing::permutations;
     const double mean = E_ > 1 ? -std::log(static_cast<double>(E_ - 1)) : 0;
-    auto start = [E = E_, permutations, mean, own = one_hot_ ? (2 * site.layer + site.mlp) % E_ : -1](
+    auto start = [E = E_, permutations, mean, own = one_hot_ ? (2 * sublayer.layer + sublayer.mlp) % E_ : -1](
                      uint64_t, uint64_t, int64_t i) {
       const int64_t of_comb = i - 2 * E;
       if (i < E) return own < 0 ? mean : i == own ? 1. : -1.;
       return of_comb < 0 || (permutations ? of_comb == 0 : of_comb % (E + 1) == 0) ? 0. : -8.;
     };
     const int64_t M = mhc_rows(form_.mixing, E_);
-    params.add(rows(site) + "fn", Shape{M, E_ * config.hidden_size}, Init::normal(config.initializer_range),
+    params.add(rows(sublayer) + "fn", Shape{M, E_ * config.hidden_size}, Init::normal(config.initializer_range),
                Role::width_router, {.wd_mul = 1, .matrix = true});
-    params.add(rows(site) + "base", Shape{M},
+    params.add(rows(sublayer) + "base", Shape{M},
                Init{one_hot_ ? "1 of E, 1, the identity" : "1/E, 1, the identity", start}, Role::scalar, {.wd_mul = 0});
-    params.add(rows(site) + "scale", Shape{mhc_groups(form_.mixing)}, Init::constant(0.01), Role::scalar,
+    params.add(rows(sublayer) + "scale", Shape{mhc_groups(form_.mixing)}, Init::constant(0.01), Role::scalar,
                {.wd_mul = 0});
   }
 

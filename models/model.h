@@ -12,7 +12,7 @@ namespace crossply {
 void declare_model(ParameterTable& params, const Config& config);
 
 // A trained model from whose logits another one learns (kernels/block/distill.h); its parameters have values only, on
-// bf16 tapes also the narrow copies.
+// bf16 tapes also the bf16 copies.
 struct Teacher {
   Config config;
   ParameterTable params;

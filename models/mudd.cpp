@@ -62,20 +62,20 @@ class Mudd : public Connection {
     add_source(0);
   }
 
-  Value* read(const Site& site) override {
-    if (site.mlp) return norm(site, x_);
+  Value* read(const Sublayer& sublayer) override {
+    if (sublayer.mlp) return norm(sublayer, x_);
     x_ = ways_[stream];
-    return way_norm(site.layer, query, "q");
+    return way_norm(sublayer.layer, query, "q");
   }
 
-  Heads project(int layer, Value* x) override {
+  QueryKeyValue project(int layer, Value* x) override {
     return {linears(layer, x, {queries(layer)})[0], linears(layer, way_norm(layer, key, "k"), {keys(layer)})[0],
             linears(layer, way_norm(layer, value, "v"), {values(layer)})[0]};
   }
 
-  void write(const Site& site, Value* y) override {
-    Connection::write(site, y);
-    if (site.mlp) mix(site.layer);
+  void write(const Sublayer& sublayer, Value* y) override {
+    Connection::write(sublayer, y);
+    if (sublayer.mlp) mix(sublayer.layer);
   }
 
   Value* finish() override { return ways_[0]; }

@@ -22,9 +22,9 @@ class Relay : public Connection {
     return "a relu gate has no gradient at 0, so its gates stay shut and it stays the plain backbone";
   }
 
-  Heads project(int layer, Value* x) override {
+  QueryKeyValue project(int layer, Value* x) override {
     if (layer == 0) {
-      const Heads own = Connection::project(layer, x);
+      const QueryKeyValue own = Connection::project(layer, x);
       below_ = own.v;
       return own;
     }

@@ -59,12 +59,12 @@ class ResFormer : public Connection {
     }
   }
 
-  Heads project(int layer, Value* x) override {
+  QueryKeyValue project(int layer, Value* x) override {
     if (mixes(layer) && variant_ == "svformer") {
       const auto heads = linears(layer, x, {queries(layer), keys(layer)});
       return {heads[0], heads[1], v1_};
     }
-    Heads own = Connection::project(layer, x);
+    QueryKeyValue own = Connection::project(layer, x);
     if (layer == 0) v1_ = own.v;
     else if (mixes(layer))
       own.v = ops::value_mix(build_->tape, str("L", layer, ".value_mix"), own.v, v1_, own_weight(layer),

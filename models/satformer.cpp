@@ -31,7 +31,7 @@ class SatFormer : public Connection {
            "--gate tanh opens them";
   }
 
-  Heads project(int layer, Value* x) override {
+  QueryKeyValue project(int layer, Value* x) override {
     const std::string name = str("L", layer);
     std::vector<ops::Projection> projections = {queries(layer), keys(layer), values(layer)};
     if (consumes(layer)) {  // the gate's columns ride along in the product for Q, K and V

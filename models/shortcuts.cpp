@@ -69,20 +69,20 @@ class Shortcuts : public Connection {
     zero_ = build.tape.constant("zero", Shape{1}, {0});
   }
 
-  Value* read(const Site& site) override {
-    if (!site.mlp && (resid_ || from_start_)) {
+  Value* read(const Sublayer& sublayer) override {
+    if (!sublayer.mlp && (resid_ || from_start_)) {
       const ops::Scalar own =
-          resid_ ? ops::Scalar{build_->parameter("model.resid_lambdas"), site.layer} : ops::Scalar{one_, 0};
+          resid_ ? ops::Scalar{build_->parameter("model.resid_lambdas"), sublayer.layer} : ops::Scalar{one_, 0};
       const ops::Scalar first =
-          from_start_ ? ops::Scalar{build_->parameter("model.x0_lambdas"), site.layer} : ops::Scalar{zero_, 0};
-      Value* x = site.layer == 0 ? copied("start", x_) : x_;
-      x_ = ops::value_mix(build_->tape, site.name() + ".lambdas", x, x0_, own, first);
+          from_start_ ? ops::Scalar{build_->parameter("model.x0_lambdas"), sublayer.layer} : ops::Scalar{zero_, 0};
+      Value* x = sublayer.layer == 0 ? copied("start", x_) : x_;
+      x_ = ops::value_mix(build_->tape, sublayer.name() + ".lambdas", x, x0_, own, first);
     }
-    return norm(site, x_);
+    return norm(sublayer, x_);
   }
 
-  Heads project(int layer, Value* x) override {
-    Heads own = Connection::project(layer, x);
+  QueryKeyValue project(int layer, Value* x) override {
+    QueryKeyValue own = Connection::project(layer, x);
     if (!has_table(layer)) return own;
     const std::string name = str("L", layer, ".value_embed");
     Value* gate = ops::channel_gate(build_->tape, name + ".gate", x, build_->parameter(gate_name(layer)), gate_scale_);
@@ -94,12 +94,12 @@ class Shortcuts : public Connection {
     return own;
   }
 
-  void write(const Site& site, Value* y) override {
-    Connection::write(site, y);
-    if (!backout_ || !site.mlp || site.layer != L_ / 2) return;
+  void write(const Sublayer& sublayer, Value* y) override {
+    Connection::write(sublayer, y);
+    if (!backout_ || !sublayer.mlp || sublayer.layer != L_ / 2) return;
     // The output's sum takes the stream over, and so do the layers', but where they learn their factor of it.
     const bool learned = resid_ && build_->parameter("model.resid_lambdas")->needs_grad;
-    const bool taken = site.layer + 1 == L_ || ((resid_ || from_start_) && !learned);
+    const bool taken = sublayer.layer + 1 == L_ || ((resid_ || from_start_) && !learned);
     middle_ = taken ? copied("middle", x_) : x_;
   }
 

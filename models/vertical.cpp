@@ -47,21 +47,22 @@ class Vertical : public Connection {
     x_ = history_->add("h1", embeddings);
   }
 
-  Value* read(const Site& site) override {
-    if (!site.mlp) {
-      const std::vector<int> read = sources(site.layer);  // of one source the mixture is the source itself
-      Value* scores = map_ == "learned" ? build_->parameter(score_name(site.layer)) : nullptr;
-      if (read.size() > 1) x_ = history_->attend(str("v", site.layer + 1), read, scores);
-      build_->mark("mixed", site.layer, x_);
+  Value* read(const Sublayer& sublayer) override {
+    if (!sublayer.mlp) {
+      const std::vector<int> read = sources(sublayer.layer);  // of one source the mixture is the source itself
+      Value* scores = map_ == "learned" ? build_->parameter(score_name(sublayer.layer)) : nullptr;
+      if (read.size() > 1) x_ = history_->attend(str("v", sublayer.layer + 1), read, scores);
+      build_->mark("mixed", sublayer.layer, x_);
     }
-    return norm(site, x_);
+    return norm(sublayer, x_);
   }
 
-  void write(const Site& site, Value* y) override {
-    if (residual_) Connection::write(site, y);
+  void write(const Sublayer& sublayer, Value* y) override {
+    if (residual_) Connection::write(sublayer, y);
     else x_ = y;
     out_ = x_;
-    if (site.mlp && site.layer + 1 < build_->config.num_hidden_layers) x_ = history_->add(str("h", site.layer + 2), x_);
+    if (sublayer.mlp && sublayer.layer + 1 < build_->config.num_hidden_layers)
+      x_ = history_->add(str("h", sublayer.layer + 2), x_);
   }
 
   Value* hidden() override { return out_; }

@@ -6,32 +6,32 @@
 
 namespace crossply {
 
-void refuse_shared_gpu(Job& job, const std::string& gpu) {
+void refuse_shared_gpu(ProcessGroup& group, const std::string& gpu) {
   std::map<std::string, size_t> first;
   std::string shared;
-  const std::vector<std::string> gpus = job.collect(gpu);
+  const std::vector<std::string> gpus = group.collect(gpu);
   for (size_t rank = gpus.size(); rank-- > 0;) {
     const auto [other, fresh] = first.try_emplace(gpus[rank], rank);
     if (!fresh) shared = str("ranks ", rank, " and ", other->second, " have the same GPU, ", gpus[rank]);
     other->second = rank;
   }
   const char* allowed = std::getenv("CROSSPLY_SHARE_GPU");
-  shared = job.share(allowed == nullptr || *allowed == '\0' ? shared : "");
+  shared = group.share(allowed == nullptr || *allowed == '\0' ? shared : "");
   if (!shared.empty())
-    fail_at_all(job, Exit::usage, shared + ": start one process a GPU, or look at CUDA_VISIBLE_DEVICES");
+    fail_at_all(group, Exit::usage, shared + ": start one process a GPU, or look at CUDA_VISIBLE_DEVICES");
 }
 
-std::string ranks_that_differ(Job& job, const std::string& text) {
-  const std::vector<std::string> texts = job.collect(text);
+std::string ranks_that_differ(ProcessGroup& group, const std::string& text) {
+  const std::vector<std::string> texts = group.collect(text);
   std::string others;
   for (size_t rank = 1; rank < texts.size(); ++rank)
     if (texts[rank] != texts[0]) others += str(others.empty() ? "" : ", ", rank);
-  others = job.share(others);
+  others = group.share(others);
   return others.empty() ? "" : (others.find(',') == others.npos ? "rank " : "ranks ") + others;
 }
 
-void fail_at_all(const Job& job, Exit code, const std::string& why) {
-  if (!job.place.leads()) throw SharedError(code, why);
+void fail_at_all(const ProcessGroup& group, Exit code, const std::string& why) {
+  if (!group.world.leads()) throw SharedError(code, why);
   throw Error(code, why);
 }
 

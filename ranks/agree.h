@@ -3,16 +3,16 @@
 
 #include <string>
 
-#include "ranks/job.h"
+#include "ranks/process_group.h"
 
 namespace crossply {
 
 // The ranks whose text is not rank 0's, "ranks 1, 3", at all ranks; "" if there is none.
-std::string ranks_that_differ(Job& job, const std::string& text);
+std::string ranks_that_differ(ProcessGroup& group, const std::string& text);
 // gpu: which one, of all machines'. Throws Exit::usage at all ranks if two of them have the same, which NCCL would
 // refuse with fewer words; not with CROSSPLY_SHARE_GPU=1.
-void refuse_shared_gpu(Job& job, const std::string& gpu);
+void refuse_shared_gpu(ProcessGroup& group, const std::string& gpu);
 // For an error that all ranks find: rank 0 prints it.
-[[noreturn]] void fail_at_all(const Job& job, Exit code, const std::string& why);
+[[noreturn]] void fail_at_all(const ProcessGroup& group, Exit code, const std::string& why);
 
 }  // namespace crossply

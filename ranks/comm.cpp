@@ -14,7 +14,7 @@ namespace crossply {
 std::string mpi_library() { return CROSSPLY_MPI; }
 
 // The module stays open, for the Comm's code is in it; its names are for all, for Open MPI's plugins need MPI's.
-std::unique_ptr<Comm> make_mpi_comm(const Place& place) {
+std::unique_ptr<Comm> make_mpi_comm(const World& world) {
   std::string file = std::filesystem::path(own_program()).parent_path() / "comm_mpi.so";
   if (const char* named = std::getenv("CROSSPLY_MPI_MODULE")) file = named;
   void* module = dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
@@ -23,12 +23,12 @@ std::unique_ptr<Comm> make_mpi_comm(const Place& place) {
     fail(Exit::device, "cannot open ", file, ", which several processes on CPUs need: ", dlerror(),
          ". It is built with the programs and stays beside them; it needs ", mpi_library(),
          ": install that, or build again with the MPI that is here, or start one process");
-  return std::unique_ptr<Comm>(reinterpret_cast<Comm* (*)(const Place&)>(make)(place));
+  return std::unique_ptr<Comm>(reinterpret_cast<Comm* (*)(const World&)>(make)(world));
 }
 
 #else
 std::string mpi_library() { return ""; }
-std::unique_ptr<Comm> make_mpi_comm(const Place&) { return nullptr; }
+std::unique_ptr<Comm> make_mpi_comm(const World&) { return nullptr; }
 #endif
 
 std::string built_comms() {

@@ -1,4 +1,4 @@
-// Comm: moves flat device memory between the ranks of a job, by MPI between CPUs and by NCCL between GPUs. It adds
+// Comm: moves flat device memory between the ranks of a group, by MPI between CPUs and by NCCL between GPUs. It adds
 // nothing up: a sum is an exchange and our own kernel (kernels/optim/sum_slices.h), so that its bits depend neither on
 // the library nor on the network.
 //
@@ -16,8 +16,8 @@
 
 namespace crossply {
 
-// Which of a job's processes this is, and which of those on its machine.
-struct Place {
+// Which process of a group this is, and which one on its machine.
+struct World {
   int rank = 0, size = 1;
   int local_rank = 0, local_size = 1;
   bool alone() const { return size == 1; }
@@ -54,10 +54,10 @@ class Comm {
 // program, or the one that tests name in CROSSPLY_MPI_MODULE, and starts MPI, in a thread of its own. Throws
 // Exit::device if it or MPI's library is missing, and Exit::usage if MPI counts other ranks than the launcher's
 // variables say, as where mpirun is of another MPI.
-std::unique_ptr<Comm> make_mpi_comm(const Place& place);
+std::unique_ptr<Comm> make_mpi_comm(const World& world);
 // Between GPUs (ranks/comm_nccl.cpp); null where this was built without NCCL. id: of new_nccl_id(), rank 0's.
 std::string new_nccl_id();
-std::unique_ptr<Comm> make_nccl_comm(const Place& place, const std::string& id);
+std::unique_ptr<Comm> make_nccl_comm(const World& world, const std::string& id);
 // "MPI (Open MPI 4.1.4) and NCCL 2.28.9", "nothing": what this was built with. An absent part is empty.
 std::string built_comms();
 std::string mpi_library();   // "Open MPI 4.1.4": what comm_mpi.so was built with

@@ -37,7 +37,7 @@ void check(int code, const char* call) {
 
 class MpiComm : public Comm {
  public:
-  explicit MpiComm(const Place& place) : place_(place), thread_([this] { run(); }) {
+  explicit MpiComm(const World& world) : world_(world), thread_([this] { run(); }) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return started_; });
     if (!failure_) return;
@@ -72,15 +72,15 @@ class MpiComm : public Comm {
   void gather(const Tensor& whole) override {
     ask([this, data = static_cast<char*>(whole.data), slice = slice_bytes(whole)] {
       each_other([&](int rank) { receive(data + rank * slice, slice, rank); });
-      each_other([&](int rank) { send(data + place_.rank * slice, slice, rank); });
+      each_other([&](int rank) { send(data + world_.rank * slice, slice, rank); });
       complete();
     });
   }
 
   void broadcast(const Tensor& whole, int root) override {
-    CHECK_THAT(root >= 0 && root < place_.size, "root ", root, " of ", place_.size);
+    CHECK_THAT(root >= 0 && root < world_.size, "root ", root, " of ", world_.size);
     ask([this, data = static_cast<char*>(whole.data), bytes = bounded(whole), root] {
-      if (place_.rank == root) each_other([&](int rank) { send(data, bytes, rank); });
+      if (world_.rank == root) each_other([&](int rank) { send(data, bytes, rank); });
       else receive(data, bytes, root);
       complete();
     });
@@ -94,7 +94,7 @@ class MpiComm : public Comm {
                                       &request(0)),
             "MPI_Ireduce_scatter_block");
       complete();
-      if (place_.rank > 0) std::memcpy(data + place_.rank * slice, data, slice * sizeof(float));
+      if (world_.rank > 0) std::memcpy(data + world_.rank * slice, data, slice * sizeof(float));
     });
   }
 
@@ -133,8 +133,8 @@ class MpiComm : public Comm {
     return static_cast<int64_t>(whole.bytes());
   }
   int64_t slice_bytes(const Tensor& whole) const {
-    CHECK_THAT(whole.numel() % place_.size == 0, whole.str(), " for ", place_.size, " ranks");
-    return bounded(whole) / place_.size;
+    CHECK_THAT(whole.numel() % world_.size == 0, whole.str(), " for ", world_.size, " ranks");
+    return bounded(whole) / world_.size;
   }
 
   // The rest is the thread's.
@@ -183,15 +183,15 @@ class MpiComm : public Comm {
     check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
     alone_ = size == 1;
     if (level < MPI_THREAD_FUNNELED) fail(Exit::device, CROSSPLY_MPI, " does not support MPI_THREAD_FUNNELED");
-    if (size != place_.size || rank != place_.rank)
-      fail(Exit::usage, "the launcher's variables say rank ", place_.rank, " of ", place_.size, ", but MPI says rank ",
+    if (size != world_.size || rank != world_.rank)
+      fail(Exit::usage, "the launcher's variables say rank ", world_.rank, " of ", world_.size, ", but MPI says rank ",
            rank, " of ", size, ": processes on CPUs are started by the mpirun of ", CROSSPLY_MPI,
-           ", which this program is built with: mpirun -n ", place_.size, " ...");
+           ", which this program is built with: mpirun -n ", world_.size, " ...");
   }
 
   template <class F>
   void each_other(F&& body) {  // every rank begins with another one
-    for (int d = 1; d < place_.size; ++d) body((place_.rank + d) % place_.size);
+    for (int d = 1; d < world_.size; ++d) body((world_.rank + d) % world_.size);
   }
   // One more of the work under way, that must bring so many bytes.
   MPI_Request& request(int64_t bytes) {
@@ -230,14 +230,14 @@ class MpiComm : public Comm {
       if (sizes_[i] == 0) continue;
       check(MPI_Get_count(&statuses[i], MPI_BYTE, &got), "MPI_Get_count");
       if (got != sizes_[i])
-        fail(Exit::device, "rank ", statuses[i].MPI_SOURCE, " sent ", got, " bytes to rank ", place_.rank,
+        fail(Exit::device, "rank ", statuses[i].MPI_SOURCE, " sent ", got, " bytes to rank ", world_.rank,
              ", which expected ", sizes_[i], ": they do not make the same calls");
     }
     requests_.clear();
     sizes_.clear();
   }
 
-  const Place place_;
+  const World world_;
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   std::deque<Work> queue_;
@@ -256,4 +256,4 @@ class MpiComm : public Comm {
 }  // namespace crossply
 
 // What make_mpi_comm() calls.
-extern "C" crossply::Comm* crossply_mpi_comm(const crossply::Place& place) { return new crossply::MpiComm(place); }
+extern "C" crossply::Comm* crossply_mpi_comm(const crossply::World& world) { return new crossply::MpiComm(world); }

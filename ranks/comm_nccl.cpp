@@ -67,13 +67,13 @@ int version_at_hand() {
 
 class NcclComm : public Comm {
  public:
-  NcclComm(const Place& place, const ncclUniqueId& id, int version) : place_(place), version_(version) {
+  NcclComm(const World& world, const ncclUniqueId& id, int version) : world_(world), version_(version) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;  // each call returns when its work is on the stream; a stuck one is the watch thread's to end
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     config.commName = "crossply";
 #endif
-    issue(NCCL(ncclCommInitRankConfig)(&comm_, place.size, id, place.rank, &config), "ncclCommInitRankConfig");
+    issue(NCCL(ncclCommInitRankConfig)(&comm_, world.size, id, world.rank, &config), "ncclCommInitRankConfig");
   }
   // After an error it is left to the end of the process: a communicator whose peer is gone may never return from either
   // of its ends.
@@ -93,9 +93,9 @@ class NcclComm : public Comm {
     CHECK_THAT(to.bytes() == from.bytes(), "exchange of ", from.str(), " to ", to.str());
     start();
     issue(NCCL(ncclGroupStart)(), "ncclGroupStart");
-    for (int distance = 1; distance < place_.size; ++distance) {
-      const int next = (place_.rank + distance) % place_.size;
-      const int last = (place_.rank - distance + place_.size) % place_.size;
+    for (int distance = 1; distance < world_.size; ++distance) {
+      const int next = (world_.rank + distance) % world_.size;
+      const int last = (world_.rank - distance + world_.size) % world_.size;
       issue(NCCL(ncclSend)(slice_of(from, next), slice, ncclInt8, next, comm_, stream()), "ncclSend");
       issue(NCCL(ncclRecv)(slice_of(to, last), slice, ncclInt8, last, comm_, stream()), "ncclRecv");
     }
@@ -104,11 +104,11 @@ class NcclComm : public Comm {
   void gather(const Tensor& whole) override {
     const size_t slice = slice_bytes(whole);
     start();
-    issue(NCCL(ncclAllGather)(slice_of(whole, place_.rank), whole.data, slice, ncclInt8, comm_, stream()),
+    issue(NCCL(ncclAllGather)(slice_of(whole, world_.rank), whole.data, slice, ncclInt8, comm_, stream()),
           "ncclAllGather");
   }
   void broadcast(const Tensor& whole, int root) override {
-    CHECK_THAT(whole.bytes() <= max_bytes && root >= 0 && root < place_.size, whole.str(), " from rank ", root);
+    CHECK_THAT(whole.bytes() <= max_bytes && root >= 0 && root < world_.size, whole.str(), " from rank ", root);
     start();
     issue(NCCL(ncclBroadcast)(whole.data, whole.data, whole.bytes(), ncclInt8, root, comm_, stream()), "ncclBroadcast");
   }
@@ -117,7 +117,7 @@ class NcclComm : public Comm {
     CHECK_THAT(whole.dtype == Dtype::f32, whole.str());
     start();
     issue(
-        NCCL(ncclReduceScatter)(whole.data, slice_of(whole, place_.rank), count, ncclFloat32, ncclSum, comm_, stream()),
+        NCCL(ncclReduceScatter)(whole.data, slice_of(whole, world_.rank), count, ncclFloat32, ncclSum, comm_, stream()),
         "ncclReduceScatter");
   }
 
@@ -129,8 +129,8 @@ class NcclComm : public Comm {
 
  private:
   size_t slice_bytes(const Tensor& whole) const {
-    const auto size = static_cast<size_t>(place_.size);
-    CHECK_THAT(whole.numel() % place_.size == 0 && whole.bytes() / size <= max_bytes, whole.str(), " in ", size,
+    const auto size = static_cast<size_t>(world_.size);
+    CHECK_THAT(whole.numel() % world_.size == 0 && whole.bytes() / size <= max_bytes, whole.str(), " in ", size,
                " slices of at most 1 GiB");
     return whole.bytes() / size;
   }
@@ -155,7 +155,7 @@ class NcclComm : public Comm {
     start_transfers();
   }
 
-  const Place place_;
+  const World world_;
   const int version_;
   ncclComm_t comm_ = nullptr;
   bool failed_ = false;
@@ -171,16 +171,16 @@ std::string new_nccl_id() {
   return std::string(id.internal, sizeof id.internal) + std::to_string(version);
 }
 
-std::unique_ptr<Comm> make_nccl_comm(const Place& place, const std::string& id) {
+std::unique_ptr<Comm> make_nccl_comm(const World& world, const std::string& id) {
   const int version = version_at_hand();
   ncclUniqueId unique;
   CHECK_THAT(id.size() > sizeof unique.internal, "an id of NCCL with ", id.size(), " bytes");
   std::memcpy(unique.internal, id.data(), sizeof unique.internal);
   const int theirs = std::atoi(id.c_str() + sizeof unique.internal);
   if (theirs != version)
-    fail(Exit::usage, "rank ", place.rank, " has ", text_of(version), ", rank 0 has ", text_of(theirs),
+    fail(Exit::usage, "rank ", world.rank, " has ", text_of(version), ", rank 0 has ", text_of(theirs),
          "; install the same everywhere");
-  return std::make_unique<NcclComm>(place, unique, version);
+  return std::make_unique<NcclComm>(world, unique, version);
 }
 
 std::string nccl_library() { return text_of(NCCL_VERSION_CODE); }
@@ -192,7 +192,7 @@ std::string nccl_library() { return text_of(NCCL_VERSION_CODE); }
 // Weak: of the tests the stand-in's come first.
 namespace crossply {
 [[gnu::weak]] std::string new_nccl_id() { return {}; }
-[[gnu::weak]] std::unique_ptr<Comm> make_nccl_comm(const Place&, const std::string&) { return nullptr; }
+[[gnu::weak]] std::unique_ptr<Comm> make_nccl_comm(const World&, const std::string&) { return nullptr; }
 [[gnu::weak]] std::string nccl_library() { return {}; }
 }  // namespace crossply
 

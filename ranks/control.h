@@ -1,13 +1,15 @@
-// Control: the control plane of a job: a star of TCP connections around rank 0. One thread of every process, the watch
-// thread, reads the connections and notices a rank that is lost. It never calls MPI, NCCL or CUDA, all of which may
-// wait forever for a peer that is gone. What it finds is a verdict: rank 0 forwards it, everybody prints it and ends.
+// Control: the control plane of a process group, a star of TCP connections around rank 0. One thread of every process,
+// the watch thread, reads the connections and notices a lost rank. It never calls MPI, NCCL or CUDA, because each of
+// them may wait forever for a lost peer. A lost or failed rank aborts the group: rank 0 sends the reason to all ranks,
+// and every rank prints it and ends.
 //
-//   a rank says  hello, beat (each second), vote, barrier, share, collect, finish, farewell
-//   rank 0 says  welcome, beat, verdict, and the answers to vote, barrier, share, collect, finish
+//   a rank sends  hello, beat (each second), stats, barrier, share, collect, finish, abort
+//   rank 0 sends  welcome, beat, reason (all ranks end), and the answers to stats, barrier, share, collect, finish
 //
-// Every rank asks the same questions in the same order; rank 0 answers one when it has it of all ranks.
+// Every rank asks the same questions in the same order. Rank 0 answers a question once every rank has asked it.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <list>
@@ -17,83 +19,84 @@
 #include <string>
 #include <thread>
 
-#include "ranks/job.h"
 #include "ranks/link.h"
-#include "ranks/meeting.h"
+#include "ranks/process_group.h"
+#include "ranks/rendezvous.h"
 
 namespace crossply {
 
-// Why a job ends.
-struct Verdict {
-  Exit code;     // of those who hear it
-  Exit cause;    // that of the rank where it began
-  int rank;      // that rank
-  int64_t step;  // and its step
+// Why the group aborts.
+struct AbortReason {
+  Exit code;     // every other rank ends with this
+  Exit cause;    // the first failing rank ends with this
+  int rank;      // the first failing rank
+  int64_t step;  // its step
   std::string why;
 };
 
 class Control {
  public:
-  // Meets rank 0, or as rank 0 begins to listen. Until joined() a verdict is what the next call throws.
-  Control(const Place& place, const JoinOptions& options, Comm* mpi);
-  ~Control();  // without finish() or farewell() before it, this rank is lost to the others
+  // Connects to rank 0; rank 0 starts to listen. Until joined(), the next call throws an abort's reason.
+  Control(const World& world, const JoinOptions& options, Comm* mpi);
+  ~Control();  // without finish() or abort() before it, the other ranks take this one for lost
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
-  // From here on the watch thread ends the process at a verdict.
+  // From here on the watch thread ends the process at an abort.
   void joined();
-  // Asks a question; its number is what answer() waits for.
+  // Asks a question and returns its number, for answer().
   int64_t ask(Record::Kind kind, const Numbers& number = {}, std::string text = "");
   Message answer(int64_t question);
-  // What this rank does from now on. Allocates nothing.
+  // Says what this rank does from now on. Allocates nothing.
   void enter(Stage stage, int64_t step);
-  // Rank 0's, while they join: all end with this.
-  [[noreturn]] void refuse(const Verdict& verdict);
+  // Rank 0 calls this while ranks join: all ranks end with this reason.
+  [[noreturn]] void refuse(const AbortReason& reason);
   void finish();
-  void farewell(Exit code, const std::string& why);
+  void abort(Exit code, const std::string& why);
 
  private:
   struct Peer {
     int rank;  // -1: a guest, who has not said hello yet
     Link link;
-    double heard;               // when it last said something
-    std::deque<Message> asked;  // at rank 0: what this rank has asked and not all others yet
-    Numbers progress{};         // how many questions, step, stage, milliseconds in it
+    double heard;                 // when it last said something
+    std::deque<Message> pending;  // at rank 0: this rank's questions that are not answered yet
+    Numbers progress{};           // how many questions, step, stage, milliseconds in it
   };
 
-  // Of the main thread.
+  // The main thread calls these.
   Link find_leader() const;
   [[noreturn]] void end(std::unique_lock<std::mutex>& lock);
-  // Of the watch thread. These hold the mutex, but for watch(), and so do those that follow.
+  // The watch thread calls these, and holds the mutex, except in watch(). So do the callers of the group below.
   void watch();
   void serve(Peer& peer);
   void greet(Peer& guest, const Record& hello);
   void handle(Peer& peer, Message message);
   void beat(double time);
-  void judge_progress();
+  void check_progress();
   void lose(Peer& peer, const std::string& why);
   double limit_of(Stage stage) const;  // seconds
-  // Of both.
+  // Both threads call these.
   void answer_all();
-  void pronounce(const Verdict& verdict);
-  void say_verdict() const;
-  void leave_word() const;
-  bool all_here() const { return ranks_.size() == static_cast<size_t>(place_.size); }
+  void abort_all(const AbortReason& reason);
+  void print_reason() const;
+  void write_last_exit() const;
+  bool all_here() const { return ranks_.size() == static_cast<size_t>(world_.size); }
   bool is_here(int rank) const;
-  bool ends() const { return end_ > 0; }
+  bool ends() const { return watch_deadline_ > 0; }
 
-  const Place place_;
+  const World world_;
   const JoinOptions options_;
-  Meeting meeting_;
+  Rendezvous rendezvous_;
   std::mutex mutex_;
   std::condition_variable changed_;  // there is an answer or an end
-  // Whose exit code a verdict becomes: thrown by the main thread, ended by the watch thread, the main thread's own.
+  // At an abort: the main thread throws it (joining), the watch thread ends the process (running), or the main thread
+  // ends with its own error (leaving).
   enum class State { joining, running, leaving } state_ = State::joining;
-  std::optional<Verdict> verdict_;
-  double end_ = 0;          // when the watch thread ends, after a verdict or the last answer; 0: it goes on
-  double own_end_ = 0;      // until then the main thread may reach an end of its own
-  std::list<Peer> ranks_;   // at rank 0 all that are here, in order, itself without a link; at the others rank 0
-  std::list<Peer> guests_;  // at rank 0
+  std::optional<AbortReason> reason_;
+  double watch_deadline_ = 0;  // when the watch thread stops, after an abort or the last answer; 0: no deadline
+  double main_deadline_ = 0;   // until then the main thread may end with its own error
+  std::list<Peer> ranks_;      // at rank 0 all that are here, in order, itself without a link; at the others rank 0
+  std::list<Peer> guests_;     // at rank 0
   std::map<int64_t, Message> answers_;
   int64_t asked_ = 0, answered_ = 0;
   Stage stage_ = Stage::start;

@@ -50,7 +50,7 @@ std::optional<int> value_of(const char* variable) {
   return of_node(text, whole_number(node == nullptr ? "" : node).value_or(0));
 }
 
-Place place_from(const Launcher& launcher) {
+World world_from(const Launcher& launcher) {
   std::string said;
   for (const char* variable : launcher.variables()) said += str(" ", variable, "=", std::getenv(variable));
   const auto rank = value_of(launcher.rank), size = value_of(launcher.size);
@@ -108,13 +108,13 @@ pid_t launcher_process() {
 
 }  // namespace
 
-Place place_from_environment() {
+World world_from_environment() {
   std::string partial;
   for (const Launcher& launcher : launchers) {
     std::string there, missing;
     for (const char* variable : launcher.variables())
       (std::getenv(variable) == nullptr ? missing : there) += str(" ", variable);
-    if (missing.empty()) return place_from(launcher);
+    if (missing.empty()) return world_from(launcher);
     // A script of sbatch has some of srun's variables without being one of its tasks.
     const bool in_script = launcher.name == std::string("srun") && std::getenv(launcher.size) == nullptr;
     if (there.empty() || in_script) continue;
@@ -125,38 +125,38 @@ Place place_from_environment() {
   return {};
 }
 
-CpuShare cpu_share(const Place& place, const std::vector<int>& mine, int launcher, int asked) {
+CpuShare cpu_share(const World& world, const std::vector<int>& mine, int launcher, int asked) {
   const int count = static_cast<int>(mine.size()), all = std::max(count, launcher);
-  const int fair = std::max(1, all / place.local_size);
+  const int fair = std::max(1, all / world.local_size);
   CpuShare share;
   if (count < (asked > 0 ? std::min(asked, fair) : fair)) {
-    const std::string others = place.alone() ? "" : str(", with ", place.local_size, " processes on this machine");
+    const std::string others = world.alone() ? "" : str(", with ", world.local_size, " processes on this machine");
     share.advice = str("the launcher lets this process run on ", count, " of ", all, " CPUs", others,
                        ": give mpirun --bind-to none, or --map-by slot:PE=", fair);
     return share;
   }
-  if (asked > fair && !place.alone())
-    share.advice = str("OMP_NUM_THREADS=", asked, ", but each of ", place.local_size, " processes has ", fair, " of ",
+  if (asked > fair && !world.alone())
+    share.advice = str("OMP_NUM_THREADS=", asked, ", but each of ", world.local_size, " processes has ", fair, " of ",
                        all, " CPUs: they slow each other down; unset it");
-  if (asked > 0 || static_cast<int64_t>(count) * place.local_size <= all) return share;
+  if (asked > 0 || static_cast<int64_t>(count) * world.local_size <= all) return share;
   share.threads = std::min(count, fair);
-  if (count < all || count < place.local_size) return share;
-  const auto part = [&](int64_t rank) { return mine.begin() + rank * count / place.local_size; };
-  share.cpus.assign(part(place.local_rank), part(place.local_rank + 1));
+  if (count < all || count < world.local_size) return share;
+  const auto part = [&](int64_t rank) { return mine.begin() + rank * count / world.local_size; };
+  share.cpus.assign(part(world.local_rank), part(world.local_rank + 1));
   share.threads = static_cast<int>(share.cpus.size());
   return share;
 }
 
-std::string take_cpu_share(const Place& place) {
+std::string take_cpu_share(const World& world) {
   const char* text = std::getenv("OMP_NUM_THREADS");
   const int asked = text == nullptr ? 0 : omp_get_max_threads();
 #ifdef __linux__
   const std::vector<int> mine = cpus_of(0);
   const bool launched = std::any_of(std::begin(launchers), std::end(launchers),
                                     [](const Launcher& launcher) { return std::getenv(launcher.rank) != nullptr; });
-  if (place.alone() && !launched) return "";
-  if (mine.empty()) return choose_thread_count(place.local_size);
-  const CpuShare share = cpu_share(place, mine, static_cast<int>(cpus_of(launcher_process()).size()), asked);
+  if (world.alone() && !launched) return "";
+  if (mine.empty()) return choose_thread_count(world.local_size);
+  const CpuShare share = cpu_share(world, mine, static_cast<int>(cpus_of(launcher_process()).size()), asked);
   cpu_set_t set;
   CPU_ZERO(&set);
   for (int cpu : share.cpus) CPU_SET(cpu, &set);
@@ -164,10 +164,10 @@ std::string take_cpu_share(const Place& place) {
   if (!share.cpus.empty()) sched_setaffinity(0, sizeof set, &set);
 #else
   std::vector<int> mine(omp_get_num_procs());
-  const CpuShare share = cpu_share(place, mine, static_cast<int>(mine.size()), asked);
+  const CpuShare share = cpu_share(world, mine, static_cast<int>(mine.size()), asked);
 #endif
   if (share.threads > 0) omp_set_num_threads(share.threads);
-  const std::string note = choose_thread_count(place.local_size);
+  const std::string note = choose_thread_count(world.local_size);
   return share.advice.empty() ? note : share.advice;
 }
 

@@ -16,7 +16,7 @@ namespace crossply {
 using Numbers = std::array<int64_t, 7>;
 
 struct Record {
-  enum Kind : uint32_t { text = 1, hello, welcome, beat, vote, barrier, share, collect, finish, farewell, verdict };
+  enum Kind : uint32_t { text = 1, hello, welcome, beat, stats, barrier, share, collect, finish, abort, reason };
   Kind kind;
   int32_t rank;  // of text: how many bytes
   Numbers number;

@@ -137,9 +137,16 @@ report "a path of one machine" search '(^|[^A-Za-z0-9_.)}*-])/(work|opt|home|roo
 report "trailing space" search '[ '$'\t'']$'
 report "a tab" search_except_makefile $'\t'
 
-# Names have the field's words: max_x, min_x.
-banned_names() { code "$all_rooms|tests|dev" | xargs grep -HnowE '(most|least)_[a-z0-9_]+' | grep -v ':most_likely$'; }
-report "write max_x or min_x" banned_names
+# Names have the field's words. banned_names ROOMS WORDS: lists where code has one of these words.
+banned_names() { code "$1" | xargs grep -HnowE "$2" | grep -v ':most_likely$'; }
+everywhere="$all_rooms|tests|dev"
+report "write max_x or min_x" banned_names "$everywhere" '(most|least)_[a-z0-9_]+'
+report "write bf16_copy or bf16_only" banned_names "$everywhere" '[a-z]+_narrow_only|(reads|refresh|allocate)_narrow|narrow_(only|begin|bytes|copy)'
+report "write accumulation_type" banned_names "$everywhere" 'Wide|wide\((Dtype|real_?)'
+report "write overwrite or accumulate" banned_names "$everywhere" 'bool acc(_[a-z0-9]+)?|(set|store)_or_add|can_set|only_adds'
+report "write replica" banned_names 'models|train|eval' '((max|run|of)_)?lanes?_?|Lanes?'
+report "write time" banned_names engine '[Tt]icks?'
+report "write record_batch" banned_names "$everywhere" record_replay
 
 # Every path of this repository, and every source file, that a comment or a page names is there. X, NAME, <...> and *
 # stand for any part of one. The lab book may name what was.

@@ -26,6 +26,8 @@ printf 'int a; \n' >cli/space.h
 printf '\tint a;\n' >cli/tab.h
 printf '// see engine/gone%s\n' .h >cli/comment.h
 echo 'int least_rows, most_likely;' >models/words.h
+echo 'int narrow_only, narrow_heads, of_lanes, planes;' >models/names.h
+printf '%s\n' 'template <class T> struct Wide;' 'void write(bool acc_q, float acc);' 'int lanes, tick;' >engine/names.h
 mkdir -p data/bpe eval train/settings
 touch data/{1..6}.h data/bpe/{1..5}.h eval/{1..6}.h train/settings/{1..6}.h
 printf '\n%.0s' {1..20} >eval/README.md
@@ -42,6 +44,9 @@ cli/space.h:1:int a; : trailing space
 cli/tab.h:1:${tab}int a;: a tab
 data/README.md: is missing, but data has more than five files
 docs/papers/wide.md:1: a line of more than 120 characters
+engine/names.h:1:Wide: write accumulation_type
+engine/names.h:2:bool acc_q: write overwrite or accumulate
+engine/names.h:3:tick: write time
 engine/up.cu:2: engine may not include kernels/block
 engine/upwards.h:1: engine may not include models
 eval/README.md: it must say: May include: engine, engine/io, kernels, kernels/block, kernels/attention, kernels/optim, ranks, cli, data, models, models/disk, models/batch.
@@ -49,6 +54,8 @@ eval/README.md: more than 20 lines
 kernels/block/X.h: kernels/block/X.cpp is missing
 kernels/block/X.h: tests/kernels/test_X.cpp is missing
 kernels/block/tested.h: tests/kernels/test_tested.cpp is missing
+models/names.h:1:narrow_only: write bf16_copy or bf16_only
+models/names.h:1:of_lanes: write replica
 models/raw.cpp:1:#include \"kernels/block/X.h\": models/ may include a kernel's ops.h only
 models/wide.cpp:1: a line of more than 120 characters
 models/words.h:1:least_rows: write max_x or min_x

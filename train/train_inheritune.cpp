@@ -93,7 +93,7 @@ class Stoppable : public Source {
 MeanLoss validate(LoadedModel& model, const Inheritance& all, const Source& validation) {
   const int64_t B = std::min(all.plan.batch, validation.size()), T = validation.seq_len();
   BatchModel batches(*model.device, model.params, model.config, Batch{B, T, model.params.dtype(), /*training=*/false});
-  const MeanLoss mean = mean_loss(batches, Stoppable(validation), validation.size(), *one_rank_job());
+  const MeanLoss mean = mean_loss(batches, Stoppable(validation), validation.size(), *one_rank_group());
   if (mean.scored == 0) fail(Exit::bad_data, "the validation set of ", all.plan.data.spec, " has no token to score");
   if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the validation loss of ", model.dir, " is ", mean.loss);
   return mean;
@@ -438,7 +438,7 @@ int main(int argc, char** argv) {
     for (const std::string& name : flags_in_group(app, "Inheritune"))
       o.train.given.erase(name);        // mhc has a --start, too
     o.train.open = {o.train.open.seq};  // the rest as the reference's, of the same files
-    if (!place_from_environment().alone())
+    if (!world_from_environment().alone())
       fail(Exit::usage, "train_inheritune trains in one process; start it without mpirun, torchrun or srun");
     return run(o, app, argv[0]);
   });

@@ -52,11 +52,11 @@ using namespace crossply;
 
 int main(int argc, char** argv) {
   return train_program(argc, argv, "satformer", [](const TrainPlan& plan, const Dataset& data, const RunDir& dir) {
-    Trainer trainer(plan, *data.train, find_checkpoint(plan, dir), dir.job());  // initialises, or goes on
+    Trainer trainer(plan, *data.train, find_checkpoint(plan, dir), dir.group());  // initialises, or goes on
     Run run(plan, data, dir, trainer);
     while (run.more()) {
       trainer.next_batch();          // tokens and targets (B, T), --accumulate times
-      trainer.forward_backward();    // replays the tape: losses, and gradients that add up
+      trainer.forward_backward();    // runs the tape: losses, and gradients that accumulate
       trainer.update();              // AdamW, at the schedule's rate; nothing where a number is not finite
       trainer.take_loss_and_norm();  // ends the run where one of them is not finite
       run.show_progress();

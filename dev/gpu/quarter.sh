@@ -113,7 +113,7 @@ lane_hyper() {
 }
 lane_models() {
   family "recorded steps" 60 '-tc=models: a step from a GPU*,train: a recorded step*,train: no step waits*,train: a GPU?s losses*'
-  family "models in f32" 60 '-tc=models: the fast kernels*,models: the first replay*'
+  family "models in f32" 60 '-tc=models: the fast kernels*,models: the first micro-step*'
   family "models in bf16" 80 '-sf=*test_models_bf16.cpp'
 }
 lane_real() {

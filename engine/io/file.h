@@ -91,7 +91,7 @@ std::string read_file(const std::string& path, uint64_t most);
 void write_file_atomically(const std::string& path, const std::string& contents);
 
 // Opens a directory and locks it; false if it is gone, which leaves no descriptor, or another's lock is in the way.
-// Where the file system has no locks it is as if nobody else had one. how: LOCK_EX or LOCK_SH.
+// A file system without locks behaves as if no other process held one. how: LOCK_EX or LOCK_SH.
 bool lock_directory(const std::string& dir, int how, Descriptor* lock);
 
 // Makes the names in a directory durable; without it a power loss may undo a rename.

@@ -38,7 +38,7 @@ Json try_parse_json(std::string_view text);
 template <class Json = nlohmann::json>
 Json parse_json(std::string_view text, const std::string& where);
 
-// Of a text that is known to be JSON. Throws nlohmann::json::parse_error.
+// Parses a text that is known to be JSON. Throws nlohmann::json::parse_error.
 template <class Json = nlohmann::json>
 Json known_json(std::string_view text);
 

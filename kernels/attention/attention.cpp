@@ -271,7 +271,7 @@ void backward_block(const AttentionGradients<S>& g, const Head& k, const Head& v
                       seeing, true);
     });
   }
-  unpack_transposed(g.dq + at, stride, w.dq, n, D, g.scale, g.acc_q);
+  unpack_transposed(g.dq + at, stride, w.dq, n, D, g.scale, g.accumulate_q);
 }
 
 template <class S>
@@ -292,16 +292,16 @@ void attention_backward_cpu(const AttentionGradients<S>& g, const AttentionSizes
       for (int64_t i = work * part / parts; i < work * (part + 1) / parts; ++i)
         backward_block(g, k, v, z, b, kv * z.group + i / blocks, folded(i % blocks, blocks) * tile, w);
       if (parts > 1) continue;
-      write_rows(g.dk + head, stride, w.dk, width, T, D, g.scale, g.acc_k);
-      write_rows(g.dv + head, stride, w.dv, width, T, D, 1.f, g.acc_v);
+      write_rows(g.dk + head, stride, w.dk, width, T, D, g.scale, g.accumulate_k);
+      write_rows(g.dv + head, stride, w.dv, width, T, D, 1.f, g.accumulate_v);
     }
   });
   for (int64_t pair = 0; parts > 1 && pair < pairs; ++pair) {
     const int64_t head = z.key_head(pair / z.K, pair % z.K), size = 2 * T * width;
     float* dk = partial + pair * parts * size;
     add_parts(dk, size, size, parts);
-    write_rows(g.dk + head, stride, dk, width, T, D, g.scale, g.acc_k);
-    write_rows(g.dv + head, stride, dk + T * width, width, T, D, 1.f, g.acc_v);
+    write_rows(g.dk + head, stride, dk, width, T, D, g.scale, g.accumulate_k);
+    write_rows(g.dv + head, stride, dk + T * width, width, T, D, 1.f, g.accumulate_v);
   }
 }
 
@@ -397,10 +397,10 @@ void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, co
                        double scale, Stream stream) {
   const AttentionSizes z = sizes_of(q, k, v);
   CHECK_SHAPES(out.shape == q.shape && lse.shape == Shape({z.B, z.H, z.T}), out, lse, q);
-  const float narrow = static_cast<float>(scale);
+  const float scale_f32 = static_cast<float>(scale);
   dispatch(
-      stream, out.dtype, [&] { attention_forward_cuda(out, lse, q, k, v, z, narrow); },
-      [&]<class S>(S) { forward_fast(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, narrow); },
+      stream, out.dtype, [&] { attention_forward_cuda(out, lse, q, k, v, z, scale_f32); },
+      [&]<class S>(S) { forward_fast(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, scale_f32); },
       [&]<class T>(T) {
         attention_forward_ref(out.as<T>(), lse.as<T>(), q.as<T>(), k.as<T>(), v.as<T>(), z.B, z.T, z.H, z.K, z.D,
                               scale);
@@ -414,17 +414,18 @@ void attention_backward(const Grad& dq, const Grad& dk, const Grad& dv, const Te
   CHECK_SHAPES(dq.shape == q.shape && dout.shape == q.shape && out.shape == q.shape && dk.shape == k.shape &&
                    dv.shape == k.shape && lse.shape == Shape({z.B, z.H, z.T}),
                dq, dk, dv, dout, out, q, k, lse);
-  const float narrow = static_cast<float>(scale);
+  const float scale_f32 = static_cast<float>(scale);
   dispatch(
-      stream, dq.dtype, [&] { attention_backward_cuda(dq, dk, dv, dout, out, q, k, v, lse, z, narrow); },
+      stream, dq.dtype, [&] { attention_backward_cuda(dq, dk, dv, dout, out, q, k, v, lse, z, scale_f32); },
       [&]<class S>(S) {
         backward_fast<S>({dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(), out.as<S>(), q.as<S>(), k.as<S>(),
-                          v.as<S>(), lse.as<float>(), narrow, dq.add, dk.add, dv.add},
+                          v.as<S>(), lse.as<float>(), scale_f32, dq.accumulate, dk.accumulate, dv.accumulate},
                          z);
       },
       [&]<class T>(T) {
         attention_backward_ref(dq.as<T>(), dk.as<T>(), dv.as<T>(), dout.as<T>(), out.as<T>(), q.as<T>(), k.as<T>(),
-                               v.as<T>(), lse.as<T>(), z.B, z.T, z.H, z.K, z.D, scale, dq.add, dk.add, dv.add);
+                               v.as<T>(), lse.as<T>(), z.B, z.T, z.H, z.K, z.D, scale, dq.accumulate, dk.accumulate,
+                               dv.accumulate);
       });
 }
 
@@ -438,12 +439,12 @@ void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_
   const Shape rows{z.B, z.T, K, z.D};
   CHECK_SHAPES((k.data == nullptr && v.data == nullptr) || (k.shape == rows && v.shape == rows), q, k, v, k_cache);
   CHECK_THAT(pos >= 0 && pos + z.T <= z.S, z.T, " rows at ", pos, " of ", z.S);
-  const float narrow = static_cast<float>(scale);
+  const float scale_f32 = static_cast<float>(scale);
   dispatch(
-      stream, out.dtype, [&] { attention_cached_cuda(out, k_cache, v_cache, q, k, v, z, narrow); },
+      stream, out.dtype, [&] { attention_cached_cuda(out, k_cache, v_cache, q, k, v, z, scale_f32); },
       [&]<class S>(S) {
         cached_fast(out.as<S>(), k_cache.as<S>(), v_cache.as<S>(), q.as<S>(), data_or_null<const S>(k),
-                    data_or_null<const S>(v), z, narrow);
+                    data_or_null<const S>(v), z, scale_f32);
       },
       [&]<class T>(T) {
         attention_cached_ref(out.as<T>(), k_cache.as<T>(), v_cache.as<T>(), q.as<T>(), data_or_null<const T>(k),
@@ -474,7 +475,7 @@ struct Attention : AttentionNode {
 };
 
 struct CachedAttention : AttentionNode {
-  Value *k_cache = nullptr, *v_cache = nullptr;  // (B, cache length, K, D), kept from replay to replay
+  Value *k_cache = nullptr, *v_cache = nullptr;  // (B, cache length, K, D), kept from run to run
   bool appends = true;                           // no: another node with these keys and values has done so
   const char* op() const override { return "cached_attn"; }
   void forward(const Step& step, Stream stream) override {

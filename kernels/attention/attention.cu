@@ -17,7 +17,7 @@ constexpr int own = 4, max_warps = 4, stage_columns = 64, stage_stride = stage_c
 using Row4 = Floats<own>;  // one column of a warp's own rows
 
 // What a block keeps in shared memory: `arrays` of (warps, D), then weights (warps, arrays of 32), then a stage.
-struct Rows {
+struct SharedRows {
   Row4* arrays;
   int64_t D;
   __device__ Row4* array(int i) const { return arrays + (i * blockDim.y + threadIdx.y) * D; }
@@ -44,14 +44,15 @@ __device__ void read_own(Row4* to, const S* from, int64_t stride, int64_t n, int
 }
 
 template <class S>
-__device__ void write_own(S* to, const Row4* from, int64_t stride, int64_t n, int64_t D, const Row4& factor, bool acc) {
+__device__ void write_own(S* to, const Row4* from, int64_t stride, int64_t n, int64_t D, const Row4& factor,
+                          bool accumulate) {
   for (int64_t d = threadIdx.x; d < D; d += warp_size) {
     const Row4 x = from[d];
 #pragma unroll
     for (int r = 0; r < own; ++r) {
       if (r >= n) break;
       S& y = to[r * stride + d];
-      from_float(y, acc ? to_float(y) + x[r] * factor[r] : x[r] * factor[r]);
+      from_float(y, accumulate ? to_float(y) + x[r] * factor[r] : x[r] * factor[r]);
     }
   }
 }
@@ -112,7 +113,7 @@ __device__ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; 
 template <class S>
 __global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S* k, const S* v, AttentionSizes z,
                                          float scale) {
-  const Rows rows{dynamic_shared<Row4>(), z.D};
+  const SharedRows rows{dynamic_shared<Row4>(), z.D};
   Row4 *q_rows = rows.array(0), *sums = rows.array(1), *weights = rows.weights(2, 0);
   float* stage = rows.stage(2, 1);
   const int64_t b = blockIdx.x / z.H, h = blockIdx.x % z.H, queries = own * blockDim.y;
@@ -173,7 +174,7 @@ __global__ void attention_delta_kernel(float* delta, const S* dout, const S* out
 // An element of k or v, once loaded, serves four queries or more.
 template <class S>
 __global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionSizes z) {
-  const Rows rows{dynamic_shared<Row4>(), z.D};
+  const SharedRows rows{dynamic_shared<Row4>(), z.D};
   Row4 *q_rows = rows.array(0), *dout_rows = rows.array(1), *sums = rows.array(2), *weights = rows.weights(3, 0);
   float* stage = rows.stage(3, 1);
   const int64_t b = blockIdx.x / z.H, h = blockIdx.x % z.H, queries = own * blockDim.y, stride = z.key_stride;
@@ -202,7 +203,7 @@ __global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionSizes z) {
     add_weighted(sums, ones, weights, k + key * stride, stride, n, z.D);
     __syncwarp();
   }
-  write_own(g.dq + at, sums, z.query_stride, left, z.D, factor, g.acc_q);
+  write_own(g.dq + at, sums, z.query_stride, left, z.D, factor, g.accumulate_q);
 }
 
 // As the kernel of dq, with a warp's four keys as its own rows. p and ds of 32 queries serve dk and dv at once, and an
@@ -211,7 +212,7 @@ __global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionSizes z) {
 // Block (x: head of k and v, y: keys). Heads and queries in order, so the sums depend on nothing else.
 template <class S>
 __global__ void attention_dkdv_kernel(AttentionBackward<S> g, AttentionSizes z) {
-  const Rows rows{dynamic_shared<Row4>(), z.D};
+  const SharedRows rows{dynamic_shared<Row4>(), z.D};
   Row4 *k_rows = rows.array(0), *v_rows = rows.array(1), *dk = rows.array(2), *dv = rows.array(3);
   Row4 *p_weights = rows.weights(4, 0), *ds_weights = rows.weights(4, 1);
   float* stage = rows.stage(4, 2);
@@ -247,8 +248,8 @@ __global__ void attention_dkdv_kernel(AttentionBackward<S> g, AttentionSizes z) 
       add_weighted(dk, ones, ds_weights, q, stride, n, z.D);
       __syncwarp();
     }
-  write_own(g.dk + at, dk, z.key_stride, left, z.D, factor, g.acc_k);
-  write_own(g.dv + at, dv, z.key_stride, left, z.D, ones, g.acc_v);
+  write_own(g.dk + at, dk, z.key_stride, left, z.D, factor, g.accumulate_k);
+  write_own(g.dv + at, dv, z.key_stride, left, z.D, ones, g.accumulate_v);
 }
 
 // Into rows pos .. of the caches (B, S, row), with row = K D: block (x: elements of a batch, y: batch, z: k or v).
@@ -333,9 +334,9 @@ void attention_backward_cuda(const Grad& dq, const Grad& dk, const Grad& dv, con
                                  .lse = lse.as<float>(),
                                  .delta = delta,
                                  .scale = scale,
-                                 .acc_q = dq.add,
-                                 .acc_k = dk.add,
-                                 .acc_v = dv.add};
+                                 .accumulate_q = dq.accumulate,
+                                 .accumulate_k = dk.accumulate,
+                                 .accumulate_v = dv.accumulate};
     if constexpr (std::is_same_v<S, bf16>)
       if (tiles_serve<S>(z, scale, {dq.data, dk.data, dv.data, dout.data, q.data, k.data, v.data}))
         return hopper_serves(z) ? attention_backward_hopper(g, z) : attention_backward_mma(g, z);

@@ -100,11 +100,11 @@ void attention_forward_ref(Real* out, Real* lse, const Real* q, const Real* k, c
 template <class Real>
 void attention_backward_ref(Real* dq, Real* dk, Real* dv, const Real* dout, const Real* out, const Real* q,
                             const Real* k, const Real* v, const Real* lse, int64_t B, int64_t T, int64_t H, int64_t K,
-                            int64_t D, double scale, bool acc_q, bool acc_k, bool acc_v) {
+                            int64_t D, double scale, bool accumulate_q, bool accumulate_k, bool accumulate_v) {
   using std::exp;
-  if (!acc_q) std::fill(dq, dq + B * T * H * D, Real(0));
-  if (!acc_k) std::fill(dk, dk + B * T * K * D, Real(0));
-  if (!acc_v) std::fill(dv, dv + B * T * K * D, Real(0));
+  if (!accumulate_q) std::fill(dq, dq + B * T * H * D, Real(0));
+  if (!accumulate_k) std::fill(dk, dk + B * T * K * D, Real(0));
+  if (!accumulate_v) std::fill(dv, dv + B * T * K * D, Real(0));
   for (int64_t b = 0; b < B; ++b)
     for (int64_t h = 0; h < H; ++h)
       for (int64_t t = 0; t < T; ++t) {

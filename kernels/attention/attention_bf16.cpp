@@ -160,9 +160,9 @@ MATRIX_TARGET void weights(const Forward& w, int64_t steps, float c, bool first,
       exp2_in_place(x);
       exp2_in_place(y);
       sum += x, more += y;
-      Pairs narrowed;
-      narrow(narrowed, x, y);
-      put(s + step * side, narrowed);
+      Pairs rounded;
+      to_bf16(rounded, x, y);
+      put(s + step * side, rounded);
     }
     put(w.sum + i * side, sum + more);
   }
@@ -207,9 +207,9 @@ struct ForwardArguments {
 };
 
 // Blocks in their order: of one head after the other.
-struct Block {
+struct BlockOfQueries {
   int64_t b, h, t0, at;  // at: where its rows begin in q and out
-  Block(const AttentionSizes& z, int64_t item) {
+  BlockOfQueries(const AttentionSizes& z, int64_t item) {
     const int64_t blocks = ceil_div(z.T, queries), head = item / blocks;
     b = head / z.H, h = head % z.H, t0 = folded(item % blocks, blocks) * queries;
     at = z.query_head(b, h) + t0 * z.H * z.D;
@@ -221,7 +221,7 @@ MATRIX_TARGET void forward_items(const ForwardArguments& a, const AttentionSizes
   int64_t packed = -1;
   begin_tiles();
   for (int64_t item = begin; item < end; ++item) {
-    const Block x(z, item), next(z, std::min(item + 1, end - 1));
+    const BlockOfQueries x(z, item), next(z, std::min(item + 1, end - 1));
     const int64_t kv = x.h / z.group, head = z.key_head(x.b, kv);
     if (x.b * z.K + kv != packed) pack_keys(w, a.k + head, a.v + head, z);
     packed = x.b * z.K + kv;
@@ -330,8 +330,8 @@ MATRIX_TARGET inline void weights(Pairs& p, Pairs& ds, const Backward& w, int64_
     both[j] = x;
     gradient[j] = x * (dp - w.delta[i]);
   }
-  narrow(p, both[0], both[1]);
-  narrow(ds, gradient[0], gradient[1]);
+  to_bf16(p, both[0], both[1]);
+  to_bf16(ds, gradient[0], gradient[1]);
 }
 
 // From w.s and w.dp of queries first .. last, the factors w.p, w.ds and w.ds_rows.
@@ -378,8 +378,8 @@ MATRIX_TARGET void backward_block(const AttentionGradients<bf16>& g, const Atten
   take_queries(g, z, b, h, t0, w);
   for (int64_t key = 0; key < t0 + last; key += depth) {
     const int64_t first = std::max<int64_t>(0, key - t0), rows = (last - first) / side, steps = rows / 2;
-    const Product s{w.s + first * side, tile_size / 2, block * side, 64};
-    const Product dp{w.dp + first * side, s.row, s.column, s.stride};
+    const OutputTile s{w.s + first * side, tile_size / 2, block * side, 64};
+    const OutputTile dp{w.dp + first * side, s.row, s.column, s.stride};
     multiply(s, {w.q + first * w.width, side * w.width, depth, w.width * 2},
              {w.k + key * w.width, deep * tile_size, tile_size}, rows, 2, deep, false);
     multiply(dp, {w.dout + first * w.width, side * w.width, depth, w.width * 2},
@@ -401,11 +401,11 @@ MATRIX_TARGET void backward_block(const AttentionGradients<bf16>& g, const Atten
              {w.k_pairs + key * wide, tile_size, 0}, rows, w.columns, 1, key > 0);
   }
   for (int64_t i = 0; i < n; ++i) w.lse[i] = g.scale;
-  give_rows(g.dq + z.query_head(b, h) + t0 * stride, stride, w.dq, wide, n, z.D, w.lse, g.acc_q);
+  give_rows(g.dq + z.query_head(b, h) + t0 * stride, stride, w.dq, wide, n, z.D, w.lse, g.accumulate_q);
 }
 
 // dst (T, D), one head of dk or dv, = [dst +] factor * sums.
-MATRIX_TARGET void give_keys(bf16* dst, const float* sums, float factor, bool acc, const AttentionSizes& z) {
+MATRIX_TARGET void give_keys(bf16* dst, const float* sums, float factor, bool accumulate, const AttentionSizes& z) {
   const int64_t stride = z.key_stride;
   alignas(64) float tile[side * side];
   for (int64_t key = 0; key < round_up(z.T, depth); key += side)
@@ -414,7 +414,8 @@ MATRIX_TARGET void give_keys(bf16* dst, const float* sums, float factor, bool ac
       for (int64_t i = 0; i < side; ++i) {
         const int64_t at = key / depth * depth + quarter_column(key / side % 2, i);
         if (at >= z.T) continue;
-        give_rows(dst + at * stride + d, stride, tile + i * side, side, 1, std::min(side, z.D - d), &factor, acc);
+        give_rows(dst + at * stride + d, stride, tile + i * side, side, 1, std::min(side, z.D - d), &factor,
+                  accumulate);
       }
     }
 }
@@ -438,8 +439,8 @@ MATRIX_TARGET void backward_items(const AttentionGradients<bf16>& g, const Atten
       backward_block(g, z, b, kv * z.group + i / blocks, folded(i % blocks, blocks) * block,
                      first_row(std::min(i + 1, last - 1)) - first_row(i), w);
     if (parts > 1) continue;
-    give_keys(g.dk + head, w.dk, g.scale, g.acc_k, z);
-    give_keys(g.dv + head, w.dv, 1.f, g.acc_v, z);
+    give_keys(g.dk + head, w.dk, g.scale, g.accumulate_k, z);
+    give_keys(g.dv + head, w.dv, 1.f, g.accumulate_v, z);
   }
   end_tiles();
 }
@@ -457,8 +458,8 @@ void attention_backward_bf16(const AttentionGradients<bf16>& g, const AttentionS
     const int64_t head = z.key_head(pair / z.K, pair % z.K);
     float* dk = partial + pair * parts * size;
     add_parts(dk, size, size, parts);
-    give_keys(g.dk + head, dk, g.scale, g.acc_k, z);
-    give_keys(g.dv + head, dk + size / 2, 1.f, g.acc_v, z);
+    give_keys(g.dk + head, dk, g.scale, g.accumulate_k, z);
+    give_keys(g.dv + head, dk + size / 2, 1.f, g.accumulate_v, z);
   }
 }
 

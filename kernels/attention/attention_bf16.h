@@ -77,7 +77,7 @@ struct Plus {
 };
 
 // Two vectors of floats as one of bf16.
-MATRIX_TARGET inline void narrow(Pairs& x, const Floats& low, const Floats& high) {
+MATRIX_TARGET inline void to_bf16(Pairs& x, const Floats& low, const Floats& high) {
   const auto both = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low));
   std::memcpy(&x, &both, sizeof x);
 }
@@ -139,7 +139,7 @@ MATRIX_TARGET inline void pack_transposed(bf16* dst, const bf16* rows, int64_t w
 
 // dst (n, D) = [dst +] src (n, width) * factor[row]; width is D rounded up to tiles.
 MATRIX_TARGET inline void give_rows(bf16* dst, int64_t stride, const float* src, int64_t width, int64_t n, int64_t D,
-                                    const float* factor, bool acc) {
+                                    const float* factor, bool accumulate) {
   for (int64_t d = 0; d < D; d += side) {
     const auto lanes = static_cast<__mmask16>(first_lanes(D - d));
     for (int64_t i = 0; i < n; ++i) {
@@ -147,13 +147,13 @@ MATRIX_TARGET inline void give_rows(bf16* dst, int64_t stride, const float* src,
       Floats x;
       get(x, src + i * width + d);
       x *= factor[i];
-      if (acc) {
+      if (accumulate) {
         const __m512i old = _mm512_maskz_cvtepu16_epi32(0xFFFF, _mm256_maskz_loadu_epi16(lanes, to));
         x += reinterpret_cast<Floats>(reinterpret_cast<Words>(old) << 16);
       }
-      const auto narrowed = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
+      const auto rounded = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
       __m256i bits;
-      std::memcpy(&bits, &narrowed, sizeof bits);
+      std::memcpy(&bits, &rounded, sizeof bits);
       _mm256_mask_storeu_epi16(to, lanes, bits);
     }
   }
@@ -168,7 +168,7 @@ MATRIX_TARGET inline void keep_awake() {
   if (matrix_unit() == MatrixUnit::amx) _tile_dpbf16ps(3, 5, 7);
 }
 
-// Of each factor: where it begins, and how far on the next tile is.
+// The operands of a product: where each begins, and the distance to its next tile.
 
 struct Left {
   const bf16* at;
@@ -178,16 +178,17 @@ struct Right {
   const bf16* at;
   int64_t column, step;
 };
-struct Product {
+struct OutputTile {
   float* at;
   int64_t row, column, stride;
 };
 
 template <int rows, int columns>
-MATRIX_TARGET inline void multiply_block(const Product& c, const Left& a, const Right& b, int64_t steps, bool add) {
+MATRIX_TARGET inline void multiply_block(const OutputTile& c, const Left& a, const Right& b, int64_t steps,
+                                         bool accumulate) {
   float* const c01 = c.at + c.column;
   float* const c10 = c.at + c.row;
-  if (add) {
+  if (accumulate) {
     _tile_loadd(0, c.at, c.stride);
     if (columns > 1) _tile_loadd(1, c01, c.stride);
     if (rows > 1) _tile_loadd(2, c10, c.stride);
@@ -220,7 +221,7 @@ MATRIX_TARGET inline void multiply_block(const Product& c, const Left& a, const 
 
 // c = a b, of an even number of rows and columns of tiles, each one product. What such short sums wait for is the way
 // of a tile from loads to stores, so two pairs of tiles take turns: one multiplies while the other is stored.
-MATRIX_TARGET inline void multiply_once(const Product& c, const Left& a, const Right& b, int64_t rows,
+MATRIX_TARGET inline void multiply_once(const OutputTile& c, const Left& a, const Right& b, int64_t rows,
                                         int64_t columns) {
   float* previous = nullptr;
   finish_stores();
@@ -255,33 +256,33 @@ MATRIX_TARGET inline void multiply_once(const Product& c, const Left& a, const R
 }
 
 // The same by AVX-512's products of pairs.
-MATRIX_TARGET inline void multiply_by_vectors(const Product& c, const Left& a, const Right& b, int64_t rows,
-                                              int64_t columns, int64_t steps, bool add) {
+MATRIX_TARGET inline void multiply_by_vectors(const OutputTile& c, const Left& a, const Right& b, int64_t rows,
+                                              int64_t columns, int64_t steps, bool accumulate) {
   for (int64_t j = 0; j < columns; j += 2)
     for (int64_t i = 0; i < rows; ++i) {
       const PairSums to{c.at + i * c.row + j * c.column, c.stride / 4, c.column};
       const PairRows left{a.at + i * a.row, a.stride / 2, a.step};
       const PairTiles right{b.at + j * b.column, b.column, b.step};
-      if (j + 1 < columns) multiply_pairs<2>(to, left, right, side, steps, add);
-      else multiply_pairs<1>(to, left, right, side, steps, add);
+      if (j + 1 < columns) multiply_pairs<2>(to, left, right, side, steps, accumulate);
+      else multiply_pairs<1>(to, left, right, side, steps, accumulate);
     }
 }
 
 // c = [c +] a b, of rows x columns tiles, each the sum of `steps` products.
-MATRIX_TARGET inline void multiply(const Product& c, const Left& a, const Right& b, int64_t rows, int64_t columns,
-                                   int64_t steps, bool add) {
-  if (matrix_unit() != MatrixUnit::amx) return multiply_by_vectors(c, a, b, rows, columns, steps, add);
-  if (steps == 1 && !add && rows % 2 == 0 && columns % 2 == 0) return multiply_once(c, a, b, rows, columns);
+MATRIX_TARGET inline void multiply(const OutputTile& c, const Left& a, const Right& b, int64_t rows, int64_t columns,
+                                   int64_t steps, bool accumulate) {
+  if (matrix_unit() != MatrixUnit::amx) return multiply_by_vectors(c, a, b, rows, columns, steps, accumulate);
+  if (steps == 1 && !accumulate && rows % 2 == 0 && columns % 2 == 0) return multiply_once(c, a, b, rows, columns);
   finish_stores();
   for (int64_t j = 0; j < columns; j += 2)
     for (int64_t i = 0; i < rows; i += 2) {
-      const Product to{c.at + i * c.row + j * c.column, c.row, c.column, c.stride};
+      const OutputTile to{c.at + i * c.row + j * c.column, c.row, c.column, c.stride};
       const Left left{a.at + i * a.row, a.row, a.step, a.stride};
       const Right right{b.at + j * b.column, b.column, b.step};
-      if (i + 1 < rows && j + 1 < columns) multiply_block<2, 2>(to, left, right, steps, add);
-      else if (i + 1 < rows) multiply_block<2, 1>(to, left, right, steps, add);
-      else if (j + 1 < columns) multiply_block<1, 2>(to, left, right, steps, add);
-      else multiply_block<1, 1>(to, left, right, steps, add);
+      if (i + 1 < rows && j + 1 < columns) multiply_block<2, 2>(to, left, right, steps, accumulate);
+      else if (i + 1 < rows) multiply_block<2, 1>(to, left, right, steps, accumulate);
+      else if (j + 1 < columns) multiply_block<1, 2>(to, left, right, steps, accumulate);
+      else multiply_block<1, 1>(to, left, right, steps, accumulate);
     }
   finish_stores();
 }

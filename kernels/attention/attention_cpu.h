@@ -23,7 +23,7 @@ struct AttentionGradients {
   const S *dout, *out, *q, *k, *v;
   const float* lse;
   float scale;
-  bool acc_q, acc_k, acc_v;
+  bool accumulate_q, accumulate_k, accumulate_v;
 };
 
 // Later blocks of queries see more keys. In the order 0, n-1, 1, n-2, ... contiguous shares are about the same work.
@@ -51,7 +51,7 @@ void attention_forward_narrow(S* out, float* lse, const S* q, const S* k, const 
                               float scale);
 template <class S>
 void attention_backward_narrow(const AttentionGradients<S>& g, const AttentionSizes& z);
-// Where they are the fastest, as measured, with or without tiles for the same.
+// Is the kernel for narrow heads the fastest, as measured, with or without tiles?
 inline bool narrow_forward_serves(const AttentionSizes& z, bool tiles) {
   return z.D <= 8 || (z.D > 12 && z.D <= 16 && !tiles);
 }
@@ -60,7 +60,7 @@ inline bool narrow_backward_serves(const AttentionSizes& z, bool tiles) {
 }
 
 #if CROSSPLY_MATRIX_UNITS
-// Where there is a matrix unit; for pos == 0 and a scale that is not negative.
+// Need a matrix unit, pos == 0 and a scale that is not negative.
 void attention_forward_bf16(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionSizes& z,
                             float scale);
 void attention_backward_bf16(const AttentionGradients<bf16>& g, const AttentionSizes& z);

@@ -19,7 +19,7 @@ void attention_forward_hopper(bf16* out, float* lse, const bf16* q, const bf16* 
 // attention_hopper_backward.cu; like attention_backward_mma.
 void attention_backward_hopper(const AttentionBackward<bf16>& g, const AttentionSizes& z);
 
-// Of queries (B, T, H, D), and of keys or values (B, S, K, D), of which rows beyond pos + T are not there.
+// Tensor maps of queries (B, T, H, D), and of keys or values (B, S, K, D), whose rows from pos + T on do not exist.
 inline TensorMap map_of_queries(const bf16* x, const AttentionSizes& z, int rows) {
   return tensor_map({x, z.D, z.T, z.H, z.B, z.query_stride, z.D, z.T * z.H * z.D}, rows);
 }
@@ -48,7 +48,7 @@ struct Sections {
             static_cast<int>(last_first ? tiles - 1 - tile : tile)};
   }
 };
-// Of blocks that take a tile of queries, of which the last see the most keys; of keys, which the most see of the first.
+// Sections of blocks that take a tile of queries (the last see the most keys) or of keys (most queries see the first).
 // Throw Exit::internal where a grid has no room for a block for each tile.
 Sections sections_of_queries(const AttentionSizes& z, int64_t tiles);
 Sections sections_of_keys(const AttentionSizes& z, int64_t tiles);
@@ -87,7 +87,7 @@ struct Ring {
 // A warpgroup's 64 rows of a result, of which `left` are there; scale: of the thread's two rows.
 template <int D>
 __device__ __forceinline__ void store_rows(bf16* to, int64_t stride, const GroupSums<D>& d, const float (&scale)[2],
-                                           int left, bool add) {
+                                           int left, bool accumulate) {
   const int lane = forgotten(lane_of()), row = warp_of() % 4 * 16 + lane / 4, column = lane % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -95,7 +95,8 @@ __device__ __forceinline__ void store_rows(bf16* to, int64_t stride, const Group
     bf16* y = to + (row + half * 8) * stride + column;
 #pragma unroll
     for (int j = 0; j < D / 8; ++j)
-      store_or_add<2>(y + j * 8, {d[4 * j + 2 * half] * scale[half], d[4 * j + 2 * half + 1] * scale[half]}, add);
+      store_or_accumulate<2>(y + j * 8, {d[4 * j + 2 * half] * scale[half], d[4 * j + 2 * half + 1] * scale[half]},
+                             accumulate);
   }
 }
 

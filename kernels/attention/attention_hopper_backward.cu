@@ -203,8 +203,8 @@ __global__ void __launch_bounds__(threads, 1)
   c.finish(heads * tiles - 1);
   const BlockPlace to = sections.place(forgotten(blockIdx.x));  // the loop had better use for its registers
   const int64_t row = to.tile * block_rows + role * 64, at = z.key_head(to.b, to.h) + row * z.key_stride;
-  store_rows<D>(g.dk + at, z.key_stride, c.dk, {g.scale, g.scale}, static_cast<int>(z.T - row), g.acc_k);
-  store_rows<D>(g.dv + at, z.key_stride, c.dv, {1.f, 1.f}, static_cast<int>(z.T - row), g.acc_v);
+  store_rows<D>(g.dk + at, z.key_stride, c.dk, {g.scale, g.scale}, static_cast<int>(z.T - row), g.accumulate_k);
+  store_rows<D>(g.dv + at, z.key_stride, c.dv, {1.f, 1.f}, static_cast<int>(z.T - row), g.accumulate_v);
 #endif
 }
 
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(threads, 1)
   const BlockPlace to = sections.place(forgotten(blockIdx.x));
   const int64_t row = to.tile * block_rows + role * 64;
   store_rows<D>(g.dq + z.query_head(to.b, to.h) + row * z.query_stride, z.query_stride, c.dq, {g.scale, g.scale},
-                static_cast<int>(z.T - row), g.acc_q);
+                static_cast<int>(z.T - row), g.accumulate_q);
 #endif
 }
 

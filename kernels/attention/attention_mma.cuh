@@ -21,7 +21,7 @@ struct AttentionBackward {
   const S *dout, *q, *k, *v;  // the same
   const float *lse, *delta;   // (B,H,T)
   float scale;
-  bool acc_q, acc_k, acc_v;
+  bool accumulate_q, accumulate_k, accumulate_v;
 };
 
 // attention_mma_forward.cu and attention_mma_backward.cu: D a multiple of 8 up to 256, addresses of 16 bytes, a
@@ -44,7 +44,7 @@ constexpr float log2_of_e = 1.44269504088896341f, ln_of_2 = 0.69314718055994531f
 
 // -----------------------------------------------------------------------------------------------------------------
 // Tiles: `width` columns in chunks of 8 (16 bytes). The chunks of a row are permuted such that the same chunk of 8
-// rows, which is what ldmatrix reads at a time, and 8 neighbouring chunks of a row lie in different banks.
+// rows, which is what ldmatrix reads at a time, and 8 adjacent chunks of a row lie in different banks.
 
 template <int width>
 __device__ __forceinline__ int place_of(int row, int chunk) {
@@ -96,7 +96,7 @@ __device__ __forceinline__ float sum_of_row(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Two neighbouring columns, rounded.
+// Two adjacent columns, rounded.
 __device__ __forceinline__ void store_pair(bf16* to, float first, float second) {
   *reinterpret_cast<uint32_t*>(to) = pack(first, second);
 }

@@ -136,8 +136,9 @@ __global__ void __launch_bounds__(KeyBlock<width, small>::threads, width > 64 ? 
 #pragma unroll
       for (int j = 0; j < columns; ++j)
         if (part * 8 + j * 8 < D) {
-          store_or_add<2>(g.dk + y + j * 8, {dk[r][j][2 * half] * g.scale, dk[r][j][2 * half + 1] * g.scale}, g.acc_k);
-          store_or_add<2>(g.dv + y + j * 8, {dv[r][j][2 * half], dv[r][j][2 * half + 1]}, g.acc_v);
+          store_or_accumulate<2>(g.dk + y + j * 8, {dk[r][j][2 * half] * g.scale, dk[r][j][2 * half + 1] * g.scale},
+                                 g.accumulate_k);
+          store_or_accumulate<2>(g.dv + y + j * 8, {dv[r][j][2 * half], dv[r][j][2 * half + 1]}, g.accumulate_v);
         }
     }
 }
@@ -228,7 +229,8 @@ __global__ void __launch_bounds__(QueryBlock<width>::threads, 2)
 #pragma unroll
       for (int j = 0; j < width / 8; ++j)
         if (j * 8 < D)
-          store_or_add<2>(y + j * 8, {dq[i][j][2 * half] * g.scale, dq[i][j][2 * half + 1] * g.scale}, g.acc_q);
+          store_or_accumulate<2>(y + j * 8, {dq[i][j][2 * half] * g.scale, dq[i][j][2 * half + 1] * g.scale},
+                                 g.accumulate_q);
     }
 }
 

@@ -27,7 +27,7 @@ struct Forward {
 // What a warp keeps of its rows: two of each 16 are a lane's. max is of the scores times scale / ln 2, and sum that of
 // the lane's own columns.
 template <int m, int n>
-struct Softmax {
+struct AttentionSoftmax {
   float max[m][2], sum[m][2];
   Sums<m, n> out;
 
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(Forward<width>::threads, Forward<width>::block
   load_keys(seen, 0);
 
   const int warp_row = warp_of() * 16 * F::m;
-  Softmax<F::m, width / 8> rows;
+  AttentionSoftmax<F::m, width / 8> rows;
 #pragma unroll
   for (int i = 0; i < F::m; ++i) {
 #pragma unroll

@@ -343,7 +343,7 @@ void take_queries(const Backward& w, const AttentionGradients<S>& g, const Atten
   for (int64_t t = 0; t < z.T; t += lanes) {
     const int64_t n = std::min(lanes, z.T - t);
     read_rows<width>(w.k_rows, g.out + head + t * stride, stride, n, z.D, 1.f);
-    Block sum, out;
+    TransposeBlock sum, out;
     load_rows(sum, w.dout + t * width, width, n);
     load_rows(out, w.k_rows, width, n);
     for (size_t r = 0; r < eight; ++r) sum[r] *= out[r];
@@ -429,16 +429,16 @@ void backward_block(const Backward& w, const S* k, const S* v, int64_t stride, i
 
 // dq (T, D) = [dq +] scale * sums (T, lanes), which this may overwrite.
 template <class S>
-void write_dq(S* dq, int64_t stride, float* sums, int64_t T, int64_t D, float scale, bool acc) {
+void write_dq(S* dq, int64_t stride, float* sums, int64_t T, int64_t D, float scale, bool accumulate) {
   for (int64_t t = 0; t < T; ++t) {
     Vec x;
     load(x, sums + t * lanes);
     const Half half = __builtin_shufflevector(x, x, 0, 2, 4, 6, 8, 10, 12, 14) +
                       __builtin_shufflevector(x, x, 1, 3, 5, 7, 9, 11, 13, 15);
-    if (D == width) write_half(dq + t * stride, half, scale, acc);
+    if (D == width) write_half(dq + t * stride, half, scale, accumulate);
     else store(sums + t * width, half);
   }
-  if (D < width) write_rows(dq, stride, sums, width, T, D, scale, acc);
+  if (D < width) write_rows(dq, stride, sums, width, T, D, scale, accumulate);
 }
 
 }  // namespace
@@ -466,13 +466,13 @@ void attention_backward_narrow(const AttentionGradients<S>& g, const AttentionSi
         take_queries(w, g, z, b, h);
         for (int64_t n = 0; n * parts < blocks; ++n)
           if (first_key(n) < T) backward_block(w, g.k + at, g.v + at, stride, T, D, first_key(n));
-        if (parts == 1) write_dq(g.dq + z.query_head(b, h), z.H * D, w.dq, T, D, g.scale, g.acc_q);
+        if (parts == 1) write_dq(g.dq + z.query_head(b, h), z.H * D, w.dq, T, D, g.scale, g.accumulate_q);
       }
       for (int64_t n = 0; n * parts < blocks; ++n) {
         const int64_t j0 = first_key(n), rows = std::min(held, T - j0), column = w.column(j0);
         if (rows <= 0) continue;
-        unpack_transposed(g.dk + at + j0 * stride, stride, w.dk + column, rows, D, ln_2, g.acc_k);
-        unpack_transposed(g.dv + at + j0 * stride, stride, w.dv + column, rows, D, 1.f, g.acc_v);
+        unpack_transposed(g.dk + at + j0 * stride, stride, w.dk + column, rows, D, ln_2, g.accumulate_k);
+        unpack_transposed(g.dv + at + j0 * stride, stride, w.dv + column, rows, D, 1.f, g.accumulate_v);
       }
     }
   });
@@ -480,7 +480,7 @@ void attention_backward_narrow(const AttentionGradients<S>& g, const AttentionSi
     const int64_t pair = head / group, i = head % group;
     float* dq = partial + (pair * parts * group + i) * size;
     add_parts(dq, size, group * size, parts);
-    write_dq(g.dq + z.query_head(head / z.H, head % z.H), z.H * D, dq, T, D, g.scale, g.acc_q);
+    write_dq(g.dq + z.query_head(head / z.H, head % z.H), z.H * D, dq, T, D, g.scale, g.accumulate_q);
   }
 }
 

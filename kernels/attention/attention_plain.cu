@@ -70,12 +70,12 @@ __global__ void attention_dscores_kernel(float* p, float* ds, const S* dout, con
 
 // A thread has an element of dq.
 template <class S>
-__global__ void attention_dq_kernel(S* dq, const float* ds, const S* k, AttentionSizes z, bool acc) {
+__global__ void attention_dq_kernel(S* dq, const float* ds, const S* k, AttentionSizes z, bool accumulate) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t d = i % z.D, h = i / z.D % z.H, t = i / z.D / z.H % z.T, b = i / z.D / z.H / z.T;
   if (b >= z.B) return;
   ds += ((b * z.H + h) * z.T + t) * z.T;
-  float sum = acc ? to_float(dq[i]) : 0.f;
+  float sum = accumulate ? to_float(dq[i]) : 0.f;
   for (int64_t j = 0; j <= t; ++j) sum += ds[j] * to_float(k[((b * z.T + j) * z.K + h / z.group) * z.D + d]);
   from_float(dq[i], sum);
 }
@@ -83,11 +83,11 @@ __global__ void attention_dq_kernel(S* dq, const float* ds, const S* k, Attentio
 // A thread has an element of dk and of dv: of key j, of the key/value head kv.
 template <class S>
 __global__ void attention_dkdv_kernel(S* dk, S* dv, const float* p, const float* ds, const S* dout, const S* q,
-                                      AttentionSizes z, bool acc_k, bool acc_v) {
+                                      AttentionSizes z, bool accumulate_k, bool accumulate_v) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t d = i % z.D, kv = i / z.D % z.K, j = i / z.D / z.K % z.T, b = i / z.D / z.K / z.T;
   if (b >= z.B) return;
-  float sum_k = acc_k ? to_float(dk[i]) : 0.f, sum_v = acc_v ? to_float(dv[i]) : 0.f;
+  float sum_k = accumulate_k ? to_float(dk[i]) : 0.f, sum_v = accumulate_v ? to_float(dv[i]) : 0.f;
   for (int64_t h = kv * z.group; h < (kv + 1) * z.group; ++h)
     for (int64_t t = j; t < z.T; ++t) {
       const int64_t row = ((b * z.T + t) * z.H + h) * z.D + d, pair = ((b * z.H + h) * z.T + t) * z.T + j;
@@ -123,9 +123,9 @@ void attention_backward_plain(const Grad& dq, const Grad& dk, const Grad& dv, co
     launch({"attention_dscores_plain", blocks_of(pairs, threads), threads}, attention_dscores_kernel<S>, p, ds,
            dout.as<S>(), out.as<S>(), q.as<S>(), k.as<S>(), v.as<S>(), lse.as<float>(), z, scale);
     launch({"attention_dq_plain", blocks_of(dq.numel(), threads), threads}, attention_dq_kernel<S>, dq.as<S>(), ds,
-           k.as<S>(), z, dq.add);
+           k.as<S>(), z, dq.accumulate);
     launch({"attention_dkdv_plain", blocks_of(dk.numel(), threads), threads}, attention_dkdv_kernel<S>, dk.as<S>(),
-           dv.as<S>(), p, ds, dout.as<S>(), q.as<S>(), z, dk.add, dv.add);
+           dv.as<S>(), p, ds, dout.as<S>(), q.as<S>(), z, dk.accumulate, dv.accumulate);
   });
 }
 

@@ -83,13 +83,13 @@ inline void mask(Vec& x, int64_t key, int64_t first, float hidden) {
 
 template <int M, int N, bool transposed>
 void multiply_block(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t k,
-                    bool add) {
+                    bool accumulate) {
   Vec sum[M][N];
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 8
     for (int j = 0; j < N; ++j) {
-      if (add) load(sum[i][j], c + i * ldc + j * lanes);
+      if (accumulate) load(sum[i][j], c + i * ldc + j * lanes);
       else sum[i][j] = Vec{};
     }
   for (int64_t p = 0; p < k; ++p) {
@@ -111,27 +111,27 @@ void multiply_block(float* c, int64_t ldc, const float* a, int64_t lda, const fl
 
 template <int M, int N, bool transposed>
 void multiply_rows(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t rows,
-                   int64_t k, bool add) {
+                   int64_t k, bool accumulate) {
   int64_t m = 0;
   for (; m + M <= rows; m += M)
-    multiply_block<M, N, transposed>(c + m * ldc, ldc, a + (transposed ? m : m * lda), lda, b, ldb, k, add);
+    multiply_block<M, N, transposed>(c + m * ldc, ldc, a + (transposed ? m : m * lda), lda, b, ldb, k, accumulate);
   if constexpr (M > 1) {
     if (m < rows)
       multiply_rows<M / 2, N, transposed>(c + m * ldc, ldc, a + (transposed ? m : m * lda), lda, b, ldb, rows - m, k,
-                                          add);
+                                          accumulate);
   }
 }
 
 // `vectors` counts the vectors of a row of b and c.
 template <bool transposed>
 void multiply(float* c, int64_t ldc, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t rows,
-              int64_t vectors, int64_t k, bool add) {
+              int64_t vectors, int64_t k, bool accumulate) {
   constexpr int tall = lanes == 16 ? 8 : 4, wide = lanes == 16 ? 4 : 2;
   for (; vectors > 0; vectors -= 4, c += 4 * lanes, b += 4 * lanes) {
-    if (vectors >= 4) multiply_rows<wide, 4, transposed>(c, ldc, a, lda, b, ldb, rows, k, add);
-    else if (vectors == 3) multiply_rows<wide, 3, transposed>(c, ldc, a, lda, b, ldb, rows, k, add);
-    else if (vectors == 2) multiply_rows<tall, 2, transposed>(c, ldc, a, lda, b, ldb, rows, k, add);
-    else multiply_rows<tall, 1, transposed>(c, ldc, a, lda, b, ldb, rows, k, add);
+    if (vectors >= 4) multiply_rows<wide, 4, transposed>(c, ldc, a, lda, b, ldb, rows, k, accumulate);
+    else if (vectors == 3) multiply_rows<wide, 3, transposed>(c, ldc, a, lda, b, ldb, rows, k, accumulate);
+    else if (vectors == 2) multiply_rows<tall, 2, transposed>(c, ldc, a, lda, b, ldb, rows, k, accumulate);
+    else multiply_rows<tall, 1, transposed>(c, ldc, a, lda, b, ldb, rows, k, accumulate);
   }
 }
 
@@ -139,16 +139,16 @@ void multiply(float* c, int64_t ldc, const float* a, int64_t lda, const float* b
 // Between the strided rows of one head and contiguous scratch, eight floats at a time: heads may be that narrow.
 
 constexpr int64_t eight = 8;
-using Half = Vec8;                     // half of a Vec of 16, or all of one of 8
-using Block = std::array<Vec, eight>;  // eight values of d of `lanes` queries, by row or by column
+using Half = Vec8;                              // half of a Vec of 16, or all of one of 8
+using TransposeBlock = std::array<Vec, eight>;  // eight values of d of `lanes` queries, by row or by column
 
 // Takes 8 x 8 blocks from rows to columns, or back: v[i] holds row i in its first half and row i + 8 in its second.
 // A step moves the bits of an element's position one place on; three steps exchange row and column.
 template <size_t... I>
-inline void transpose(Block& v, std::index_sequence<I...>) {
+inline void transpose(TransposeBlock& v, std::index_sequence<I...>) {
 #pragma GCC unroll 3
   for (int step = 0; step < 3; ++step) {
-    Block w;
+    TransposeBlock w;
 #pragma GCC unroll 4
     for (size_t i = 0; i < 4; ++i) {
       w[2 * i] = __builtin_shufflevector(v[i], v[i + 4], (I / 8 * 8 + I % 8 / 2 + I % 2 * lanes)...);
@@ -170,9 +170,9 @@ inline void half_of(Half& half, const Vec& v, std::index_sequence<I...>) {
 
 // dst = [dst +] factor * x.
 template <class S>
-inline void write_half(S* dst, const Half& x, float factor, bool acc) {
+inline void write_half(S* dst, const Half& x, float factor, bool accumulate) {
   Half y{};
-  if (acc) load(y, dst);
+  if (accumulate) load(y, dst);
   y += x * factor;
   store(dst, y);
 }
@@ -180,21 +180,21 @@ inline void write_half(S* dst, const Half& x, float factor, bool acc) {
 // dst (rows, D) = [dst +] factor * src (rows, D), with rows dst_stride and src_stride apart.
 template <class To, class From>
 void write_rows(To* dst, int64_t dst_stride, const From* src, int64_t src_stride, int64_t rows, int64_t D, float factor,
-                bool acc) {
+                bool accumulate) {
   for (int64_t i = 0; i < rows; ++i, dst += dst_stride, src += src_stride) {
     int64_t d = 0;
     for (; d + eight <= D; d += eight) {
       Half x;
       load(x, src + d);
-      write_half(dst + d, x, factor, acc);
+      write_half(dst + d, x, factor, accumulate);
     }
-    for (; d < D; ++d) dst[d] = src[d] * factor + (acc ? static_cast<float>(dst[d]) : 0.f);
+    for (; d < D; ++d) dst[d] = src[d] * factor + (accumulate ? static_cast<float>(dst[d]) : 0.f);
   }
 }
 
 // v = n rows of src, zeros below; n may be a compile-time constant.
 template <class S, class N>
-inline void load_rows(Block& v, const S* src, int64_t stride, N n) {
+inline void load_rows(TransposeBlock& v, const S* src, int64_t stride, N n) {
 #pragma GCC unroll 8
   for (int64_t r = 0; r < eight; ++r) {
     Half low{}, high{};
@@ -206,14 +206,14 @@ inline void load_rows(Block& v, const S* src, int64_t stride, N n) {
 
 // n rows of dst = [dst +] factor * v.
 template <class S, class N>
-inline void write_block(S* dst, int64_t stride, const Block& v, N n, float factor, bool acc) {
+inline void write_block(S* dst, int64_t stride, const TransposeBlock& v, N n, float factor, bool accumulate) {
 #pragma GCC unroll 8
   for (int64_t r = 0; r < eight; ++r) {
     Half half;
     half_of<0>(half, v[r], std::make_index_sequence<eight>());
-    if (r < n) write_half(dst + r * stride, half, factor, acc);
+    if (r < n) write_half(dst + r * stride, half, factor, accumulate);
     half_of<lanes - eight>(half, v[r], std::make_index_sequence<eight>());
-    if (r + eight < n) write_half(dst + (r + eight) * stride, half, factor, acc);
+    if (r + eight < n) write_half(dst + (r + eight) * stride, half, factor, accumulate);
   }
 }
 
@@ -224,7 +224,7 @@ void pack_transposed(float* dst, const S* src, int64_t stride, int64_t rows, int
     const int64_t n = std::min(lanes, rows - i);
     int64_t d = 0;
     for (; d + eight <= D; d += eight) {
-      Block v;
+      TransposeBlock v;
       if (n == lanes) load_rows(v, src + d, stride, std::integral_constant<int64_t, lanes>());
       else load_rows(v, src + d, stride, n);
       transpose(v, std::make_index_sequence<lanes>());
@@ -238,23 +238,24 @@ void pack_transposed(float* dst, const S* src, int64_t stride, int64_t rows, int
 
 // dst (rows, D) = [dst +] factor * src (D, tile) transposed.
 template <class S>
-void unpack_transposed(S* dst, int64_t stride, const float* src, int64_t rows, int64_t D, float factor, bool acc) {
+void unpack_transposed(S* dst, int64_t stride, const float* src, int64_t rows, int64_t D, float factor,
+                       bool accumulate) {
   for (int64_t i = 0; i < rows; i += lanes, src += lanes, dst += lanes * stride) {
     const int64_t n = std::min(lanes, rows - i);
     int64_t d = 0;
     for (; d + eight <= D; d += eight) {
-      Block v;
+      TransposeBlock v;
 #pragma GCC unroll 8
       for (int64_t r = 0; r < eight; ++r) load(v[r], src + (d + r) * tile);
       transpose(v, std::make_index_sequence<lanes>());
       const std::integral_constant<int64_t, lanes> whole;
-      if (n < lanes) write_block(dst + d, stride, v, n, factor, acc);
-      else if (acc) write_block(dst + d, stride, v, whole, factor, true);
+      if (n < lanes) write_block(dst + d, stride, v, n, factor, accumulate);
+      else if (accumulate) write_block(dst + d, stride, v, whole, factor, true);
       else write_block(dst + d, stride, v, whole, factor, false);
     }
     for (; d < D; ++d)
       for (int64_t l = 0; l < n; ++l)
-        dst[l * stride + d] = factor * src[d * tile + l] + (acc ? static_cast<float>(dst[l * stride + d]) : 0.f);
+        dst[l * stride + d] = factor * src[d * tile + l] + (accumulate ? static_cast<float>(dst[l * stride + d]) : 0.f);
   }
 }
 

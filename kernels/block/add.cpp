@@ -24,8 +24,8 @@ void add_forward_cpu(S* out, const S* a, const S* b, int64_t n) {
 }
 
 template <class S>
-void accumulate_cpu(S* dinp, const S* dout, int64_t n, bool acc) {
-  if (acc) return add_forward_cpu(dinp, dinp, dout, n);
+void accumulate_cpu(S* dinp, const S* dout, int64_t n, bool accumulate) {
+  if (accumulate) return add_forward_cpu(dinp, dinp, dout, n);
   parallel_for(n, grain, [=](int64_t begin, int64_t end) { std::copy(dout + begin, dout + end, dinp + begin); });
 }
 
@@ -48,8 +48,8 @@ void accumulate(const Grad& dinp, const Tensor& dout, Stream stream) {
   CHECK_SHAPES(dout.numel() == n, dinp, dout);
   dispatch(
       stream, dinp.dtype, [&] { accumulate_cuda(dinp, dout); },
-      [&]<class S>(S) { accumulate_cpu(dinp.as<S>(), dout.as<S>(), n, dinp.add); },
-      [&]<class T>(T) { accumulate_ref(dinp.as<T>(), dout.as<T>(), n, dinp.add); });
+      [&]<class S>(S) { accumulate_cpu(dinp.as<S>(), dout.as<S>(), n, dinp.accumulate); },
+      [&]<class T>(T) { accumulate_ref(dinp.as<T>(), dout.as<T>(), n, dinp.accumulate); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ __global__ void add_forward_kernel(S* out, const S* a, const S* b, int64_t n) {
 }
 
 template <int width, class S>
-__global__ void accumulate_kernel(S* dinp, const S* dout, bool acc, int64_t n) {
+__global__ void accumulate_kernel(S* dinp, const S* dout, bool accumulate, int64_t n) {
   const int64_t i = first_of_thread<width>();
-  if (i < n) store_or_add<width>(dinp + i, load<width>(dout + i), acc);
+  if (i < n) store_or_accumulate<width>(dinp + i, load<width>(dout + i), accumulate);
 }
 
 }  // namespace
@@ -38,7 +38,8 @@ void add_forward_cuda(const Tensor& out, const Tensor& a, const Tensor& b) {
 void accumulate_cuda(const Grad& dinp, const Tensor& dout) {
   const int64_t n = dinp.numel();
   with_access(dinp.dtype, n, {dinp.data, dout.data}, [&]<class S>(S, auto width) {
-    launch_elementwise("accumulate", n, width, accumulate_kernel<width, S>, dinp.as<S>(), dout.as<S>(), dinp.add);
+    launch_elementwise("accumulate", n, width, accumulate_kernel<width, S>, dinp.as<S>(), dout.as<S>(),
+                       dinp.accumulate);
   });
 }
 

@@ -26,8 +26,8 @@ void add_forward_ref(T* out, const T* a, const T* b, int64_t n) {
 }
 
 template <class T>
-void accumulate_ref(T* dinp, const T* dout, int64_t n, bool acc) {
-  for (int64_t i = 0; i < n; ++i) dinp[i] = acc ? dinp[i] + dout[i] : dout[i];
+void accumulate_ref(T* dinp, const T* dout, int64_t n, bool accumulate) {
+  for (int64_t i = 0; i < n; ++i) dinp[i] = accumulate ? dinp[i] + dout[i] : dout[i];
 }
 
 }  // namespace crossply

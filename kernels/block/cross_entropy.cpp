@@ -84,7 +84,7 @@ void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Grad&
       [&]<class T>(T) {
         const T *x = inp.as<T>(), *w = weight.as<T>();
         if (!gradients) return cross_entropy_forward_ref(losses.as<T>(), x, w, target, rows, V, C);
-        if (!dweight.add) std::fill_n(dweight.as<T>(), V * C, T(0));
+        if (!dweight.accumulate) std::fill_n(dweight.as<T>(), V * C, T(0));
         cross_entropy_forward_backward_ref(losses.as<T>(), dinp.as<T>(), dweight.as<T>(), x, w, target, scale, rows, V,
                                            C);
       });
@@ -105,8 +105,8 @@ struct CrossEntropy : Node {
     cross_entropy_forward(output(), gradients ? dinput(0) : Tensor{}, gradients ? gradient(1, step) : Grad{}, input(0),
                           weight(), reads[0]->tensor, step.grad_scale, stream);
   }
-  bool can_set(size_t i) const override { return i == 1; }
-  bool reads_narrow(size_t i) const override { return i == 1 && in[0]->dtype == Dtype::bf16; }
+  bool can_overwrite(size_t i) const override { return i == 1; }
+  bool reads_bf16_copy(size_t i) const override { return i == 1 && in[0]->dtype == Dtype::bf16; }
   bool grad_in_forward() const override { return true; }
   void backward(const Step&, Stream) override {}  // done in the forward, while the logits were in cache
   double flops() const override {

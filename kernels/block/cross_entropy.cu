@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(row_threads, 2) loss_kernel(float* losses, S* 
     return;
   }
   const float at_target = target < V ? to_float(z[target]) : nanf("");  // before anybody writes dz
-  const Softmax all = softmax_of_row<width>(z, V, per_ln_2, parts, [=](int64_t v, const Floats<width>& x) {
+  const OnlineSoftmax all = softmax_of_row<width>(z, V, per_ln_2, parts, [=](int64_t v, const Floats<width>& x) {
     if (v < kept) store<width, Space::shared>(row + v, x);
   });
   if (threadIdx.x == 0) losses[n] = ln_2 * (log2f(all.sum) - fmaf(per_ln_2, at_target, -all.largest));
@@ -83,7 +83,7 @@ void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const 
              static_cast<float>(scale), V, stride, kept, want_dz);
       if (!want_dz) continue;
       multiply({dweight.data, dweight.dtype, C}, transposed(z), x, {V, C, count},
-               dweight.add || begin > 0 ? dweight.data : nullptr);
+               dweight.accumulate || begin > 0 ? dweight.data : nullptr);
       multiply({dinp.as<S>() + begin * C, dinp.dtype, C}, z, w, {count, C, V}, nullptr);
     }
   });

@@ -13,9 +13,9 @@ constexpr int row_threads = 512;
 constexpr float per_ln_2 = 1.44269504088896341f, ln_2 = 0.69314718055994531f;
 
 // The largest exponent of 2 so far, and the sum of 2^(exponent - largest).
-struct Softmax {
+struct OnlineSoftmax {
   float largest, sum;
-  __device__ void add(const Softmax& other) {
+  __device__ void add(const OnlineSoftmax& other) {
     if (other.sum == 0) return;
     if (sum == 0) return static_cast<void>(*this = other);
     const float both = other.largest > largest ? other.largest : largest;
@@ -41,15 +41,15 @@ __device__ __forceinline__ Floats<width> load_logits(const S* z, int64_t v, int6
   return logits_of<width, S>(load_packed<width>(z + v), v, V);
 }
 
-using SoftmaxParts = Array<Softmax, row_threads / warp_size>;
+using SoftmaxParts = Array<OnlineSoftmax, row_threads / warp_size>;
 
 // factor: above 0. A NaN is not the largest, but makes the sum one.
 template <int width>
-__device__ __forceinline__ Softmax softmax_of(const Floats<width>& x, float factor) {
+__device__ __forceinline__ OnlineSoftmax softmax_of(const Floats<width>& x, float factor) {
   float largest = x[0];
 #pragma unroll
   for (int i = 1; i < width; ++i) largest = fmaxf(largest, x[i]);
-  Softmax all{factor * largest, 0};
+  OnlineSoftmax all{factor * largest, 0};
 #pragma unroll
   for (int i = 0; i < width; ++i) all.sum += exp2_fast(fmaf(factor, x[i], -all.largest));
   return all;
@@ -63,10 +63,10 @@ struct KeepNothing {
 // The softmax whose exponents of 2 are factor * z, (V), by all threads of a block. parts: shared memory, for this call
 // alone. keep(v, x): called with all that was read, x being logits v and on.
 template <int width, class S, class Keep = KeepNothing>
-__device__ __forceinline__ Softmax softmax_of_row(const S* z, int64_t V, float factor, SoftmaxParts& parts,
-                                                  const Keep& keep = {}) {
+__device__ __forceinline__ OnlineSoftmax softmax_of_row(const S* z, int64_t V, float factor, SoftmaxParts& parts,
+                                                        const Keep& keep = {}) {
   constexpr int at_once = 4, step = row_threads * width;  // accesses on their way, so that memory is always asked
-  Softmax mine{0, 0};
+  OnlineSoftmax mine{0, 0};
   for (int64_t first = threadIdx.x * width; first < V; first += at_once * step) {
     Packed<width, S> raw[at_once];
 #pragma unroll
@@ -82,12 +82,12 @@ __device__ __forceinline__ Softmax softmax_of_row(const S* z, int64_t V, float f
   }
 #pragma unroll
   for (int lanes = warp_size / 2; lanes > 0; lanes /= 2) {
-    const Softmax other{__shfl_xor_sync(~0u, mine.largest, lanes), __shfl_xor_sync(~0u, mine.sum, lanes)};
+    const OnlineSoftmax other{__shfl_xor_sync(~0u, mine.largest, lanes), __shfl_xor_sync(~0u, mine.sum, lanes)};
     mine.add(other);
   }
   if (threadIdx.x % warp_size == 0) parts[threadIdx.x / warp_size] = mine;
   __syncthreads();
-  Softmax all = parts[0];
+  OnlineSoftmax all = parts[0];
   for (int w = 1; w < row_threads / warp_size; ++w) all.add(parts[w]);
   return all;
 }

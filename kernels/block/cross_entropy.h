@@ -6,7 +6,7 @@
 //   with L = scale * sum_n losses[n]:
 //   dz[n,v]     = scale * (softmax_v(z[n,:]) - [v == targets[n]])                 0 where targets[n] is -1
 //   dinp[n,c]   = sum_v dz[n,v] * weight[v,c]                                     set
-//   dweight[v,c] = sum_n dz[n,v] * inp[n,c]                                       set or added
+//   dweight[v,c] = sum_n dz[n,v] * inp[n,c]                                       overwritten or accumulated
 //
 // bf16 is for inp, dinp and weight (together); logits and dz are then rounded to bf16, too.
 // losses: (rows); inp, dinp: (rows, C) after flattening; weight, dweight: (V, C); targets: (rows) i32, each in [-1, V).

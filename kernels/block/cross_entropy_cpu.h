@@ -81,7 +81,7 @@ void for_logits(const std::vector<int64_t>& scored, S* dinp, const Grad& dweight
   S* z = head_scratch<S>(most * V, 2);
   S* gathered = head_scratch<S>(2 * most * C, 3);  // the rows of inp, then those of dinp
   const Tensor head = view(weight, {V, C});
-  if (total == 0 && dinp != nullptr && !dweight.add) std::fill_n(dweight.as<float>(), V * C, 0.f);
+  if (total == 0 && dinp != nullptr && !dweight.accumulate) std::fill_n(dweight.as<float>(), V * C, 0.f);
   for (int64_t begin = 0; begin < total; begin += most) {
     const int64_t count = std::min(most, total - begin);
     const int64_t* row = scored.data() + begin;
@@ -94,7 +94,8 @@ void for_logits(const std::vector<int64_t>& scored, S* dinp, const Grad& dweight
     loss(row, count, z);
     if (dinp == nullptr) continue;
     S* dx = in_place ? dinp + row[0] * C : gathered + most * C;
-    matmul_backward_weight({dweight, dweight.add || begin > 0}, view(z, {count, V}), view(x, {count, C}), stream);
+    matmul_backward_weight({dweight, dweight.accumulate || begin > 0}, view(z, {count, V}), view(x, {count, C}),
+                           stream);
     matmul_backward_input({view(dx, {count, C}), false}, {view(z, {count, V})}, {head}, stream);
     if (!in_place) copy_rows(dinp, dx, count, C, own, packed);
   }

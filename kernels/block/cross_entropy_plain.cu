@@ -58,10 +58,10 @@ __global__ void cross_entropy_dinp_kernel(S* dinp, const float* dz, const S* wei
 // A thread has an element of dweight.
 template <class S>
 __global__ void cross_entropy_dweight_kernel(float* dweight, const float* dz, const S* inp, int64_t rows, int64_t V,
-                                             int64_t C, bool acc) {
+                                             int64_t C, bool accumulate) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, v = i / C, c = i % C;
   if (v >= V) return;
-  float sum = acc ? dweight[i] : 0.f;
+  float sum = accumulate ? dweight[i] : 0.f;
   for (int64_t n = 0; n < rows; ++n) sum += dz[n * V + v] * to_float(inp[n * C + c]);
   dweight[i] = sum;
 }
@@ -82,7 +82,7 @@ void cross_entropy_forward_plain(const Tensor& losses, const Tensor& dinp, const
     launch({"cross_entropy_dinp_plain", blocks_of(rows * C, threads), threads}, cross_entropy_dinp_kernel<S>,
            dinp.as<S>(), z, weight.as<S>(), rows, V, C);
     launch({"cross_entropy_dweight_plain", blocks_of(V * C, threads), threads}, cross_entropy_dweight_kernel<S>,
-           dweight.as<float>(), z, inp.as<S>(), rows, V, C, dweight.add);
+           dweight.as<float>(), z, inp.as<S>(), rows, V, C, dweight.accumulate);
   });
 }
 

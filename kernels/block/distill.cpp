@@ -110,7 +110,7 @@ void distill_forward(const Tensor& losses, const Tensor& ce, const Tensor& dinp,
                             target, teacher, how, scale, rows, V, C, stream);
       },
       [&]<class T>(T) {
-        if (!dweight.add) std::fill_n(dweight.as<T>(), V * C, T(0));
+        if (!dweight.accumulate) std::fill_n(dweight.as<T>(), V * C, T(0));
         distill_ref(losses.as<T>(), ce.as<T>(), dinp.as<T>(), dweight.as<T>(), inp.as<T>(), weight.as<T>(), target,
                     teacher.inp.as<T>(), teacher.weight.as<T>(), how, scale, rows, V, C, width);
       });
@@ -135,8 +135,8 @@ struct Distill : Node {
     distill_forward(output(), out[1]->tensor, dinput(0), gradient(1, step), input(0), weight, targets,
                     {reads[1]->tensor, factor_of(reads[2], in[0]->dtype)}, how, step.grad_scale, stream);
   }
-  bool can_set(size_t i) const override { return i == 1; }
-  bool reads_narrow(size_t i) const override { return i == 1 && in[0]->dtype == Dtype::bf16; }
+  bool can_overwrite(size_t i) const override { return i == 1; }
+  bool reads_bf16_copy(size_t i) const override { return i == 1 && in[0]->dtype == Dtype::bf16; }
   bool grad_in_forward() const override { return true; }
   void backward(const Step&, Stream) override {}  // done in the forward, while the logits were in cache
   double flops_of(const Value* inp) const {

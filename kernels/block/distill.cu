@@ -8,15 +8,15 @@ namespace crossply {
 namespace {
 
 // What the loss and dz are made of: 1 / tau, and what multiplies ce and kl, p and [v == target], and s - t.
-struct Factors {
+struct DistillFactors {
   float cool, ce, kl, hard, soft;
 };
 
 // A block for each row of the logits z and u of student and teacher, (rows, V), rows `stride` apart: the losses, and z
 // becomes dz. All passes but the first find the rows in the L2 cache. Targets as in kernels/block/cross_entropy.cu.
 template <int width, class S>
-__global__ void distill_kernel(float* losses, float* ce, S* z, const S* u, const int32_t* targets, Factors factors,
-                               int64_t V, int64_t stride) {
+__global__ void distill_kernel(float* losses, float* ce, S* z, const S* u, const int32_t* targets,
+                               DistillFactors factors, int64_t V, int64_t stride) {
   SHARED(p_parts, SoftmaxParts);
   SHARED(s_parts, SoftmaxParts);
   SHARED(t_parts, SoftmaxParts);
@@ -30,8 +30,9 @@ __global__ void distill_kernel(float* losses, float* ce, S* z, const S* u, const
   }
   const float at_target = target < V ? to_float(z[target]) : nanf("");  // before anybody writes dz
   const float cool = factors.cool * per_ln_2;
-  const Softmax p = softmax_of_row<width>(z, V, per_ln_2, p_parts), t = softmax_of_row<width>(u, V, cool, t_parts);
-  const Softmax s = factors.cool == 1 ? p : softmax_of_row<width>(z, V, cool, s_parts);
+  const OnlineSoftmax p = softmax_of_row<width>(z, V, per_ln_2, p_parts),
+                      t = softmax_of_row<width>(u, V, cool, t_parts);
+  const OnlineSoftmax s = factors.cool == 1 ? p : softmax_of_row<width>(z, V, cool, s_parts);
   const float of_p = factors.hard / p.sum, of_s = factors.soft / s.sum, of_t = s.sum / t.sum;
   float kl = 0;
   for (int64_t v = threadIdx.x * width; v < V; v += row_threads * width) {
@@ -61,9 +62,9 @@ void distill_forward_cuda(const Tensor& losses, const Tensor& ce, const Tensor& 
                           const Tensor& inp, const Tensor& weight, const Tensor& targets, const TeacherHead& teacher,
                           const Distillation& how, double scale) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel(), teacher_width = teacher.weight.dim(1);
-  const Factors factors{static_cast<float>(1 / how.tau), static_cast<float>(how.alpha),
-                        static_cast<float>(how.kl_factor(V)), static_cast<float>(how.alpha * scale),
-                        static_cast<float>(how.gradient_factor(V) * scale)};
+  const DistillFactors factors{static_cast<float>(1 / how.tau), static_cast<float>(how.alpha),
+                               static_cast<float>(how.kl_factor(V)), static_cast<float>(how.alpha * scale),
+                               static_cast<float>(how.gradient_factor(V) * scale)};
   with_storage(inp.dtype, [&]<class S>(S) {
     constexpr int width = widest<S>;
     const auto [most, stride] = logit_chunk(rows, V, inp.dtype);
@@ -81,7 +82,7 @@ void distill_forward_cuda(const Tensor& losses, const Tensor& ce, const Tensor& 
              losses.as<float>() + begin, ce.as<float>() + begin, logits, taught, targets.as<int32_t>() + begin, factors,
              V, stride);
       multiply({dweight.data, dweight.dtype, C}, transposed(z), x, {V, C, count},
-               dweight.add || begin > 0 ? dweight.data : nullptr);
+               dweight.accumulate || begin > 0 ? dweight.data : nullptr);
       multiply({dinp.as<S>() + begin * C, dinp.dtype, C}, z, w, {count, C, V}, nullptr);
     }
   });

@@ -11,7 +11,7 @@
 //   with L = scale * sum_n losses[n]:
 //   dz[n,v] = scale * (alpha * (p[n,v] - [v == targets[n]]) + (1 - alpha) * tau / R * (s[n,v] - t[n,v]))
 //   dinp[n,c]   = sum_v dz[n,v] * weight[v,c]                                     set; 0 where targets[n] is -1
-//   dweight[v,c] = sum_n dz[n,v] * inp[n,c]                                       set or added
+//   dweight[v,c] = sum_n dz[n,v] * inp[n,c]                                       overwritten or accumulated
 //   The teacher has no gradients.
 //
 // Types, shapes, targets and what is not scored are those of kernels/block/cross_entropy.h; the teacher's width may be

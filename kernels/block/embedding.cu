@@ -94,7 +94,8 @@ __global__ void embedding_backward_kernel(float* dweight, float* partial, const 
   bool goes_on = begin > 0 && word_of(keys[begin - 1]) == word;
   Floats<width> sum{};
   const auto write = [&] {
-    if (word != no_word) store_or_add<width>((goes_on ? partial + w * C : dweight + word * C) + c, sum, !goes_on);
+    if (word != no_word)
+      store_or_accumulate<width>((goes_on ? partial + w * C : dweight + word * C) + c, sum, !goes_on);
   };
   for (int64_t first = begin; first < end; first += at_once) {
     uint64_t key[at_once];
@@ -140,7 +141,7 @@ __global__ void embedding_join_kernel(float* dweight, const float* partial, cons
 #pragma unroll
     for (int k = 0; k < width; ++k) sum[k] += x[k];
   }
-  store_or_add<width>(dweight + word * C + c, sum, true);
+  store_or_accumulate<width>(dweight + word * C + c, sum, true);
 }
 
 // The keys of all positions in order, and no_key up to a power of two.

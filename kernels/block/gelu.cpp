@@ -49,7 +49,7 @@ void gelu_forward_cpu(S* out, const S* inp, int64_t n) {
   });
 }
 
-template <GeluKind kind, bool add, class S>
+template <GeluKind kind, bool accumulate, class S>
 void gelu_backward_cpu(S* dinp, const S* dout, const S* inp, int64_t n) {
   for_elements(n, grain, [=](int64_t i, auto part) {
     Vec16 x, dy;
@@ -60,7 +60,7 @@ void gelu_backward_cpu(S* dinp, const S* dout, const S* inp, int64_t n) {
     const Vec16 below = tail.area - tail.moment;  // at -z; at z it is 1 minus that
     Vec16 slope = 1.f - below;
     put_where_less(slope, x, Vec16{}, below);
-    store_or_add<add>(dinp + i, dy * slope, part);
+    store_or_accumulate<accumulate>(dinp + i, dy * slope, part);
   });
 }
 
@@ -90,11 +90,12 @@ void gelu_backward(const Grad& dinp, const Tensor& dout, const Tensor& inp, Gelu
   dispatch(
       stream, dinp.dtype, [&] { gelu_backward_cuda(dinp, dout, inp, kind); },
       [&]<class S>(S) {
-        with_flag(dinp.add, [&](auto add) {
-          with_kind(kind, [&](auto k) { gelu_backward_cpu<k, add>(dinp.as<S>(), dout.as<S>(), inp.as<S>(), n); });
+        with_flag(dinp.accumulate, [&](auto accumulate) {
+          with_kind(kind,
+                    [&](auto k) { gelu_backward_cpu<k, accumulate>(dinp.as<S>(), dout.as<S>(), inp.as<S>(), n); });
         });
       },
-      [&]<class T>(T) { gelu_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), n, kind, dinp.add); });
+      [&]<class T>(T) { gelu_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), n, kind, dinp.accumulate); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ __global__ void gelu_forward_kernel(S* out, const S* inp, int64_t n) {
 }
 
 template <GeluKind kind, int width, class S>
-__global__ void gelu_backward_kernel(S* dinp, const S* dout, const S* inp, bool acc, int64_t n) {
+__global__ void gelu_backward_kernel(S* dinp, const S* dout, const S* inp, bool accumulate, int64_t n) {
   const int64_t i = first_of_thread<width>();
   if (i >= n) return;
   const Floats<width> x = load<width>(inp + i);
@@ -55,7 +55,7 @@ __global__ void gelu_backward_kernel(S* dinp, const S* dout, const S* inp, bool 
     const float slope = tail.area - tail.moment;  // at -z; at z it is 1 minus that
     d[k] *= x[k] < 0.f ? slope : 1.f - slope;
   }
-  store_or_add<width>(dinp + i, d, acc);
+  store_or_accumulate<width>(dinp + i, d, accumulate);
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ void gelu_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp,
   with_access(dinp.dtype, n, {dinp.data, dout.data, inp.data}, [&]<class S>(S, auto width) {
     const auto kernel = kind == GeluKind::erf ? gelu_backward_kernel<GeluKind::erf, width, S>
                                               : gelu_backward_kernel<GeluKind::tanh, width, S>;
-    launch_elementwise("gelu_backward", n, width, kernel, dinp.as<S>(), dout.as<S>(), inp.as<S>(), dinp.add);
+    launch_elementwise("gelu_backward", n, width, kernel, dinp.as<S>(), dout.as<S>(), inp.as<S>(), dinp.accumulate);
   });
 }
 

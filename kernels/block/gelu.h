@@ -5,7 +5,7 @@
 //          with u = sqrt(2 / pi) (x + a x^3), a = 0.044715
 //
 //   out  = inp * Phi(inp)
-//   dinp = dout * (Phi(inp) + inp * phi(inp))           set or added
+//   dinp = dout * (Phi(inp) + inp * phi(inp))           overwritten or accumulated
 //
 // All tensors have the same number of elements and the same type, f32 or bf16. Nothing is saved. dinp may be dout
 // where it is set; no other output may alias anything. The fast paths treat |inp| > 12 as 12 in Phi and phi, by tanh
@@ -101,7 +101,7 @@ void gelu_forward_ref(T* out, const T* inp, int64_t n, GeluKind kind) {
 }
 
 template <class T>
-void gelu_backward_ref(T* dinp, const T* dout, const T* inp, int64_t n, GeluKind kind, bool acc) {
+void gelu_backward_ref(T* dinp, const T* dout, const T* inp, int64_t n, GeluKind kind, bool accumulate) {
   for (int64_t i = 0; i < n; ++i) {
     const T x = inp[i];
     T slope;
@@ -112,7 +112,7 @@ void gelu_backward_ref(T* dinp, const T* dout, const T* inp, int64_t n, GeluKind
               du = T(std::numbers::sqrt2 * std::numbers::inv_sqrtpi) * (T(1) + T(3 * 0.044715) * x * x);
       slope = p + x * T(2) * p * (T(1) - p) * du;
     }
-    dinp[i] = acc ? dinp[i] + dout[i] * slope : dout[i] * slope;
+    dinp[i] = accumulate ? dinp[i] + dout[i] * slope : dout[i] * slope;
   }
 }
 

@@ -110,7 +110,7 @@ void add_gradients(Vec16* ones, Vec16* outs, AffineSums sums, S* dinp, const S* 
   for (int64_t n = 0; n < rows; ++n) ones[n] = one[n], outs[n] = along_out[n];
 }
 
-template <bool gain, bool add, int64_t rows, class S>
+template <bool gain, bool accumulate, int64_t rows, class S>
 void write_gradients(S* dinp, const S* dout, const S* inp, const float* weight, const float* mean, const float* rstd,
                      const float* along_one, const float* along_out, int64_t C) {
   for_vectors(0, C, [=](int64_t c, auto part) {
@@ -121,13 +121,13 @@ void write_gradients(S* dinp, const S* dout, const S* inp, const float* weight, 
       load(dy, dout + n * C + c, part);
       load(x, inp + n * C + c, part);
       const Vec16 d = rstd[n] * ((gain ? dy * w : dy) - along_one[n] - (x - mean[n]) * along_out[n]);
-      store_or_add<add>(dinp + n * C + c, d, part);
+      store_or_accumulate<accumulate>(dinp + n * C + c, d, part);
     }
   });
 }
 
 // At most max_rows.
-template <bool gain, bool add, class S>
+template <bool gain, bool accumulate, class S>
 void backward_rows(S* dinp, AffineSums affine, const S* dout, const S* inp, const float* weight, const float* mean,
                    const float* rstd, int64_t rows, int64_t C) {
   Vec16 ones[max_rows] = {}, outs[max_rows] = {}, sums;
@@ -142,12 +142,12 @@ void backward_rows(S* dinp, AffineSums affine, const S* dout, const S* inp, cons
   store(along_out, sums);
   for (int64_t n = 0; n < rows; ++n) along_out[n] *= rstd[n] * rstd[n] / static_cast<float>(C);
   by_fours(rows, [&](int64_t n, auto count) {
-    write_gradients<gain, add, count>(dinp + n * C, dout + n * C, inp + n * C, weight, mean + n, rstd + n,
-                                      along_one + n, along_out + n, C);
+    write_gradients<gain, accumulate, count>(dinp + n * C, dout + n * C, inp + n * C, weight, mean + n, rstd + n,
+                                             along_one + n, along_out + n, C);
   });
 }
 
-template <bool gain, bool add, class S>
+template <bool gain, bool accumulate, class S>
 void layernorm_backward_cpu(S* dinp, AffineSums affine, const S* dout, const S* inp, const float* weight,
                             const float* mean, const float* rstd, int64_t rows, int64_t C) {
   // One partial dweight and dbias per block of rows; the number of blocks is fixed by the shape alone.
@@ -162,7 +162,8 @@ void layernorm_backward_cpu(S* dinp, AffineSums affine, const S* dout, const S* 
         if (affine.dbias != nullptr) sums.dbias = sums.dweight + C;
       }
       for_row_groups(rows * b / blocks, rows * (b + 1) / blocks, C, [=](int64_t n, int64_t count) {
-        backward_rows<gain, add>(dinp + n * C, sums, dout + n * C, inp + n * C, weight, mean + n, rstd + n, count, C);
+        backward_rows<gain, accumulate>(dinp + n * C, sums, dout + n * C, inp + n * C, weight, mean + n, rstd + n,
+                                        count, C);
       });
     }
   });
@@ -216,16 +217,17 @@ void layernorm_backward(const Grad& dinp, const Tensor& dweight, const Tensor& d
       [&]<class S>(S) {
         const AffineSums affine{data_or_null<float>(dweight), data_or_null<float>(dbias)};
         with_flag(gain, [&](auto with_gain) {
-          with_flag(dinp.add, [&](auto add) {
-            layernorm_backward_cpu<with_gain, add>(dinp.as<S>(), affine, dout.as<S>(), inp.as<S>(),
-                                                   data_or_null<float>(weight), mean.as<float>(), rstd.as<float>(),
-                                                   rows, C);
+          with_flag(dinp.accumulate, [&](auto accumulate) {
+            layernorm_backward_cpu<with_gain, accumulate>(dinp.as<S>(), affine, dout.as<S>(), inp.as<S>(),
+                                                          data_or_null<float>(weight), mean.as<float>(),
+                                                          rstd.as<float>(), rows, C);
           });
         });
       },
       [&]<class T>(T) {
         layernorm_backward_ref(dinp.as<T>(), data_or_null<T>(dweight), data_or_null<T>(dbias), dout.as<T>(),
-                               inp.as<T>(), data_or_null<T>(weight), mean.as<T>(), rstd.as<T>(), rows, C, dinp.add);
+                               inp.as<T>(), data_or_null<T>(weight), mean.as<T>(), rstd.as<T>(), rows, C,
+                               dinp.accumulate);
       });
 }
 

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(norm_warps* warp_size)
 template <int held, int width, class S>
 __global__ void __launch_bounds__(norm_backward_warps* warp_size, 3)
     layernorm_backward_kernel(S* dinp, float* partial, const S* dout, const S* inp, const float* weight,
-                              const float* mean, const float* rstd, NormRows rows, bool biased, bool acc) {
+                              const float* mean, const float* rstd, NormRows rows, bool biased, bool accumulate) {
   const int64_t C = rows.C, groups = static_cast<int64_t>(blockDim.y) * warp_size >> rows.log_lanes;
   const int64_t group = rows.of_thread(threadIdx.y);
   const RowSums<width> dw{dynamic_shared<float>() + group * C, C};
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(norm_backward_warps* warp_size, 3)
     const float m = there ? mean[n] : 0.f, r = there ? rstd[n] : 0.f;
     const int64_t at = (there ? n : 0) * C;
     const LaneVectors<held, width, S> dy(dout + at, rows, there), x(inp + at, rows, there),
-        before(dinp + at, rows, acc && there);
+        before(dinp + at, rows, accumulate && there);
     float one = 0, out = 0;
     for_lane_vectors<held, width>(rows, [&](int v, int64_t c) {
       Floats<width> d = dy.at(v, c), value = x.at(v, c);
@@ -139,7 +139,7 @@ void layernorm_backward_cuda(const Grad& dinp, const Tensor& dweight, const Tens
       float* partial = gain ? scratch<float>(sums * plan.blocks * C) : nullptr;
       launch({"layernorm_backward", plan.blocks, dim3(warp_size, plan.warps), plan.shared_bytes},
              layernorm_backward_kernel<held, width, S>, dinp.as<S>(), partial, dout.as<S>(), inp.as<S>(),
-             data_or_null<float>(weight), mean.as<float>(), rstd.as<float>(), rows, biased, dinp.add);
+             data_or_null<float>(weight), mean.as<float>(), rstd.as<float>(), rows, biased, dinp.accumulate);
       if (gain) add_rows(dweight.as<float>(), partial, plan.blocks, C);
       if (biased) add_rows(dbias.as<float>(), partial + plan.blocks * C, plan.blocks, C);
     });

@@ -5,7 +5,7 @@
 //   out[n,c]  = weight[c] * (inp[n,c] - mean[n]) * rstd[n] + bias[c]
 //
 //   with u = dout * weight and xh = (inp - mean) * rstd:
-//   dinp[n,c] = rstd[n] * (u[n,c] - mean_j u[n,j] - xh[n,c] * mean_j(u[n,j] * xh[n,j]))            set or added
+//   dinp[n,c] = rstd[n] * (u[n,c] - mean_j u[n,j] - xh[n,c] * mean_j(u[n,j] * xh[n,j]))      overwritten or accumulated
 //   dweight[c] += sum_n dout[n,c] * xh[n,c]                                       always added
 //   dbias[c]   += sum_n dout[n,c]                                                 always added
 //
@@ -57,7 +57,7 @@ void layernorm_forward_ref(T* out, T* mean, T* rstd, const T* inp, const T* weig
 
 template <class T>
 void layernorm_backward_ref(T* dinp, T* dweight, T* dbias, const T* dout, const T* inp, const T* weight, const T* mean,
-                            const T* rstd, int64_t rows, int64_t C, bool acc) {
+                            const T* rstd, int64_t rows, int64_t C, bool accumulate) {
   const auto gain = [=](int64_t c) { return weight == nullptr ? T(1) : weight[c]; };
   for (int64_t n = 0; n < rows; ++n) {
     const T *x = inp + n * C, *dy = dout + n * C;
@@ -73,7 +73,7 @@ void layernorm_backward_ref(T* dinp, T* dweight, T* dbias, const T* dout, const 
     along_out /= T(C);
     for (int64_t c = 0; c < C; ++c) {
       const T d = rstd[n] * (dy[c] * gain(c) - along_one - (x[c] - mean[n]) * rstd[n] * along_out);
-      dinp[n * C + c] = acc ? dinp[n * C + c] + d : d;
+      dinp[n * C + c] = accumulate ? dinp[n * C + c] + d : d;
     }
   }
 }

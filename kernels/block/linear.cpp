@@ -41,7 +41,7 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
   bool with_add = false;    // the last input is added to out[0]
   bool with_gelu = false;   // out[1] is the gelu of out[0], by tanh
   bool after_gelu = false;  // in[0] is what goes into a gelu, reads[0] what comes out, which is multiplied
-  std::vector<Tensor> outs, douts, weights, dweights, biases, narrow_biases;
+  std::vector<Tensor> outs, douts, weights, dweights, biases, bf16_biases;
   std::vector<Span> out_spans, dout_spans;
   const char* op() const override { return "linear"; }
   void prepare() override {
@@ -53,8 +53,8 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
     }
     out_spans = spans_of(products, [](const Value* value) { return value; });
     dout_spans = spans_of(products, [](const Value* value) { return value->grad; });
-    biases.assign(with_bias.empty() ? 0 : products.size(), {}), narrow_biases = biases;
-    for (const auto& [o, i] : with_bias) biases[o] = in[i]->tensor, narrow_biases[o] = factor_of(in[i], in[0]->dtype);
+    biases.assign(with_bias.empty() ? 0 : products.size(), {}), bf16_biases = biases;
+    for (const auto& [o, i] : with_bias) biases[o] = in[i]->tensor, bf16_biases[o] = factor_of(in[i], in[0]->dtype);
   }
   size_t layers() const { return out.size() - with_gelu; }
   const Tensor& factor() const { return after_gelu ? reads[0]->tensor : input(0); }
@@ -67,24 +67,24 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
   void forward(const Step&, Stream stream) override {
     if (stream.backend != Backend::cuda)
       return matmul_forward(outs, factor(), weights, stream, addend(), biases, activated());
-    for (const Span& run : out_spans)
-      matmul_forward(run.of(outs), factor(), run.of(weights), stream, addend(), run.of(narrow_biases), activated(),
-                     run.contiguous());
+    for (const Span& span : out_spans)
+      matmul_forward(span.of(outs), factor(), span.of(weights), stream, addend(), span.of(bf16_biases), activated(),
+                     span.contiguous());
   }
   void backward(const Step& step, Stream stream) override {
     pass_on_sum(stream);
     matmul_backward_input(gradient(0), douts, weights, stream, after_gelu ? input(0) : Tensor{});
-    for (const Span& run : dout_spans)
-      for (size_t i = run.begin, end; i < run.end; i = end) {  // those that are set, or added, together
-        const bool add = gradient(i + 1, step).add;
-        for (end = i + 1; end < run.end && gradient(end + 1, step).add == add;) ++end;
+    for (const Span& span : dout_spans)
+      for (size_t i = span.begin, end; i < span.end; i = end) {  // those that are overwritten, or accumulated, together
+        const bool accumulate = gradient(i + 1, step).accumulate;
+        for (end = i + 1; end < span.end && gradient(end + 1, step).accumulate == accumulate;) ++end;
         const Span part{i, end};
-        matmul_backward_weights(part.of(dweights), add, part.of(douts), factor(), stream, part.contiguous());
+        matmul_backward_weights(part.of(dweights), accumulate, part.of(douts), factor(), stream, part.contiguous());
       }
     for (const auto& [o, i] : with_bias) bias_backward(dinput(i), douts[o], stream);
   }
-  bool can_set(size_t i) const override { return i > 0 && i <= layers(); }
-  bool reads_narrow(size_t i) const override { return i > 0 && i <= layers() && in[0]->dtype == Dtype::bf16; }
+  bool can_overwrite(size_t i) const override { return i > 0 && i <= layers(); }
+  bool reads_bf16_copy(size_t i) const override { return i > 0 && i <= layers() && in[0]->dtype == Dtype::bf16; }
   bool grad_aliases_output(size_t i) const override { return with_add && i + 1 == in.size(); }
   bool contiguous_outputs() const override { return layers() > 1; }
   double flops() const override {
@@ -128,7 +128,7 @@ struct LinearOfEightBits : Linear {
     if (!rounds) return Linear::forward(step, stream);
     for (size_t i = 0; i < w.size(); ++i)
       matmul_quantized({outs[i], false}, x.factor(false), w[i].factor(false), true, stream, addend(),
-                       narrow_biases.empty() ? Tensor{} : narrow_biases[i]);
+                       bf16_biases.empty() ? Tensor{} : bf16_biases[i]);
     if (with_gelu) gelu_forward(activated(), outs[0], GeluKind::tanh, stream);
   }
   void backward(const Step& step, Stream stream) override {
@@ -142,7 +142,7 @@ struct LinearOfEightBits : Linear {
     for (size_t i = 0; i < w.size(); ++i) {
       const Grad dinp = gradient(0);
       look_at(douts[i], dy[i], true, true, stream);
-      matmul_quantized({dinp, dinp.add || i > 0}, dy[i].factor(false), w[i].factor(true), false, stream);
+      matmul_quantized({dinp, dinp.accumulate || i > 0}, dy[i].factor(false), w[i].factor(true), false, stream);
       matmul_quantized(gradient(i + 1, step), dy[i].factor(true), x.factor(true), false, stream);
     }
     if (after_gelu) gelu_backward({dinput(0), false}, dinput(0), input(0), GeluKind::tanh, stream);
@@ -252,11 +252,11 @@ void fuse_gelu(Nodes& nodes, size_t n, const Inner& inner) {
 // added to, its backward would read and add to one gradient at once.
 void fuse_add(Nodes& nodes, size_t n, const Inner& inner) {
   Linear* layer = layer_at(nodes, n);
-  const auto* add = dynamic_cast<const Add*>(nodes[n + 1].get());
-  if (layer == nullptr || add == nullptr || add->in[1] != layer->out[0] || !inner.contains(add->in[1])) return;
-  if (add->in[0] == add->in[1] || add->in[0] == layer->in[0]) return;
-  layer->with_add = true, layer->in.push_back(add->in[0]);
-  layer->out[0]->fused_into = add->out[0], layer->out = add->out;
+  const auto* sum = dynamic_cast<const Add*>(nodes[n + 1].get());
+  if (layer == nullptr || sum == nullptr || sum->in[1] != layer->out[0] || !inner.contains(sum->in[1])) return;
+  if (sum->in[0] == sum->in[1] || sum->in[0] == layer->in[0]) return;
+  layer->with_add = true, layer->in.push_back(sum->in[0]);
+  layer->out[0]->fused_into = sum->out[0], layer->out = sum->out;
   nodes[n + 1] = nullptr;
 }
 

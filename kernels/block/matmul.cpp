@@ -21,15 +21,19 @@ struct Call {
   Tensor c;
   Factor a, b;
   int64_t N, K;
-  bool add;
+  bool accumulate;
 };
 
 template <class C, class T>
-const std::vector<Product<C, T>>& typed(const std::vector<Call>& calls) {
-  std::vector<Product<C, T>>& products = empty_list<Product<C, T>>();
+const std::vector<GemmProduct<C, T>>& typed(const std::vector<Call>& calls) {
+  std::vector<GemmProduct<C, T>>& products = empty_list<GemmProduct<C, T>>();
   for (const Call& p : calls)
-    products.push_back(
-        {p.c.as<C>(), {p.a.tensor.as<T>(), p.a.row, p.a.col}, {p.b.tensor.as<T>(), p.b.row, p.b.col}, p.N, p.K, p.add});
+    products.push_back({p.c.as<C>(),
+                        {p.a.tensor.as<T>(), p.a.row, p.a.col},
+                        {p.b.tensor.as<T>(), p.b.row, p.b.col},
+                        p.N,
+                        p.K,
+                        p.accumulate});
   return products;
 }
 
@@ -38,7 +42,7 @@ void multiply(const std::vector<Call>& calls, int64_t M, Stream stream) {
   const bool b16 = calls[0].a.tensor.dtype == Dtype::bf16;
   if (b16 && calls[0].c.dtype == Dtype::bf16) gemm_rows_bf16(typed<bf16, bf16>(calls), M);
   else if (b16) gemm_rows_bf16(typed<float, bf16>(calls), M);
-  else if (stream.products == Products::bf16x3) gemm_rows_bf16x3(typed<float, float>(calls), M);
+  else if (stream.precision == MatmulPrecision::bf16x3) gemm_rows_bf16x3(typed<float, float>(calls), M);
   else gemm_rows(typed<float, float>(calls), M);
 }
 
@@ -57,13 +61,13 @@ int64_t count_rows(const Tensor& out, const Tensor& inp, const Tensor& weight) {
 
 void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream stream, const Tensor& addend,
                     Tensors biases, const Tensor& activated, bool contiguous) {
-  const bool add = addend.data != nullptr;
+  const bool with_addend = addend.data != nullptr;
   CHECK_THAT(outs.size() == weights.size() && (biases.empty() || biases.size() == weights.size()), outs.size(),
              " outputs of ", weights.size(), " weights and ", biases.size(), " biases");
-  CHECK_THAT(!add || (outs.size() == 1 && addend.numel() == outs[0].numel() && addend.dtype == outs[0].dtype &&
-                      addend.data != outs[0].data),
+  CHECK_THAT(!with_addend || (outs.size() == 1 && addend.numel() == outs[0].numel() && addend.dtype == outs[0].dtype &&
+                              addend.data != outs[0].data),
              addend.str(), " cannot be added to ", outs.size(), " outputs, the first ", outs[0].str());
-  CHECK_THAT(activated.data == nullptr || (outs.size() == 1 && !add && activated.numel() == outs[0].numel()),
+  CHECK_THAT(activated.data == nullptr || (outs.size() == 1 && !with_addend && activated.numel() == outs[0].numel()),
              activated.str(), " cannot be the gelu of ", outs.size(), " outputs, the first ", outs[0].str());
   int64_t rows = 0;
   std::vector<Call>& calls = empty_list<Call>();
@@ -80,7 +84,7 @@ void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream str
   if (stream.backend == Backend::cuda)
     return matmul_forward_cuda(outs, inp, weights, rows, addend, biases, activated, contiguous);
   multiply(calls, rows, stream);
-  if (add) add_forward(outs[0], outs[0], addend, stream);
+  if (with_addend) add_forward(outs[0], outs[0], addend, stream);
   for (size_t i = 0; i < biases.size(); ++i)
     if (biases[i].data != nullptr) bias_forward(outs[i], biases[i], stream);
   if (activated.data != nullptr) gelu_forward(activated, outs[0], GeluKind::tanh, stream);
@@ -88,19 +92,19 @@ void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream str
 
 void matmul_backward_input(const Grad& dinp, Tensors douts, Tensors weights, Stream stream, const Tensor& activates) {
   CHECK_THAT(douts.size() == weights.size(), douts.size(), " gradients of ", weights.size(), " weights");
-  CHECK_THAT(activates.data == nullptr || (douts.size() == 1 && !dinp.add && activates.numel() == dinp.numel()), "of ",
-             douts.size(), " products ", dinp.str(), " cannot be the gradient of ", activates.str());
+  CHECK_THAT(activates.data == nullptr || (douts.size() == 1 && !dinp.accumulate && activates.numel() == dinp.numel()),
+             "of ", douts.size(), " products ", dinp.str(), " cannot be the gradient of ", activates.str());
   int64_t rows = 0;
   std::vector<Call>& calls = empty_list<Call>();
   for (size_t i = 0; i < douts.size(); ++i) {
     const int64_t O = weights[i].dim(0), C = weights[i].dim(1);
-    const Grad d{dinp, dinp.add || i > 0};
+    const Grad d{dinp, dinp.accumulate || i > 0};
     rows = count_rows(douts[i], dinp, weights[i]);
-    if (stream.backend == Backend::cpu) calls.push_back({d, {douts[i], O, 1}, {weights[i], C, 1}, C, O, d.add});
+    if (stream.backend == Backend::cpu) calls.push_back({d, {douts[i], O, 1}, {weights[i], C, 1}, C, O, d.accumulate});
     else if (stream.backend == Backend::cuda) matmul_backward_input_cuda(d, douts[i], weights[i], rows, activates);
     else
       with_real(dinp.dtype, [&]<class T>(T) {
-        matmul_backward_input_ref(d.as<T>(), douts[i].as<T>(), weights[i].as<T>(), rows, C, O, d.add);
+        matmul_backward_input_ref(d.as<T>(), douts[i].as<T>(), weights[i].as<T>(), rows, C, O, d.accumulate);
       });
   }
   multiply(calls, rows, stream);
@@ -108,28 +112,29 @@ void matmul_backward_input(const Grad& dinp, Tensors douts, Tensors weights, Str
     gelu_backward(dinp, dinp, activates, GeluKind::tanh, stream);
 }
 
-void matmul_backward_weights(Tensors dweights, bool add, Tensors douts, const Tensor& inp, Stream stream,
+void matmul_backward_weights(Tensors dweights, bool accumulate, Tensors douts, const Tensor& inp, Stream stream,
                              bool contiguous) {
   CHECK_THAT(douts.size() == dweights.size(), douts.size(), " gradients of ", dweights.size(), " weights");
   if (stream.backend != Backend::cuda) {
-    for (size_t i = 0; i < douts.size(); ++i) matmul_backward_weight({dweights[i], add}, douts[i], inp, stream);
+    for (size_t i = 0; i < douts.size(); ++i) matmul_backward_weight({dweights[i], accumulate}, douts[i], inp, stream);
     return;
   }
   int64_t rows = 0;
   for (size_t i = 0; i < douts.size(); ++i) rows = count_rows(douts[i], inp, dweights[i]);
-  matmul_backward_weights_cuda(dweights, add, douts, inp, rows, contiguous);
+  matmul_backward_weights_cuda(dweights, accumulate, douts, inp, rows, contiguous);
 }
 
 void matmul_backward_weight(const Grad& dweight, const Tensor& dout, const Tensor& inp, Stream stream) {
-  if (stream.backend == Backend::cuda) return matmul_backward_weights({dweight}, dweight.add, {dout}, inp, stream);
+  if (stream.backend == Backend::cuda)
+    return matmul_backward_weights({dweight}, dweight.accumulate, {dout}, inp, stream);
   const int64_t O = dweight.dim(0), C = dweight.dim(1), rows = count_rows(dout, inp, dweight);
   if (stream.backend == Backend::cpu) {
     std::vector<Call>& calls = empty_list<Call>();
-    calls.push_back({dweight, {dout, 1, O}, {inp, C, 1}, C, rows, dweight.add});
+    calls.push_back({dweight, {dout, 1, O}, {inp, C, 1}, C, rows, dweight.accumulate});
     return multiply(calls, O, stream);
   }
   with_real(dweight.dtype, [&]<class T>(T) {
-    if (!dweight.add) std::fill_n(dweight.as<T>(), O * C, T(0));
+    if (!dweight.accumulate) std::fill_n(dweight.as<T>(), O * C, T(0));
     matmul_backward_weight_ref(dweight.as<T>(), dout.as<T>(), inp.as<T>(), rows, C, O);
   });
 }
@@ -141,7 +146,7 @@ void matmul_quantized(const Grad& out, const Quantized& a, const Quantized& b, b
   CHECK_SHAPES(a.numbers.shape.rank == 2 && b.numbers.shape == Shape({N, K}) && out.numel() == M * N, out, a.numbers,
                b.numbers);
   CHECK_THAT(M % 16 == 0 && N % 16 == 0 && K % 16 == 0, M, " x ", K, " by ", K, " x ", N);
-  CHECK_SHAPES(addend.data == nullptr || (addend.numel() == M * N && addend.dtype == out.dtype && !out.add), out,
+  CHECK_SHAPES(addend.data == nullptr || (addend.numel() == M * N && addend.dtype == out.dtype && !out.accumulate), out,
                addend);
   CHECK_SHAPES(bias.data == nullptr || (bias.numel() == N && bias.dtype == Dtype::bf16), out, bias);
   matmul_quantized_cuda(out, a, b, fast, addend, bias);

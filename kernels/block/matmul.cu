@@ -92,7 +92,7 @@ cudaDataType_t type_of(Dtype dtype) {
 
 constexpr size_t workspace_bytes = matmul_workspace;
 
-struct Product {
+struct MatmulCall {
   Matrix c, a, b;
   ProductSize z;
   const void* addend;
@@ -104,7 +104,7 @@ struct Product {
 };
 
 // cuBLASLt's words for a kind of product.
-struct Plan {
+struct MatmulLayouts {
   cublasLtMatmulDesc_t product;
   cublasLtMatrixLayout_t a, b, c;
 };
@@ -124,7 +124,7 @@ cublasLtMatrixLayout_t make_layout(const Matrix& of, int64_t rows, int64_t colum
 
 // What of a product is another from call to call: where scales, bias and gelu's inp are. The bias has a number for each
 // row of cuBLAS's c, so for each column of ours.
-void set_pointers(cublasLtMatmulDesc_t product, const Product& p) {
+void set_pointers(cublasLtMatmulDesc_t product, const MatmulCall& p) {
   const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
     CHECK_CUBLAS(cublasLtMatmulDescSetAttribute(product, attribute, &value, sizeof value), p.z);
   };
@@ -152,9 +152,9 @@ void set_pointers(cublasLtMatmulDesc_t product, const Product& p) {
 }
 
 // A row-major c is cuBLAS's c^T = b^T a^T: the factors change places.
-Plan make_plan(const Product& p) {
+MatmulLayouts make_plan(const MatmulCall& p) {
   const ProductSize& z = p.z;
-  Plan plan;
+  MatmulLayouts plan;
   const cublasOperation_t first = p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
   const cublasOperation_t second = p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
   CHECK_CUBLAS(cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), z);
@@ -174,7 +174,7 @@ cublasLtMatmulAlgo_t algorithm_of(const Choice& choice) {
   return algorithm;
 }
 
-cublasStatus_t run(const Plan& plan, const Product& p, const Choice& choice, void* to) {
+cublasStatus_t run(const MatmulLayouts& plan, const MatmulCall& p, const Choice& choice, void* to) {
   const float one = 1;
   const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
   return cublasLtMatmul(cublas(), plan.product, &one, p.b.data, plan.a, p.a.data, plan.b, &p.beta, p.addend, plan.c, to,
@@ -184,7 +184,7 @@ cublasStatus_t run(const Plan& plan, const Product& p, const Choice& choice, voi
 
 // Whether these addresses are as the algorithm needs them, which cuBLASLt does not look at itself. An algorithm that
 // does not say what it needs suits: not every one answers, and the heuristic was told the alignments.
-bool suits(const cublasLtMatmulAlgo_t& algorithm, const Product& p) {
+bool suits(const cublasLtMatmulAlgo_t& algorithm, const MatmulCall& p) {
   const auto good = [&](cublasLtMatmulAlgoCapAttributes_t attribute, const void* data, const Matrix& of) {
     uint32_t min = 0;
     size_t bytes = 0;
@@ -199,7 +199,7 @@ bool suits(const cublasLtMatmulAlgo_t& algorithm, const Product& p) {
 
 // What the heuristic offers, by its guess the fastest first; perhaps nothing. With all wishes: with workspace, and told
 // how the addresses are aligned; otherwise it supposes that they are multiples of 256.
-std::vector<Choice> ask_heuristic(const Plan& plan, const Product& p, bool all_wishes) {
+std::vector<Choice> ask_heuristic(const MatmulLayouts& plan, const MatmulCall& p, bool all_wishes) {
   cublasLtMatmulPreference_t preference;
   CHECK_CUBLAS(cublasLtMatmulPreferenceCreate(&preference), p.z);
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -260,7 +260,8 @@ struct Timer {
 
 // Times the offers, writing to `to`: each once to load it, which takes longer and is not timed, then the least of
 // two. A kind of product gets about 30 ms of the GPU, so of large ones some offers go untried.
-std::vector<float> time_offers(const std::vector<Choice>& offers, const Plan& plan, const Product& p, void* to) {
+std::vector<float> time_offers(const std::vector<Choice>& offers, const MatmulLayouts& plan, const MatmulCall& p,
+                               void* to) {
   constexpr float most = 30, is_long = 0.5f;
   const Timer timer;
   std::vector<float> times;
@@ -282,7 +283,7 @@ std::vector<float> time_offers(const std::vector<Choice>& offers, const Plan& pl
 // The algorithm for a kind of product that has none yet: at its first product, so in the first step of a run. What the
 // product adds to in place must not change, so trials then write into memory of their own; where there is too little
 // of it, the heuristic decides.
-Choice choose_for(const Plan& plan, const Product& p) {
+Choice choose_for(const MatmulLayouts& plan, const MatmulCall& p) {
   cudaStreamCaptureStatus recording;
   CHECK_CUDA(cudaStreamIsCapturing(cuda_stream(), &recording));
   CHECK_THAT(recording == cudaStreamCaptureStatusNone, "a recording has a product of a new kind");
@@ -297,12 +298,12 @@ Choice choose_for(const Plan& plan, const Product& p) {
   return choose(text_of(p.z), ask, time);
 }
 
-bool is_offered(const Plan& plan, const Product& p) {
+bool is_offered(const MatmulLayouts& plan, const MatmulCall& p) {
   return !ask_heuristic(plan, p, true).empty() || !ask_heuristic(plan, p, false).empty();
 }
 
-// Of a choice that was recorded: these bytes come from a file.
-void check_recorded(const Plan& plan, const Product& p, const Choice& choice) {
+// Reads a choice that was recorded: these bytes come from a file.
+void check_recorded(const MatmulLayouts& plan, const MatmulCall& p, const Choice& choice) {
   const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
   cublasLtMatmulHeuristicResult_t result{};
   const cublasStatus_t status =
@@ -317,11 +318,11 @@ void check_recorded(const Plan& plan, const Product& p, const Choice& choice) {
 
 bool multiply(const Matrix& c, const Matrix& a, const Matrix& b, const ProductSize& z, const void* plus,
               const Bias& bias, const Gelu& gelu) {
-  static std::map<ProductKind, Plan> plans;
+  static std::map<ProductKind, MatmulLayouts> plans;
   static std::set<ProductKind> refused;
   check_bias(bias, c.dtype);
-  const bool add = plus != nullptr;
-  const Product p{c, a, b, z, add ? plus : c.data, add ? 1.f : 0.f, bias, gelu};
+  const bool with_addend = plus != nullptr;
+  const MatmulCall p{c, a, b, z, with_addend ? plus : c.data, with_addend ? 1.f : 0.f, bias, gelu};
   const ProductKind kind = kind_of(c, a, b, z, p.addend, bias, gelu);
   const Choice* choice = find_choice(kind);
   auto at = plans.find(kind);
@@ -541,7 +542,7 @@ void matmul_forward_cuda(Tensors outs, const Tensor& inp, Tensors weights, int64
 void matmul_backward_input_cuda(const Grad& dinp, const Tensor& dout, const Tensor& weight, int64_t rows,
                                 const Tensor& activates) {
   const int64_t O = weight.dim(0), C = weight.dim(1), P = padded(O);
-  const void* plus = dinp.add ? dinp.data : nullptr;
+  const void* plus = dinp.accumulate ? dinp.data : nullptr;
   if (is_worth_padding(dout, O, C)) {
     CHECK_THAT(activates.data == nullptr, "a gelu before a product with ", O, " columns");
     const Matrix d = padded_copy(dout, rows, O, rows, P, narrow_slot), w = padded_copy(weight, O, C, P, C, weight_slot);
@@ -556,7 +557,7 @@ void matmul_backward_input_cuda(const Grad& dinp, const Tensor& dout, const Tens
   if (activates.data != nullptr) gelu_backward_cuda({dinp, false}, dinp, activates, GeluKind::tanh);
 }
 
-void matmul_backward_weights_cuda(Tensors dweights, bool add, Tensors douts, const Tensor& inp, int64_t rows,
+void matmul_backward_weights_cuda(Tensors dweights, bool accumulate, Tensors douts, const Tensor& inp, int64_t rows,
                                   bool contiguous) {
   for (size_t i = 0, n; i < dweights.size(); i += n) {
     const Tensor& dweight = dweights[i];
@@ -566,13 +567,13 @@ void matmul_backward_weights_cuda(Tensors dweights, bool add, Tensors douts, con
       if (contiguous) n = count_together(douts, dweights, {}, i);
       Matrix d = rows_of(dweight, C), dout = transposed(rows_of(douts[i], O));
       d.apart = distance(dweights, i, n), dout.apart = distance(douts, i, n);
-      multiply(d, dout, rows_of(inp, C), {O, C, rows, static_cast<int64_t>(n)}, add ? dweight.data : nullptr);
+      multiply(d, dout, rows_of(inp, C), {O, C, rows, static_cast<int64_t>(n)}, accumulate ? dweight.data : nullptr);
       continue;
     }
     const Matrix d = padded_copy(douts[i], rows, O, rows, P, narrow_slot);
     float* sums = scratch<float>(P * C, weight_slot);
     multiply({sums, Dtype::f32, C}, transposed(d), rows_of(inp, C), {P, C, rows}, nullptr);
-    if (add) add_rows(dweight.as<float>(), sums, 1, O * C);
+    if (accumulate) add_rows(dweight.as<float>(), sums, 1, O * C);
     else copy_on_device(dweight.data, sums, dweight.bytes());
   }
 }
@@ -585,8 +586,8 @@ void matmul_quantized_cuda(const Grad& out, const Quantized& a, const Quantized&
     matrix.inverse = q.inverse.as<float>();
     return matrix;
   };
-  multiply(rows_of(out, N), factor(a), transposed(factor(b)), {M, N, K, 1, fast}, out.add ? out.data : addend.data,
-           {aligned_bias(bias)});
+  multiply(rows_of(out, N), factor(a), transposed(factor(b)), {M, N, K, 1, fast},
+           out.accumulate ? out.data : addend.data, {aligned_bias(bias)});
 }
 
 }  // namespace crossply

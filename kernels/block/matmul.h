@@ -5,12 +5,12 @@
 //             + addend[n,o]                                                       if there is one, for one weight only
 //   activated[n,o] = gelu(out[n,o])                                               if there is one, for one weight only
 //
-//   dinp[n,c] = sum_o dout[n,o] * weight[o,c], summed over the weights            set or added
+//   dinp[n,c] = sum_o dout[n,o] * weight[o,c], summed over the weights            overwritten or accumulated
 //             * gelu'(activates[n,c])                                             if there is one, one weight, set
-//   dweight[o,c] = sum_n dout[n,o] * inp[n,c]                                     set or added
+//   dweight[o,c] = sum_n dout[n,o] * inp[n,c]                                     overwritten or accumulated
 //
 // weight, dweight: (O, C), rank 2. inp, dinp: (rows, C) and out, dout: (rows, O) after flattening, any rank. Nothing is
-// saved. On the CPU all are f32, multiplied as stream.products says, or all are bf16 but dweight, which is f32. No
+// saved. On the CPU all are f32, multiplied as stream.precision says, or all are bf16 but dweight, which is f32. No
 // output may alias an input. On the CPU every result is independent of the thread count, bit for bit.
 // bias: (O), f32 and added behind the product (kernels/block/bias.h), but on a GPU of the type of out, within it.
 // A bf16 dinp of several weights is rounded once on the CPU, after each weight on a GPU. What is added to is rounded
@@ -43,8 +43,8 @@ void matmul_forward(Tensors outs, const Tensor& inp, Tensors weights, Stream str
 void matmul_backward_input(const Grad& dinp, Tensors douts, Tensors weights, Stream stream,
                            const Tensor& activates = {});
 void matmul_backward_weight(const Grad& dweight, const Tensor& dout, const Tensor& inp, Stream stream);
-// Of several weights, all set or all added. contiguous: the douts are.
-void matmul_backward_weights(Tensors dweights, bool add, Tensors douts, const Tensor& inp, Stream stream,
+// The gradients of several weights: all overwritten or all accumulated. contiguous: the douts are.
+void matmul_backward_weights(Tensors dweights, bool accumulate, Tensors douts, const Tensor& inp, Stream stream,
                              bool contiguous = false);
 
 // A matrix (rows, K) of numbers in eight bits, which stand for `inverse` times themselves (kernels/block/quantize.h).
@@ -52,7 +52,7 @@ struct Quantized {
   Tensor numbers;  // e4m3 or e5m2
   Tensor inverse;  // (1) f32
 };
-//   out[m,n] = sum_k a[m,k] * b[n,k] + addend[m,n] + bias[n]                      set or added, then without an addend
+//   out[m,n] = sum_k a[m,k] * b[n,k] + addend[m,n] + bias[n]         overwritten or accumulated, then without an addend
 //
 // out: (M, N), bf16 or f32; addend: as out; bias: (N), bf16; a: (M, K); b: (N, K), e4m3. M, N, K: multiples of 16. On
 // a GPU only, and one of compute capability 8.9 or more. fast: on sm_90 with sums of fewer bits, as Transformer
@@ -68,8 +68,8 @@ CUDA_TWIN void matmul_forward_cuda(Tensors outs, const Tensor& inp, Tensors weig
                                    Tensors biases, const Tensor& activated, bool contiguous);
 CUDA_TWIN void matmul_backward_input_cuda(const Grad& dinp, const Tensor& dout, const Tensor& weight, int64_t rows,
                                           const Tensor& activates);
-CUDA_TWIN void matmul_backward_weights_cuda(Tensors dweights, bool add, Tensors douts, const Tensor& inp, int64_t rows,
-                                            bool contiguous);
+CUDA_TWIN void matmul_backward_weights_cuda(Tensors dweights, bool accumulate, Tensors douts, const Tensor& inp,
+                                            int64_t rows, bool contiguous);
 
 CUDA_TWIN void matmul_quantized_cuda(const Grad& out, const Quantized& a, const Quantized& b, bool fast,
                                      const Tensor& addend, const Tensor& bias);
@@ -86,12 +86,13 @@ void matmul_forward_ref(T* out, const T* inp, const T* weight, int64_t rows, int
 }
 
 template <class T>
-void matmul_backward_input_ref(T* dinp, const T* dout, const T* weight, int64_t rows, int64_t C, int64_t O, bool acc) {
+void matmul_backward_input_ref(T* dinp, const T* dout, const T* weight, int64_t rows, int64_t C, int64_t O,
+                               bool accumulate) {
   for (int64_t n = 0; n < rows; ++n) {
     for (int64_t c = 0; c < C; ++c) {
       T sum = 0;
       for (int64_t o = 0; o < O; ++o) sum += dout[n * O + o] * weight[o * C + c];
-      dinp[n * C + c] = acc ? dinp[n * C + c] + sum : sum;
+      dinp[n * C + c] = accumulate ? dinp[n * C + c] + sum : sum;
     }
   }
 }

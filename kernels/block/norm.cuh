@@ -20,7 +20,7 @@ struct NormRows {
         C(columns),
         lanes(lanes_of_row),
         log_lanes(std::countr_zero(static_cast<unsigned>(lanes_of_row))) {}
-  // Of this lane and `width` columns a vector: the column of its first one, and how far it is to the next.
+  // With `width` columns a vector: the first column of this lane's first vector, and the distance to its next vector.
   template <int width>
   __device__ int64_t first() const {
     return static_cast<int>(threadIdx.x) % lanes * width;

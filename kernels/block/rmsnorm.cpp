@@ -82,7 +82,7 @@ void add_products(Vec16* dots, float* dweight, S* dinp, const S* dout, const S* 
   for (int64_t n = 0; n < rows; ++n) dots[n] = dot[n];
 }
 
-template <bool gain, bool add, int64_t rows, class S>
+template <bool gain, bool accumulate, int64_t rows, class S>
 void write_gradients(S* dinp, const S* dout, const S* inp, const float* weight, const float* rstd, const float* mean,
                      int64_t C) {
   for_vectors(0, C, [=](int64_t c, auto part) {
@@ -92,13 +92,13 @@ void write_gradients(S* dinp, const S* dout, const S* inp, const float* weight, 
       load(dy, dout + n * C + c, part);
       load(x, inp + n * C + c, part);
       const Vec16 d = rstd[n] * ((gain ? dy * w : dy) - x * mean[n]);
-      store_or_add<add>(dinp + n * C + c, d, part);
+      store_or_accumulate<accumulate>(dinp + n * C + c, d, part);
     }
   });
 }
 
 // At most max_rows.
-template <bool gain, bool add, class S>
+template <bool gain, bool accumulate, class S>
 void backward_rows(S* dinp, float* dweight, const S* dout, const S* inp, const float* weight, const float* rstd,
                    int64_t rows, int64_t C) {
   Vec16 lanes[max_rows] = {}, sums;
@@ -110,11 +110,11 @@ void backward_rows(S* dinp, float* dweight, const S* dout, const S* inp, const f
   store(mean, sums);
   for (int64_t n = 0; n < rows; ++n) mean[n] *= rstd[n] * rstd[n] / static_cast<float>(C);
   by_fours(rows, [&](int64_t n, auto count) {
-    write_gradients<gain, add, count>(dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, mean + n, C);
+    write_gradients<gain, accumulate, count>(dinp + n * C, dout + n * C, inp + n * C, weight, rstd + n, mean + n, C);
   });
 }
 
-template <bool gain, bool add, class S>
+template <bool gain, bool accumulate, class S>
 void rmsnorm_backward_cpu(S* dinp, float* dweight, const S* dout, const S* inp, const float* weight, const float* rstd,
                           int64_t rows, int64_t C) {
   // One partial dweight per block of rows; the number of blocks is fixed by the shape alone.
@@ -125,7 +125,7 @@ void rmsnorm_backward_cpu(S* dinp, float* dweight, const S* dout, const S* inp, 
       float* dw = gain ? partial + b * C : nullptr;
       if (gain) std::fill(dw, dw + C, 0.f);
       for_row_groups(rows * b / blocks, rows * (b + 1) / blocks, C, [=](int64_t n, int64_t count) {
-        backward_rows<gain, add>(dinp + n * C, dw, dout + n * C, inp + n * C, weight, rstd + n, count, C);
+        backward_rows<gain, accumulate>(dinp + n * C, dw, dout + n * C, inp + n * C, weight, rstd + n, count, C);
       });
     }
   });
@@ -169,15 +169,16 @@ void rmsnorm_backward(const Grad& dinp, const Tensor& dweight, const Tensor& dou
       stream, dinp.dtype, [&] { rmsnorm_backward_cuda(dinp, dweight, dout, inp, weight, rstd, C); },
       [&]<class S>(S) {
         with_flag(gain, [&](auto with_gain) {
-          with_flag(dinp.add, [&](auto add) {
-            rmsnorm_backward_cpu<with_gain, add>(dinp.as<S>(), data_or_null<float>(dweight), dout.as<S>(), inp.as<S>(),
-                                                 data_or_null<float>(weight), rstd.as<float>(), rows, C);
+          with_flag(dinp.accumulate, [&](auto accumulate) {
+            rmsnorm_backward_cpu<with_gain, accumulate>(dinp.as<S>(), data_or_null<float>(dweight), dout.as<S>(),
+                                                        inp.as<S>(), data_or_null<float>(weight), rstd.as<float>(),
+                                                        rows, C);
           });
         });
       },
       [&]<class T>(T) {
         rmsnorm_backward_ref(dinp.as<T>(), data_or_null<T>(dweight), dout.as<T>(), inp.as<T>(), data_or_null<T>(weight),
-                             rstd.as<T>(), rows, C, dinp.add);
+                             rstd.as<T>(), rows, C, dinp.accumulate);
       });
 }
 

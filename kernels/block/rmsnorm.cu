@@ -7,7 +7,7 @@ namespace crossply {
 namespace {
 
 // The plain kernel gives a row to one thread: a load of a warp touches 32 cache lines for one element each. Here the
-// lanes of a warp share the row and load 16 neighbouring bytes each, and every line is used whole. The row stays in
+// lanes of a warp share the row and load 16 adjacent bytes each, and every line is used whole. The row stays in
 // registers for the second pass. Each element is read once and written once: memory bounds it.
 template <int held, int width, class S>
 __global__ void __launch_bounds__(norm_warps* warp_size)
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(norm_warps* warp_size)
 template <int held, int width, class S>
 __global__ void __launch_bounds__(norm_backward_warps* warp_size)
     rmsnorm_backward_kernel(S* dinp, float* partial, const S* dout, const S* inp, const float* weight,
-                            const float* rstd, NormRows rows, bool acc) {
+                            const float* rstd, NormRows rows, bool accumulate) {
   const int64_t C = rows.C, groups = static_cast<int64_t>(blockDim.y) * warp_size >> rows.log_lanes;
   const RowSums<width> sums{dynamic_shared<float>() + rows.of_thread(threadIdx.y) * C, C};
   if (weight != nullptr) sums.clear(rows);
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(norm_backward_warps* warp_size)
     const float r = there ? rstd[n] : 0.f;
     const int64_t at = (there ? n : 0) * C;
     const LaneVectors<held, width, S> dy(dout + at, rows, there), x(inp + at, rows, there),
-        before(dinp + at, rows, acc && there);
+        before(dinp + at, rows, accumulate && there);
     float dot = 0;
     for_lane_vectors<held, width>(rows, [&](int v, int64_t c) {
       const Floats<width> d = dy.at(v, c), value = x.at(v, c);
@@ -123,7 +123,7 @@ void rmsnorm_backward_cuda(const Grad& dinp, const Tensor& dweight, const Tensor
       float* partial = gain ? scratch<float>(plan.blocks * C) : nullptr;
       launch({"rmsnorm_backward", plan.blocks, dim3(warp_size, plan.warps), plan.shared_bytes},
              rmsnorm_backward_kernel<held, width, S>, dinp.as<S>(), partial, dout.as<S>(), inp.as<S>(),
-             data_or_null<float>(weight), rstd.as<float>(), rows, dinp.add);
+             data_or_null<float>(weight), rstd.as<float>(), rows, dinp.accumulate);
       if (gain) add_rows(dweight.as<float>(), partial, plan.blocks, C);
     });
   });

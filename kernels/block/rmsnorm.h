@@ -5,7 +5,7 @@
 //   out[n,c]  = weight[c] * inp[n,c] * rstd[n]
 //
 //   with u = dout * weight and xh = inp * rstd:
-//   dinp[n,c] = rstd[n] * (u[n,c] - xh[n,c] * mean_j(u[n,j] * xh[n,j]))           set or added
+//   dinp[n,c] = rstd[n] * (u[n,c] - xh[n,c] * mean_j(u[n,j] * xh[n,j]))           overwritten or accumulated
 //   dweight[c] += sum_n dout[n,c] * xh[n,c]                                       always added
 //
 // inp, out, dout, dinp: any shape that ends in C, the model width or, for q/k norms, the head width; weight, dweight:
@@ -50,7 +50,7 @@ void rmsnorm_forward_ref(T* out, T* rstd, const T* inp, const T* weight, int64_t
 
 template <class T>
 void rmsnorm_backward_ref(T* dinp, T* dweight, const T* dout, const T* inp, const T* weight, const T* rstd,
-                          int64_t rows, int64_t C, bool acc) {
+                          int64_t rows, int64_t C, bool accumulate) {
   for (int64_t n = 0; n < rows; ++n) {
     const T* x = inp + n * C;
     const T* dy = dout + n * C;
@@ -63,7 +63,7 @@ void rmsnorm_backward_ref(T* dinp, T* dweight, const T* dout, const T* inp, cons
     for (int64_t c = 0; c < C; ++c) {
       const T u = dy[c] * (weight == nullptr ? T(1) : weight[c]);
       const T d = rstd[n] * (u - x[c] * rstd[n] * mean);
-      dinp[n * C + c] = acc ? dinp[n * C + c] + d : d;
+      dinp[n * C + c] = accumulate ? dinp[n * C + c] + d : d;
     }
   }
 }

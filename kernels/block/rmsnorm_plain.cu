@@ -32,7 +32,7 @@ __global__ void rmsnorm_forward_kernel(S* out, float* rstd, const S* inp, const 
 // A thread has a row. dinp may be dout: an element of it is read for the last time before it is written.
 template <class S>
 __global__ void rmsnorm_dinp_kernel(S* dinp, const S* dout, const S* inp, const float* weight, const float* rstd,
-                                    int64_t rows, int64_t C, bool acc) {
+                                    int64_t rows, int64_t C, bool accumulate) {
   const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (n >= rows) return;
   double sum = 0;
@@ -44,7 +44,7 @@ __global__ void rmsnorm_dinp_kernel(S* dinp, const S* dout, const S* inp, const 
   for (int64_t c = 0; c < C; ++c) {
     const float w = weight == nullptr ? 1.f : weight[c], xh = to_float(inp[n * C + c]) * rstd[n];
     const float d = rstd[n] * (to_float(dout[n * C + c]) * w - xh * mean);
-    from_float(dinp[n * C + c], acc ? to_float(dinp[n * C + c]) + d : d);
+    from_float(dinp[n * C + c], accumulate ? to_float(dinp[n * C + c]) + d : d);
   }
 }
 
@@ -78,7 +78,7 @@ void rmsnorm_backward_plain(const Grad& dinp, const Tensor& dweight, const Tenso
       launch({"rmsnorm_dweight_plain", blocks_of(C, threads), threads}, rmsnorm_dweight_kernel<S>, dweight.as<float>(),
              dout.as<S>(), inp.as<S>(), rstd.as<float>(), rows, C);
     launch({"rmsnorm_dinp_plain", blocks_of(rows, threads), threads}, rmsnorm_dinp_kernel<S>, dinp.as<S>(),
-           dout.as<S>(), inp.as<S>(), data_or_null<float>(weight), rstd.as<float>(), rows, C, dinp.add);
+           dout.as<S>(), inp.as<S>(), data_or_null<float>(weight), rstd.as<float>(), rows, C, dinp.accumulate);
   });
 }
 

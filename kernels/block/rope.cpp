@@ -12,7 +12,7 @@ namespace crossply {
 namespace {
 
 // One token: out and inp are (H, 2h), row is (2h).
-template <bool add, class S>
+template <bool accumulate, class S>
 void rotate_token(S* out, const S* inp, const float* row, int64_t H, int64_t h, float sign) {
   for (int64_t head = 0; head < H; ++head) {
     const S* x = inp + head * 2 * h;
@@ -21,14 +21,14 @@ void rotate_token(S* out, const S* inp, const float* row, int64_t H, int64_t h, 
     for (int64_t j = 0; j < h; ++j) {
       const float c = row[j], s = sign * row[j + h], x0 = x[j], x1 = x[j + h];
       const float y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
-      y[j] = add ? y[j] + y0 : y0;
-      y[j + h] = add ? y[j + h] + y1 : y1;
+      y[j] = accumulate ? y[j] + y0 : y0;
+      y[j + h] = accumulate ? y[j + h] + y1 : y1;
     }
   }
 }
 
 // The same for heads whose halves are whole vectors.
-template <bool add, class S>
+template <bool accumulate, class S>
 void rotate_long_heads(S* out, const S* inp, const float* row, int64_t H, int64_t h, float sign) {
   Vec16 c, s, x0, x1;
   for (int64_t j = 0; j < h; j += 16) {
@@ -39,15 +39,15 @@ void rotate_long_heads(S* out, const S* inp, const float* row, int64_t H, int64_
       load(x0, inp + i);
       load(x1, inp + i + h);
       const Vec16 y0 = x0 * c - x1 * s, y1 = x1 * c + x0 * s;
-      store_or_add<add>(out + i, y0, Whole{});
-      store_or_add<add>(out + i + h, y1, Whole{});
+      store_or_accumulate<accumulate>(out + i, y0, Whole{});
+      store_or_accumulate<accumulate>(out + i + h, y1, Whole{});
     }
   }
 }
 
 // And for heads of 8 and of 16 numbers, two or one in a vector: cosines * x + (-sines, sines) * x with its halves
 // exchanged.
-template <bool add, int64_t D, class S>
+template <bool accumulate, int64_t D, class S>
 void rotate_short_heads(S* out, const S* inp, const float* row, int64_t H, float sign) {
   Vec16 c, s;
   Vec8 low, high;
@@ -74,12 +74,12 @@ void rotate_short_heads(S* out, const S* inp, const float* row, int64_t H, float
       x1 = __builtin_shufflevector(x1, x1, 4, 5, 6, 7, 0, 1, 2, 3);
       join(exchanged, x0, x1);
     }
-    store_or_add<add>(out + i, x * c + exchanged * s, part);
+    store_or_accumulate<accumulate>(out + i, x * c + exchanged * s, part);
   });
 }
 
 // sign = 1 turns forward, -1 turns back.
-template <bool add, class S>
+template <bool accumulate, class S>
 void rope_cpu(S* out, const S* inp, const float* table, const Shape& shape, int64_t pos, float sign) {
   const int64_t T = shape[1], H = shape[2], D = shape[3];
   parallel_for(shape[0] * T, 32768 / (H * D), [=](int64_t begin, int64_t end) {
@@ -87,10 +87,10 @@ void rope_cpu(S* out, const S* inp, const float* table, const Shape& shape, int6
       const float* row = table + (pos + n % T) * D;
       const S* x = inp + n * H * D;
       S* y = out + n * H * D;
-      if (D == 8) rotate_short_heads<add, 8>(y, x, row, H, sign);
-      else if (D == 16) rotate_short_heads<add, 16>(y, x, row, H, sign);
-      else if (D % 32 == 0) rotate_long_heads<add>(y, x, row, H, D / 2, sign);
-      else rotate_token<add>(y, x, row, H, D / 2, sign);
+      if (D == 8) rotate_short_heads<accumulate, 8>(y, x, row, H, sign);
+      else if (D == 16) rotate_short_heads<accumulate, 16>(y, x, row, H, sign);
+      else if (D % 32 == 0) rotate_long_heads<accumulate>(y, x, row, H, D / 2, sign);
+      else rotate_token<accumulate>(y, x, row, H, D / 2, sign);
     }
   });
 }
@@ -104,13 +104,14 @@ void turn(const Grad& out, const Tensor& inp, const Tensor& table, int64_t pos, 
   dispatch(
       stream, out.dtype, [&] { rope_cuda(out, inp, table, pos, sign); },
       [&]<class S>(S) {
-        with_flag(out.add,
-                  [&](auto add) { rope_cpu<add>(out.as<S>(), inp.as<S>(), table.as<float>(), inp.shape, pos, sign); });
+        with_flag(out.accumulate, [&](auto accumulate) {
+          rope_cpu<accumulate>(out.as<S>(), inp.as<S>(), table.as<float>(), inp.shape, pos, sign);
+        });
       },
       [&]<class X>(X) {
         const X *x = inp.as<X>(), *row = table.as<X>();
         if (sign > 0) rope_forward_ref(out.as<X>(), x, row, inp.dim(0), T, H, D, pos);
-        else rope_backward_ref(out.as<X>(), x, row, inp.dim(0), T, H, D, pos, out.add);
+        else rope_backward_ref(out.as<X>(), x, row, inp.dim(0), T, H, D, pos, out.accumulate);
       });
 }
 

@@ -15,7 +15,7 @@ constexpr int threads = 256;
 template <int width, class S>
 __global__ void __launch_bounds__(threads, 5)
     rope_kernel(S* out, const S* inp, const float* table, int64_t heads, int64_t T, int64_t H, int64_t D, int64_t pos,
-                float sign, bool add) {
+                float sign, bool accumulate) {
   const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y, h = D / 2;
   if (n >= heads) return;
   const uint32_t t = static_cast<uint32_t>(n) / static_cast<uint32_t>(H) % static_cast<uint32_t>(T);
@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(threads, 5)
       x_turned[k] = x[k] * c[k] - y[k] * (sign * s[k]);
       y_turned[k] = y[k] * c[k] + x[k] * (sign * s[k]);
     }
-    store_or_add<width>(out + i, x_turned, add);
-    store_or_add<width>(out + i + h, y_turned, add);
+    store_or_accumulate<width>(out + i, x_turned, accumulate);
+    store_or_accumulate<width>(out + i + h, y_turned, accumulate);
   }
 }
 
@@ -45,7 +45,7 @@ void rope_cuda(const Grad& out, const Tensor& inp, const Tensor& table, int64_t 
   with_access(out.dtype, D / 2, {out.data, inp.data, table.data}, [&]<class S>(S, auto width) {
     const auto across = static_cast<uint32_t>(std::min<int64_t>(D / 2 / width, threads)), down = threads / across;
     launch({"rope", blocks_of(heads, down), dim3(across, down)}, rope_kernel<width, S>, out.as<S>(), inp.as<S>(),
-           table.as<float>(), heads, T, H, D, pos, sign, out.add);
+           table.as<float>(), heads, T, H, D, pos, sign, out.accumulate);
   });
 }
 

@@ -7,7 +7,7 @@
 //   out[j]    = inp[j] c[j] - inp[j+h] s[j]         the pairs are (j, j+h), not neighbours
 //   out[j+h]  = inp[j+h] c[j] + inp[j] s[j]
 //
-//   dinp[j]   = dout[j] c[j] + dout[j+h] s[j]       the rotation back; set or added
+//   dinp[j]   = dout[j] c[j] + dout[j+h] s[j]       the rotation back; overwritten or accumulated
 //   dinp[j+h] = dout[j+h] c[j] - dout[j] s[j]
 //
 // inp, out, dout, dinp: (B, T, H, D), D even, f32 or bf16, all alike; table: (S, D), f32, pos + T <= S. Token t of the
@@ -46,14 +46,14 @@ void rope_forward_ref(X* out, const X* inp, const X* table, int64_t B, int64_t T
 
 template <class X>
 void rope_backward_ref(X* dinp, const X* dout, const X* table, int64_t B, int64_t T, int64_t H, int64_t D, int64_t pos,
-                       bool acc) {
+                       bool accumulate) {
   for (int64_t n = 0; n < B * T * H; ++n) {
     const X* row = table + (pos + n / H % T) * D;
     for (int64_t j = 0, h = D / 2; j < h; ++j) {
       const X dx = dout[n * D + j] * row[j] + dout[n * D + j + h] * row[j + h];
       const X dy = dout[n * D + j + h] * row[j] - dout[n * D + j] * row[j + h];
-      dinp[n * D + j] = acc ? dinp[n * D + j] + dx : dx;
-      dinp[n * D + j + h] = acc ? dinp[n * D + j + h] + dy : dy;
+      dinp[n * D + j] = accumulate ? dinp[n * D + j] + dx : dx;
+      dinp[n * D + j + h] = accumulate ? dinp[n * D + j + h] + dy : dy;
     }
   }
 }

@@ -55,16 +55,16 @@ uint64_t* prune_keys(int64_t S) { return reinterpret_cast<uint64_t*>(scratch_f32
 template <class X>
 void softmax_forward_cpu(float* out, const X* inp, int64_t rows, int64_t S, const Pruning& pruning) {
   for_row_tiles(rows, S, [=](int64_t n, int64_t count) {
-    float* wide = scratch_f32(static_cast<size_t>(count * S), 3);
-    softmax_rows_cpu(out + n * S, read_floats(wide, inp + n * S, count * S), count, S);
+    float* floats = scratch_f32(static_cast<size_t>(count * S), 3);
+    softmax_rows_cpu(out + n * S, read_floats(floats, inp + n * S, count * S), count, S);
     if (pruning.top_p >= 1) return;
     for (float* y = out + n * S; y < out + (n + count) * S; y += S) prune_weights(y, prune_keys(S), S, pruning);
   });
 }
 
-inline void softmax_backward_row(float* dinp, const float* da, const float* alpha, int64_t S, bool acc) {
+inline void softmax_backward_row(float* dinp, const float* da, const float* alpha, int64_t S, bool accumulate) {
   const float mean = dot_of(alpha, da, S);
-  if (acc) {
+  if (accumulate) {
 #pragma omp simd
     for (int64_t m = 0; m < S; ++m) dinp[m] += alpha[m] * (da[m] - mean);
   } else {
@@ -75,13 +75,13 @@ inline void softmax_backward_row(float* dinp, const float* da, const float* alph
 
 template <class X>
 void softmax_backward_cpu(X* dinp, const float* dout, const X* inp, int64_t rows, int64_t S, const Pruning& pruning,
-                          bool acc) {
+                          bool accumulate) {
   for_row_tiles(rows, S, [=](int64_t n, int64_t count) {
     float* alpha = scratch_f32(static_cast<size_t>(count * S), 1);
     float* masked = scratch_f32(static_cast<size_t>(S), 2);
-    float* wide = scratch_f32(static_cast<size_t>(count * S), 3);
-    softmax_rows_cpu(alpha, read_floats(wide, inp + n * S, count * S), count, S);
-    float* dz = begin_floats(wide, dinp + n * S, count * S, acc);
+    float* floats = scratch_f32(static_cast<size_t>(count * S), 3);
+    softmax_rows_cpu(alpha, read_floats(floats, inp + n * S, count * S), count, S);
+    float* dz = begin_floats(floats, dinp + n * S, count * S, accumulate);
     for (int64_t i = 0; i < count; ++i) {
       const float* da = dout + (n + i) * S;
       if (pruning.top_p < 1 && pruning.renormalize) {
@@ -91,7 +91,7 @@ void softmax_backward_cpu(X* dinp, const float* dout, const X* inp, int64_t rows
         prune(masked, alpha + i * S, prune_keys(S), S, pruning.top_p);
         da = masked;
       }
-      softmax_backward_row(dz + i * S, da, alpha + i * S, S, acc);
+      softmax_backward_row(dz + i * S, da, alpha + i * S, S, accumulate);
     }
     write_floats(dinp + n * S, dz, count * S);
   });
@@ -117,9 +117,11 @@ void softmax_backward(const Grad& dinp, const Tensor& dout, const Tensor& inp, c
   dispatch(
       stream, inp.dtype, [&] { softmax_backward_cuda(dinp, dout, inp, S, pruning); },
       [&]<class X>(X) {
-        softmax_backward_cpu(dinp.as<X>(), dout.as<float>(), inp.as<X>(), rows, S, pruning, dinp.add);
+        softmax_backward_cpu(dinp.as<X>(), dout.as<float>(), inp.as<X>(), rows, S, pruning, dinp.accumulate);
       },
-      [&]<class T>(T) { softmax_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), rows, S, pruning, dinp.add); });
+      [&]<class T>(T) {
+        softmax_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), rows, S, pruning, dinp.accumulate);
+      });
 }
 
 // -----------------------------------------------------------------------------------------------------------------

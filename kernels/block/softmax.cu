@@ -40,7 +40,7 @@ __global__ void softmax_forward_kernel(float* out, const X* inp, int64_t rows, i
 // da: dout after pruning. weights: what stands in for the softmax of inp, if it is not null.
 template <class X>
 __global__ void softmax_backward_kernel(X* dinp, const float* da, const X* inp, const float* weights, int64_t rows,
-                                        int64_t S, bool acc, int lanes) {
+                                        int64_t S, bool accumulate, int lanes) {
   const SoftmaxRow r = softmax_of_row(inp, rows, S, lanes);
   const auto alpha = [&](int64_t m) {
     return weights != nullptr ? weights[m] : expf(to_float(inp[m]) - r.largest) * r.scale;
@@ -49,7 +49,7 @@ __global__ void softmax_backward_kernel(X* dinp, const float* da, const X* inp, 
   for (int64_t m = r.n * S + r.lane; m < r.n * S + r.width; m += lanes) mean += alpha(m) * da[m];
   mean = group_sum(mean, lanes);
   for (int64_t m = r.n * S + r.lane; m < r.n * S + r.width; m += lanes)
-    store_or_add<1>(dinp + m, Floats<1>{{alpha(m) * (da[m] - mean)}}, acc);
+    store_or_accumulate<1>(dinp + m, Floats<1>{{alpha(m) * (da[m] - mean)}}, accumulate);
 }
 
 template <class X>
@@ -95,7 +95,7 @@ void softmax_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& i
     }
     const int lanes = lanes_of_row(S);
     launch(launch_of_rows("softmax_backward", rows, lanes), softmax_backward_kernel<X>, dinp.as<X>(), da, inp.as<X>(),
-           weights, rows, S, dinp.add, lanes);
+           weights, rows, S, dinp.accumulate, lanes);
   });
 }
 

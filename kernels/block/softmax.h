@@ -4,13 +4,13 @@
 //   out[n,m]   = mask[n,m] * alpha[n,m] / s[n]                   s[n] = sum_j mask[n,j] * alpha[n,j] if renormalize,
 //                                                                else 1
 // mask is 1 for the entries of alpha that come first in descending order, until their sum exceeds top_p: an entry stays
-// if the sum of those strictly before it is <= top_p. Of equal entries the one with the larger index comes first. So
+// if the sum of those strictly before it is <= top_p. Among equal entries the one with the larger index comes first. So
 // top_p = 0 keeps one entry, top_p >= 1 all. The sum may exceed top_p by 1e-6: where equal weights meet top_p exactly,
 // as they do when training starts, the rounding of alpha must not decide.
 //
 // The backward holds the mask constant.
 //
-//   dinp[n,m] = alpha[n,m] * (da[n,m] - sum_j alpha[n,j] * da[n,j])        set or added
+//   dinp[n,m] = alpha[n,m] * (da[n,m] - sum_j alpha[n,j] * da[n,j])        overwritten or accumulated
 //
 // Not renormalised, da = mask * dout: pruned entries learn too. Renormalised, da[n,m] = mask[n,m] / s[n] * (dout[n,m] -
 // sum_j out[n,j] * dout[n,j]), whose product with alpha sums to 0, so that
@@ -99,7 +99,7 @@ void softmax_forward_ref(T* out, const T* inp, int64_t rows, int64_t S, const Pr
 
 template <class T>
 void softmax_backward_ref(T* dinp, const T* dout, const T* inp, int64_t rows, int64_t S, const Pruning& pruning,
-                          bool acc) {
+                          bool accumulate) {
   std::vector<T> alpha(static_cast<size_t>(S)), da(alpha);
   for (int64_t n = 0; n < rows; ++n) {
     std::copy(dout + n * S, dout + (n + 1) * S, da.begin());
@@ -113,7 +113,7 @@ void softmax_backward_ref(T* dinp, const T* dout, const T* inp, int64_t rows, in
     for (size_t m = 0; m < alpha.size(); ++m) mean += alpha[m] * da[m];
     for (size_t m = 0; m < alpha.size(); ++m) {
       T& d = dinp[n * S + static_cast<int64_t>(m)];
-      d = (acc ? d : T(0)) + alpha[m] * (da[m] - mean);
+      d = (accumulate ? d : T(0)) + alpha[m] * (da[m] - mean);
     }
   }
 }

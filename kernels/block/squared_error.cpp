@@ -26,13 +26,13 @@ void squared_error_forward_cpu(float* losses, const S* inp, const S* target, int
   });
 }
 
-template <bool add, class S>
+template <bool accumulate, class S>
 void squared_error_backward_cpu(S* dinp, const S* inp, const S* target, float twice, int64_t n) {
   for_elements(n, squared_error_grain, [=](int64_t i, auto part) {
     Vec16 x, y;
     load(x, inp + i, part);
     load(y, target + i, part);
-    store_or_add<add>(dinp + i, twice * (x - y), part);
+    store_or_accumulate<accumulate>(dinp + i, twice * (x - y), part);
   });
 }
 
@@ -56,11 +56,14 @@ void squared_error_backward(const Grad& dinp, const Tensor& inp, const Tensor& t
   dispatch(
       stream, dinp.dtype, [&] { squared_error_backward_cuda(dinp, inp, target, scale); },
       [&]<class S>(S) {
-        with_flag(dinp.add, [&](auto add) {
-          squared_error_backward_cpu<add>(dinp.as<S>(), inp.as<S>(), target.as<S>(), static_cast<float>(2 * scale), n);
+        with_flag(dinp.accumulate, [&](auto accumulate) {
+          squared_error_backward_cpu<accumulate>(dinp.as<S>(), inp.as<S>(), target.as<S>(),
+                                                 static_cast<float>(2 * scale), n);
         });
       },
-      [&]<class T>(T) { squared_error_backward_ref(dinp.as<T>(), inp.as<T>(), target.as<T>(), scale, n, dinp.add); });
+      [&]<class T>(T) {
+        squared_error_backward_ref(dinp.as<T>(), inp.as<T>(), target.as<T>(), scale, n, dinp.accumulate);
+      });
 }
 
 // -----------------------------------------------------------------------------------------------------------------

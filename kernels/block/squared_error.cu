@@ -24,7 +24,7 @@ __global__ void squared_error_forward_kernel(float* losses, const S* inp, const 
 }
 
 template <int width, class S>
-__global__ void squared_error_backward_kernel(S* dinp, const S* inp, const S* target, float twice, bool acc,
+__global__ void squared_error_backward_kernel(S* dinp, const S* inp, const S* target, float twice, bool accumulate,
                                               int64_t n) {
   const int64_t i = first_of_thread<width>();
   if (i >= n) return;
@@ -32,7 +32,7 @@ __global__ void squared_error_backward_kernel(S* dinp, const S* inp, const S* ta
   const Floats<width> y = load<width>(target + i);
 #pragma unroll
   for (int e = 0; e < width; ++e) x[e] = twice * (x[e] - y[e]);
-  store_or_add<width>(dinp + i, x, acc);
+  store_or_accumulate<width>(dinp + i, x, accumulate);
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ void squared_error_backward_cuda(const Grad& dinp, const Tensor& inp, const Tens
   const int64_t n = dinp.numel();
   with_access(dinp.dtype, n, {dinp.data, inp.data, target.data}, [&]<class S>(S, auto width) {
     launch_elementwise("squared_error_backward", n, width, squared_error_backward_kernel<width, S>, dinp.as<S>(),
-                       inp.as<S>(), target.as<S>(), static_cast<float>(2 * scale), dinp.add);
+                       inp.as<S>(), target.as<S>(), static_cast<float>(2 * scale), dinp.accumulate);
   });
 }
 

@@ -3,7 +3,7 @@
 //   losses[n] = sum_c (inp[n,c] - target[n,c])^2
 //
 //   with L = scale * sum_n losses[n]:
-//   dinp[n,c] = 2 scale (inp[n,c] - target[n,c])                                  set or added; the target has none
+//   dinp[n,c] = 2 scale (inp[n,c] - target[n,c])                        overwritten or accumulated; the target has none
 //
 // inp, dinp, target: (rows, C) after flattening, of the same type, f32 or bf16; losses: (rows), f32. Nothing is saved.
 // No output may alias anything. A NaN shows in its row's loss and in its own gradient.
@@ -33,8 +33,8 @@ void squared_error_forward_ref(T* losses, const T* inp, const T* target, int64_t
 }
 
 template <class T>
-void squared_error_backward_ref(T* dinp, const T* inp, const T* target, double scale, int64_t n, bool acc) {
-  for (int64_t i = 0; i < n; ++i) dinp[i] = (acc ? dinp[i] : T(0)) + T(2 * scale) * (inp[i] - target[i]);
+void squared_error_backward_ref(T* dinp, const T* inp, const T* target, double scale, int64_t n, bool accumulate) {
+  for (int64_t i = 0; i < n; ++i) dinp[i] = (accumulate ? dinp[i] : T(0)) + T(2 * scale) * (inp[i] - target[i]);
 }
 
 }  // namespace crossply

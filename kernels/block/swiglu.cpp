@@ -35,8 +35,8 @@ void swiglu_backward_cpu(S* dgate, S* dup, const S* dout, const S* gate, const S
     const Vec16 s = 1.f / (1.f + e);
     const Vec16 dg = dy * b * s * (1.f + a * (e * s));  // e s is 1 - s without the cancellation
     const Vec16 du = dy * a * s;
-    store_or_add<add_gate>(dgate + i, dg, part);
-    store_or_add<add_up>(dup + i, du, part);
+    store_or_accumulate<add_gate>(dgate + i, dg, part);
+    store_or_accumulate<add_up>(dup + i, du, part);
   });
 }
 
@@ -62,15 +62,16 @@ void swiglu_backward(const Grad& dgate, const Grad& dup, const Tensor& dout, con
   dispatch(
       stream, dout.dtype, [&] { swiglu_backward_cuda(dgate, dup, dout, gate, up); },
       [&]<class S>(S) {
-        with_flag(dgate.add, [&](auto add_gate) {
-          with_flag(dup.add, [&](auto add_up) {
+        with_flag(dgate.accumulate, [&](auto add_gate) {
+          with_flag(dup.accumulate, [&](auto add_up) {
             swiglu_backward_cpu<add_gate, add_up>(dgate.as<S>(), dup.as<S>(), dout.as<S>(), gate.as<S>(), up.as<S>(),
                                                   n);
           });
         });
       },
       [&]<class T>(T) {
-        swiglu_backward_ref(dgate.as<T>(), dup.as<T>(), dout.as<T>(), gate.as<T>(), up.as<T>(), n, dgate.add, dup.add);
+        swiglu_backward_ref(dgate.as<T>(), dup.as<T>(), dout.as<T>(), gate.as<T>(), up.as<T>(), n, dgate.accumulate,
+                            dup.accumulate);
       });
 }
 

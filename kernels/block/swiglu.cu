@@ -20,8 +20,8 @@ __global__ void swiglu_forward_kernel(S* out, const S* gate, const S* up, int64_
 
 // Five tensors. All is read before anything is written: dgate may be gate, and dup up.
 template <int width, class S>
-__global__ void swiglu_backward_kernel(S* dgate, S* dup, const S* dout, const S* gate, const S* up, bool acc_gate,
-                                       bool acc_up, int64_t n) {
+__global__ void swiglu_backward_kernel(S* dgate, S* dup, const S* dout, const S* gate, const S* up,
+                                       bool accumulate_gate, bool accumulate_up, int64_t n) {
   const int64_t i = first_of_thread<width>();
   if (i >= n) return;
   const Floats<width> a = load<width>(gate + i), b = load<width>(up + i), dy = load<width>(dout + i);
@@ -33,8 +33,8 @@ __global__ void swiglu_backward_kernel(S* dgate, S* dup, const S* dout, const S*
     dg[k] = d * b[k] * (1.f + a[k] * l.rest);
     du[k] = d * a[k];
   }
-  store_or_add<width>(dgate + i, dg, acc_gate);
-  store_or_add<width>(dup + i, du, acc_up);
+  store_or_accumulate<width>(dgate + i, dg, accumulate_gate);
+  store_or_accumulate<width>(dup + i, du, accumulate_up);
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ void swiglu_backward_cuda(const Grad& dgate, const Grad& dup, const Tensor& dout
   const int64_t n = dout.numel();
   with_access(dout.dtype, n, {dgate.data, dup.data, dout.data, gate.data, up.data}, [&]<class S>(S, auto width) {
     launch_elementwise("swiglu_backward", n, width, swiglu_backward_kernel<width, S>, dgate.as<S>(), dup.as<S>(),
-                       dout.as<S>(), gate.as<S>(), up.as<S>(), dgate.add, dup.add);
+                       dout.as<S>(), gate.as<S>(), up.as<S>(), dgate.accumulate, dup.accumulate);
   });
 }
 

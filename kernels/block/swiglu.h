@@ -2,8 +2,8 @@
 //
 //   s = 1 / (1 + exp(-gate));   out = gate * s * up
 //
-//   dgate = dout * up * s * (1 + gate * (1 - s))        set or added
-//   dup   = dout * gate * s                             set or added
+//   dgate = dout * up * s * (1 + gate * (1 - s))        overwritten or accumulated
+//   dup   = dout * gate * s                             overwritten or accumulated
 //
 // All tensors have the same number of elements and the same type, f32 or bf16. Nothing is saved: s is cheaper to
 // compute again than to read. dgate may be gate, and dup up, where they are set; nothing else may alias.
@@ -32,15 +32,15 @@ void swiglu_forward_ref(T* out, const T* gate, const T* up, int64_t n) {
 }
 
 template <class T>
-void swiglu_backward_ref(T* dgate, T* dup, const T* dout, const T* gate, const T* up, int64_t n, bool acc_gate,
-                         bool acc_up) {
+void swiglu_backward_ref(T* dgate, T* dup, const T* dout, const T* gate, const T* up, int64_t n, bool accumulate_gate,
+                         bool accumulate_up) {
   using std::exp;
   for (int64_t i = 0; i < n; ++i) {
     const T s = T(1) / (T(1) + exp(-gate[i]));
     const T dg = dout[i] * up[i] * s * (T(1) + gate[i] * (T(1) - s));
     const T du = dout[i] * gate[i] * s;
-    dgate[i] = acc_gate ? dgate[i] + dg : dg;
-    dup[i] = acc_up ? dup[i] + du : du;
+    dgate[i] = accumulate_gate ? dgate[i] + dg : dg;
+    dup[i] = accumulate_up ? dup[i] + du : du;
   }
 }
 

@@ -48,10 +48,10 @@ template <class S>
 void top_k_forward_cpu(S* out, const S* inp, int64_t rows, int64_t width, int64_t k) {
   parallel_for(rows, top_k_grain / width, [=](int64_t begin, int64_t end) {
     auto* keys = reinterpret_cast<uint64_t*>(scratch_f32(static_cast<size_t>(4 * k), 1));
-    float* wide = scratch_f32(static_cast<size_t>(width), 3);
+    float* floats = scratch_f32(static_cast<size_t>(width), 3);
     for (int64_t n = begin; n < end; ++n) {
       const S* row = inp + n * width;
-      const int64_t count = largest_keys(keys, read_floats(wide, row, width), width, k);
+      const int64_t count = largest_keys(keys, read_floats(floats, row, width), width, k);
       std::fill_n(out + n * width, width, S(0.f));
       for (int64_t i = 0; i < count; ++i) {
         const int64_t m = 0xFFFFFFFFu - static_cast<uint32_t>(keys[i]);
@@ -61,14 +61,14 @@ void top_k_forward_cpu(S* out, const S* inp, int64_t rows, int64_t width, int64_
   });
 }
 
-template <bool add, class S>
+template <bool accumulate, class S>
 void top_k_backward_cpu(S* dinp, const S* dout, const S* out, int64_t n) {
   for_elements(n, top_k_grain, [=](int64_t i, auto part) {
     Vec16 y, dy;
     load(y, out + i, part);
     load(dy, dout + i, part);
     put_where_less(y, Vec16{}, y, dy);
-    store_or_add<add>(dinp + i, y, part);
+    store_or_accumulate<accumulate>(dinp + i, y, part);
   });
 }
 
@@ -93,9 +93,10 @@ void top_k_backward(const Grad& dinp, const Tensor& dout, const Tensor& out, Str
   dispatch(
       stream, dinp.dtype, [&] { top_k_backward_cuda(dinp, dout, out); },
       [&]<class S>(S) {
-        with_flag(dinp.add, [&](auto add) { top_k_backward_cpu<add>(dinp.as<S>(), dout.as<S>(), out.as<S>(), n); });
+        with_flag(dinp.accumulate,
+                  [&](auto accumulate) { top_k_backward_cpu<accumulate>(dinp.as<S>(), dout.as<S>(), out.as<S>(), n); });
       },
-      [&]<class T>(T) { top_k_backward_ref(dinp.as<T>(), dout.as<T>(), out.as<T>(), n, dinp.add); });
+      [&]<class T>(T) { top_k_backward_ref(dinp.as<T>(), dout.as<T>(), out.as<T>(), n, dinp.accumulate); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------

@@ -74,14 +74,14 @@ __global__ void top_k_forward_kernel(S* out, const S* inp, int64_t width, int64_
 }
 
 template <int width, class S>
-__global__ void top_k_backward_kernel(S* dinp, const S* dout, const S* out, bool acc, int64_t n) {
+__global__ void top_k_backward_kernel(S* dinp, const S* dout, const S* out, bool accumulate, int64_t n) {
   const int64_t i = first_of_thread<width>();
   if (i >= n) return;
   Floats<width> y = load<width>(out + i);
   const Floats<width> d = load<width>(dout + i);
 #pragma unroll
   for (int e = 0; e < width; ++e) y[e] = y[e] > 0.f ? d[e] : y[e];
-  store_or_add<width>(dinp + i, y, acc);
+  store_or_accumulate<width>(dinp + i, y, accumulate);
 }
 
 }  // namespace
@@ -101,7 +101,7 @@ void top_k_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& out
   const int64_t n = dinp.numel();
   with_access(dinp.dtype, n, {dinp.data, dout.data, out.data}, [&]<class S>(S, auto width) {
     launch_elementwise("top_k_backward", n, width, top_k_backward_kernel<width, S>, dinp.as<S>(), dout.as<S>(),
-                       out.as<S>(), dinp.add);
+                       out.as<S>(), dinp.accumulate);
   });
 }
 

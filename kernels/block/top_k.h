@@ -1,9 +1,9 @@
 // The k largest entries of each row, if they are positive; what a sparse autoencoder's code is.
 //
 //   out[n,m]  = max(inp[n,m], 0) if inp[n,m] is one of the k largest of row n, else 0
-//   dinp[n,m] = dout[n,m] where out[n,m] > 0, else 0                               set or added
+//   dinp[n,m] = dout[n,m] where out[n,m] > 0, else 0                               overwritten or accumulated
 //
-// Of equal entries the one with the lower index is the larger. 1 <= k <= the rows' width, which is below 2^32. All
+// Among equal entries the one with the lower index is the larger. 1 <= k <= the rows' width, which is below 2^32. All
 // tensors: (rows, width) after flattening, of the same type, f32 or bf16. Nothing is saved: the backward reads out. No
 // output may alias anything. A NaN counts as larger than any number, and stays, in out and in dinp.
 #pragma once
@@ -45,9 +45,9 @@ void top_k_forward_ref(T* out, const T* inp, int64_t rows, int64_t width, int64_
 }
 
 template <class T>
-void top_k_backward_ref(T* dinp, const T* dout, const T* out, int64_t n, bool acc) {
+void top_k_backward_ref(T* dinp, const T* dout, const T* out, int64_t n, bool accumulate) {
   using std::real;
-  for (int64_t i = 0; i < n; ++i) dinp[i] = (acc ? dinp[i] : T(0)) + (real(out[i]) > 0 ? dout[i] : out[i]);
+  for (int64_t i = 0; i < n; ++i) dinp[i] = (accumulate ? dinp[i] : T(0)) + (real(out[i]) > 0 ? dout[i] : out[i]);
 }
 
 }  // namespace crossply

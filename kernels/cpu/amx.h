@@ -27,7 +27,7 @@ namespace crossply {
 // Each has what those before it have; none is also every CPU that this header does not know.
 enum class MatrixUnit { none, avx512_bf16, amx };
 
-// Of the CPU and the kernel together. Linux gives tiles to a process that asks, once and for all its threads.
+// The unit that CPU and kernel both offer. Linux gives tiles to a process that asks, once and for all its threads.
 inline MatrixUnit detect_matrix_unit() {
 #if CROSSPLY_MATRIX_UNITS
   uint32_t a, b, c, d, low, high;
@@ -119,7 +119,7 @@ struct PairSums {
 // time, which leaves registers for the factors.
 template <int columns>
 MATRIX_TARGET inline void multiply_pairs(const PairSums& c, const PairRows& a, const PairTiles& b, int64_t rows,
-                                         int64_t steps, bool add) {
+                                         int64_t steps, bool accumulate) {
   constexpr int block = 8, pairs = 16, pair_columns = 32;
   for (int64_t i = 0; i < rows; i += block) {
     float* const to = c.at + i * c.row;
@@ -128,7 +128,7 @@ MATRIX_TARGET inline void multiply_pairs(const PairSums& c, const PairRows& a, c
     for (int r = 0; r < block; ++r)
 #pragma GCC unroll 2
       for (int h = 0; h < columns; ++h)
-        sum[r][h] = add ? _mm512_loadu_ps(to + r * c.row + h * c.column) : _mm512_setzero_ps();
+        sum[r][h] = accumulate ? _mm512_loadu_ps(to + r * c.row + h * c.column) : _mm512_setzero_ps();
     for (int64_t s = 0; s < steps; ++s) {
       const bf16* x = a.at + i * a.row + s * a.step;
       const bf16* y = b.at + s * b.step;

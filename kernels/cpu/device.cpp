@@ -38,7 +38,7 @@ void fill_memory(void* data, uint8_t byte, size_t bytes) {
 
 class CpuDevice : public Device {
  public:
-  explicit CpuDevice(Backend backend, Products products) : stream_{backend, products} {}
+  explicit CpuDevice(Backend backend, MatmulPrecision precision) : stream_{backend, precision} {}
 
   std::string describe() const override {
     if (stream_.backend == Backend::reference) return "reference (plain loops)";
@@ -58,8 +58,8 @@ class CpuDevice : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_cpu_device(Backend backend, Products products) {
-  return std::make_unique<CpuDevice>(backend, products);
+std::unique_ptr<Device> make_cpu_device(Backend backend, MatmulPrecision precision) {
+  return std::make_unique<CpuDevice>(backend, precision);
 }
 
 }  // namespace crossply

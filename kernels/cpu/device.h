@@ -7,6 +7,6 @@
 
 namespace crossply {
 
-std::unique_ptr<Device> make_cpu_device(Backend backend, Products products);
+std::unique_ptr<Device> make_cpu_device(Backend backend, MatmulPrecision precision);
 
 }  // namespace crossply

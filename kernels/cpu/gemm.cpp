@@ -67,7 +67,7 @@ inline void opaque(T& x) {
 
 template <int R, bool k_inner>
 void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const float* b, int64_t ldb, int64_t b_half,
-                   int64_t K, int64_t n, bool add, const float* ahead, int64_t ahead_step) {
+                   int64_t K, int64_t n, bool accumulate, const float* ahead, int64_t ahead_step) {
   // Three rows of a are reached from one pointer.
   constexpr int groups = k_inner ? (R + 2) / 3 : 1;
   const float* rows[groups];
@@ -109,7 +109,7 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
       for (int p = 0; p < parts; ++p) {
         float* to = c + p * register_lanes;
         Part old{};
-        if (add) load(old, to);
+        if (accumulate) load(old, to);
         store(to, old + sum[i][p]);
       }
       c += ldc;
@@ -125,11 +125,11 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
       Vec left, right, old_left{}, old_right{};
       load(left, edge[i]);
       load(right, edge[i] + n - lanes);
-      if (add) load(old_left, to), load(old_right, to + n - lanes);
+      if (accumulate) load(old_left, to), load(old_right, to + n - lanes);
       store(to, old_left + left);
       store(to + n - lanes, old_right + right);
     } else {
-      for (int64_t j = 0; j < n; ++j) to[j] = add ? to[j] + edge[i][j] : edge[i][j];
+      for (int64_t j = 0; j < n; ++j) to[j] = accumulate ? to[j] + edge[i][j] : edge[i][j];
     }
   }
 }
@@ -190,9 +190,9 @@ void pack(float* to, const float* from, int64_t across, int64_t along, int64_t s
 // -----------------------------------------------------------------------------------------------------------------
 // Blocks and threads.
 
-struct Plan {
+struct GemmPlan {
   int64_t M, N, K;
-  bool pack_a, pack_b, add;
+  bool pack_a, pack_b, accumulate;
   // Below a few microseconds of work, waking the threads does not pay.
   bool small() const { return M * N * K < 250000; }
 };
@@ -213,7 +213,7 @@ struct Ahead {
 };
 
 // Rows [i0, i1) and columns [j0, j1) of c, on one thread; j0 is a multiple of tile_cols.
-void multiply_region(float* c, const Strided<float>& a, const Strided<float>& b, const Plan& plan, int64_t i0,
+void multiply_region(float* c, const Strided<float>& a, const Strided<float>& b, const GemmPlan& plan, int64_t i0,
                      int64_t i1, int64_t j0, int64_t j1) {
   const bool k_inner = a.col == 1 && !plan.pack_a;
   // Where a block of b is narrow it may be deep, so that c is read and written less often.
@@ -229,7 +229,7 @@ void multiply_region(float* c, const Strided<float>& a, const Strided<float>& b,
   float* packed_a = plan.pack_a ? scratch_f32(static_cast<size_t>(depth * m_block / tile_rows * lanes), 5) : nullptr;
   for (int64_t k0 = 0; k0 < plan.K; k0 += depth) {
     const int64_t K = std::min(depth, plan.K - k0);
-    const bool add = plan.add || k0 > 0;
+    const bool accumulate = plan.accumulate || k0 > 0;
     const int64_t K_next = std::min(depth, plan.K - k0 - K);
     Ahead ahead_a, ahead_b;
     if (fetch && a.col != 1) ahead_a = {a.data + i0 + (k0 + K) * a.col, a.col, K_next, ceil_div(i1 - i0, lanes)};
@@ -266,7 +266,7 @@ void multiply_region(float* c, const Strided<float>& a, const Strided<float>& b,
             }
             const float* panel = plan.pack_b ? packed_b + j * K : b.data + k0 * b.row + jb + j;
             tile(tile_c, plan.N, from, stride, panel, plan.pack_b ? lanes : b.row, plan.pack_b ? K * lanes : lanes, K,
-                 std::min(tile_cols, n - j), add, ahead, step);
+                 std::min(tile_cols, n - j), accumulate, ahead, step);
           }
         }
       }
@@ -278,29 +278,30 @@ void multiply_region(float* c, const Strided<float>& a, const Strided<float>& b,
 // row-major a is fast enough that way, and so is a block of any a that L2 holds unpacked; columns that lie apart, or
 // end inside a tile, are not. Nor are rows a multiple of 4 KiB apart, as in models whose width is one of 1024: the
 // lines of a tile's rows share one set of the L1 cache, which holds fewer. A b as wide as a tile is as good as packed.
-Plan make_plan(const Strided<float>& a, const Strided<float>& b, int64_t M, int64_t N, int64_t K, bool add) {
+GemmPlan make_plan(const Strided<float>& a, const Strided<float>& b, int64_t M, int64_t N, int64_t K, bool accumulate) {
   const bool in_one_set = a.row % 1024 == 0 && K > lanes && M >= 2 * tile_rows;
   const bool pack_a = N > 128 && (a.col == 1 ? in_one_set : std::max(M, N) > few);
   const bool pack_b = b.col != 1 || N % tile_cols != 0 || (M >= 4 * tile_rows && b.row != tile_cols);
-  return {M, N, K, pack_a, pack_b, add};
+  return {M, N, K, pack_a, pack_b, accumulate};
 }
 
 // Into how many pieces the sum is cut; 1: it is not.
-int64_t chunks_of(const Plan& plan) { return plan.M * plan.N > 16384 ? 1 : chunks_of_sum(plan.K, 512); }
+int64_t chunks_of(const GemmPlan& plan) { return plan.M * plan.N > 16384 ? 1 : chunks_of_sum(plan.K, 512); }
 
-void multiply(float* c, const Strided<float>& a, const Strided<float>& b, const Plan& plan) {
+void multiply(float* c, const Strided<float>& a, const Strided<float>& b, const GemmPlan& plan) {
   share_rectangles(plan.M, plan.N, 1, tile_cols, 16, plan.small(), [&](int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
     multiply_region(c, a, b, plan, i0, i1, j0, j1);
   });
 }
 
-void multiply_in_chunks(float* c, const Strided<float>& a, const Strided<float>& b, const Plan& plan, int64_t chunks) {
+void multiply_in_chunks(float* c, const Strided<float>& a, const Strided<float>& b, const GemmPlan& plan,
+                        int64_t chunks) {
   const auto part = [&](float* partial, int64_t k0, int64_t k1) {
-    const Plan piece{plan.M, plan.N, k1 - k0, plan.pack_a, plan.pack_b, false};
+    const GemmPlan piece{plan.M, plan.N, k1 - k0, plan.pack_a, plan.pack_b, false};
     multiply_region(partial, {a.data + k0 * a.col, a.row, a.col}, {b.data + k0 * b.row, b.row, b.col}, piece, 0, plan.M,
                     0, plan.N);
   };
-  sum_in_chunks(c, plan.M * plan.N, plan.K, chunks, plan.small(), plan.add, part);
+  sum_in_chunks(c, plan.M * plan.N, plan.K, chunks, plan.small(), plan.accumulate, part);
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -308,7 +309,8 @@ void multiply_in_chunks(float* c, const Strided<float>& a, const Strided<float>&
 
 // c (R, n) from a (R, K) and b (n, K), R * Q dot products at a time, one vector of partial sums for each.
 template <int R, class C, class T>
-void dot_rows(C* c, int64_t ldc, const T* a, int64_t lda, const T* b, int64_t ldb, int64_t n, int64_t K, bool add) {
+void dot_rows(C* c, int64_t ldc, const T* a, int64_t lda, const T* b, int64_t ldb, int64_t n, int64_t K,
+              bool accumulate) {
   constexpr int Q = static_cast<int>(lanes) / R;
   const int64_t K_vectors = K / lanes * lanes;
   for (int64_t j = 0; j < n; j += Q) {
@@ -342,7 +344,7 @@ void dot_rows(C* c, int64_t ldc, const T* a, int64_t lda, const T* b, int64_t ld
         float dot = total[i * Q + q];
         for (int64_t k = K_vectors; k < K; ++k) dot += a[i * lda + k] * row[q][k];
         C& to = c[i * ldc + j + q];
-        to = add ? to + dot : dot;
+        to = accumulate ? to + dot : dot;
       }
     }
   }
@@ -350,7 +352,7 @@ void dot_rows(C* c, int64_t ldc, const T* a, int64_t lda, const T* b, int64_t ld
 
 // c (M,N) from a (M,K) and b (N,K), both read where they are, for so few columns that half a tile would be empty
 // and packing b not pay. In blocks of K, of which four rows of a stay in the L1 cache while those of b pass.
-void multiply_few_columns(float* c, const Strided<float>& a, const Strided<float>& b, const Plan& plan) {
+void multiply_few_columns(float* c, const Strided<float>& a, const Strided<float>& b, const GemmPlan& plan) {
   constexpr int64_t block = 1024, group = 4;
   const int64_t groups = ceil_div(plan.M, group);
   parallel_for(groups, plan.small() ? groups : 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
@@ -358,7 +360,7 @@ void multiply_few_columns(float* c, const Strided<float>& a, const Strided<float
       for (int64_t k = 0; k < plan.K; k += block) {
         const auto rows = [&](auto dot_kernel, int64_t first) {
           dot_kernel(c + first * plan.N, plan.N, a.data + first * a.row + k, a.row, b.data + k, b.col, plan.N,
-                     std::min(block, plan.K - k), plan.add || k > 0);
+                     std::min(block, plan.K - k), plan.accumulate || k > 0);
         };
         if (i + group <= plan.M) rows(dot_rows<group, float, float>, i);
         else
@@ -372,7 +374,7 @@ bool has_few_columns(const Strided<float>& a, const Strided<float>& b, int64_t N
 }
 
 template <class C, class T>
-void multiply_few_rows(C* c, const Strided<T>& a, const Strided<T>& b, const Plan& plan) {
+void multiply_few_rows(C* c, const Strided<T>& a, const Strided<T>& b, const GemmPlan& plan) {
   const int64_t n_step = 64;  // rows of b that stay in cache while the rows of a pass
   const int64_t steps = ceil_div(plan.N, n_step);
   parallel_for(steps, plan.small() ? steps : 1, [=, &a, &b, &plan](int64_t begin, int64_t end) {
@@ -382,7 +384,7 @@ void multiply_few_rows(C* c, const Strided<T>& a, const Strided<T>& b, const Pla
       auto rows = [&](auto dot_kernel, int64_t count) {
         for (; i + count <= plan.M; i += count)
           dot_kernel(c + i * plan.N + j, plan.N, a.data + i * a.row, a.row, b.data + j * b.col, b.col, n, plan.K,
-                     plan.add);
+                     plan.accumulate);
       };
       rows(dot_rows<4, C, T>, 4);
       rows(dot_rows<2, C, T>, 2);
@@ -395,10 +397,11 @@ void multiply_few_rows(C* c, const Strided<T>& a, const Strided<T>& b, const Pla
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void gemm(float* c, const Strided<float>& a, const Strided<float>& b, int64_t M, int64_t N, int64_t K, bool add) {
-  if (K == 0 && !add) std::fill_n(c, M * N, 0.f);
+void gemm(float* c, const Strided<float>& a, const Strided<float>& b, int64_t M, int64_t N, int64_t K,
+          bool accumulate) {
+  if (K == 0 && !accumulate) std::fill_n(c, M * N, 0.f);
   if (M == 0 || N == 0 || K == 0) return;
-  const Plan plan = make_plan(a, b, M, N, K, add);
+  const GemmPlan plan = make_plan(a, b, M, N, K, accumulate);
   if (M <= 16 && a.col == 1 && b.row == 1) return multiply_few_rows(c, a, b, plan);
   if (has_few_columns(a, b, N)) return multiply_few_columns(c, a, b, plan);
   if (const int64_t chunks = chunks_of(plan); chunks > 1) return multiply_in_chunks(c, a, b, plan, chunks);
@@ -407,23 +410,23 @@ void gemm(float* c, const Strided<float>& a, const Strided<float>& b, int64_t M,
 
 template <class C>
 void gemm_few_rows(C* c, const Strided<bf16>& a, const Strided<bf16>& b, int64_t M, int64_t N, int64_t K) {
-  multiply_few_rows(c, a, b, Plan{M, N, K, false, false, false});
+  multiply_few_rows(c, a, b, GemmPlan{M, N, K, false, false, false});
 }
 template void gemm_few_rows(float*, const Strided<bf16>&, const Strided<bf16>&, int64_t, int64_t, int64_t);
 template void gemm_few_rows(bf16*, const Strided<bf16>&, const Strided<bf16>&, int64_t, int64_t, int64_t);
 
-void gemm_rows(const std::vector<Product<float, float>>& products, int64_t M) {
+void gemm_rows(const std::vector<GemmProduct<float, float>>& products, int64_t M) {
   if (products.empty()) return;
   bool alone = products.size() == 1 || !enough_rows(M);
   for (const auto& p : products)
     alone |= chunks_of({M, p.N, p.K, false, false, false}) > 1 || has_few_columns(p.a, p.b, p.N);  // the same bits
   if (alone) {
-    for (const auto& p : products) gemm(p.c, p.a, p.b, M, p.N, p.K, p.add);
+    for (const auto& p : products) gemm(p.c, p.a, p.b, M, p.N, p.K, p.accumulate);
     return;
   }
   share_rows(M, 1, [&](int64_t i0, int64_t i1) {
     for (const auto& p : products)
-      multiply_region(p.c, p.a, p.b, make_plan(p.a, p.b, M, p.N, p.K, p.add), i0, i1, 0, p.N);
+      multiply_region(p.c, p.a, p.b, make_plan(p.a, p.b, M, p.N, p.K, p.accumulate), i0, i1, 0, p.N);
   });
 }
 

@@ -23,21 +23,21 @@ constexpr int64_t k_block = 512, b_block = 256 * 1024;
 constexpr int64_t cache_size = 768 * 1024;
 
 template <class T>
-struct Factors {
+struct GemmOperands {
   Lines<T> a, b;
   int64_t K;
 };
-// c, set or added to, from the sum of several products.
+// c, overwritten or accumulated into, from the sum of several products.
 template <class C, class T>
 struct Task {
   C* c;
-  std::span<const Factors<T>> terms;
+  std::span<const GemmOperands<T>> terms;
   int64_t M, N;
-  bool add;
+  bool accumulate;
   // As many k as the packed panels of all the terms hold.
   int64_t padded_K() const {
     int64_t K = 0;
-    for (const Factors<T>& term : terms) K += round_up(term.K, step_k);
+    for (const GemmOperands<T>& term : terms) K += round_up(term.K, step_k);
     return K;
   }
   // In bytes, of all operands.
@@ -103,7 +103,7 @@ constexpr int64_t products_ahead = 16;
 // What becomes of the sums of one piece of k.
 struct Phase {
   bool first, last;  // of the pieces whose sums wait in scratch for each other
-  bool add;          // c's old value to the sums, when they are complete
+  bool accumulate;   // c's old value to the sums, when they are complete
   bool amx, cold;    // operands larger than a cache
 };
 
@@ -114,27 +114,28 @@ MATRIX_TARGET void multiply_row_panel(const Task<C, T>& p, Phase phase, const Pa
                                       int64_t i_end, int64_t j0, int64_t columns, Aside<C, T>& aside) {
   const int64_t m = std::min(panel_lines, i_end - i), next_m = std::min(panel_lines, i_end - i - m);
   const int64_t panels = ceil_div(columns, panel_lines), ahead = std::min(products_ahead, panels);
-  const bool wide = std::is_same_v<C, float>, whole = phase.first && phase.last;
+  const bool f32_output = std::is_same_v<C, float>, whole = phase.first && phase.last;
   for (int64_t panel = 0; panel < panels; ++panel, b += panel_size) {
     const int64_t n = std::min(panel_lines, columns - panel * panel_lines), c_size = sizeof(C);
     C* c = p.c + i * p.N + j0 + panel * panel_lines;
     // Whole panels of floats that one piece completes need no detour, unless the units would have to wait for old ones.
-    const bool direct = wide && whole && m == panel_lines && n == panel_lines && !(phase.add && phase.cold);
+    const bool direct =
+        f32_output && whole && m == panel_lines && n == panel_lines && !(phase.accumulate && phase.cold);
     float* to = direct ? reinterpret_cast<float*>(c) : whole ? done + panel % 2 * sums_size : sums + panel * sums_size;
     const int64_t ld = direct ? p.N : panel_lines;
     const bool here = panel + ahead < panels;
     const C* later = here ? c + ahead * panel_lines : c + m * p.N + (ahead - panels) * panel_lines;
     const int64_t later_m = !phase.last || !phase.cold ? 0 : here ? m : next_m;
     aside.share_c({reinterpret_cast<const char*>(later), later_m, p.N * c_size, panel_lines * c_size}, steps);
-    const bool add = direct ? phase.add : !phase.first;
+    const bool accumulate = direct ? phase.accumulate : !phase.first;
     if (phase.amx) {
-      multiply_amx<parts<T>>(to, ld, rows, b, steps, add, aside);
+      multiply_amx<parts<T>>(to, ld, rows, b, steps, accumulate, aside);
     } else {
       for (int64_t s = 0; s < steps; ++s) aside.step();
-      multiply_pairs<2>({to, ld, tile_lines}, rows, {b, tile_size, 2 * tile_size}, panel_lines, steps, add);
+      multiply_pairs<2>({to, ld, tile_lines}, rows, {b, tile_size, 2 * tile_size}, panel_lines, steps, accumulate);
     }
     aside.finish.rows(panel_lines);
-    if (phase.last && !direct) aside.finish = {c, to, p.N, m, n, phase.add};
+    if (phase.last && !direct) aside.finish = {c, to, p.N, m, n, phase.accumulate};
   }
   aside.finish.rows(panel_lines);
 }
@@ -148,12 +149,12 @@ struct Item {
 // Rows [i0, i1) and columns [j0, j1) of c, on one thread; i0 and j0 are multiples of panel_lines.
 template <class C, class T>
 MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
-  const bool amx = matrix_unit() == MatrixUnit::amx, wide = std::is_same_v<C, float>;
+  const bool amx = matrix_unit() == MatrixUnit::amx, f32_output = std::is_same_v<C, float>;
   const bool cold = p.size() > cache_size;
   const Blocks& block = cut(p, j1 - j0);
   const int64_t panels = block.width / panel_lines, panel_size = panel_lines * block.outer_K * parts<T>;
   const int64_t group = p.terms[0].a.k_inner() ? 1 : rows_together, group_rows = group * panel_lines;
-  const int64_t sums_kept = !wide && block.outer.size() > 2 ? ceil_div(i1 - i0, panel_lines) : group;
+  const int64_t sums_kept = !f32_output && block.outer.size() > 2 ? ceil_div(i1 - i0, panel_lines) : group;
   bf16* packed_b = reinterpret_cast<bf16*>(scratch_f32(static_cast<size_t>(panels * panel_size / 2), 4));
   const int64_t a_panel = panel_lines * block.depth * parts<T>;
   bf16* packed_a = reinterpret_cast<bf16*>(
@@ -195,9 +196,9 @@ MATRIX_TARGET void multiply_region(const Task<C, T>& p, int64_t i0, int64_t i1, 
         aside.share_a(fetch_of(lines_of(later), cold ? later.m : 0, later.piece->K),
                       cold ? packing_of(next, next_a) : Packing<T, false>{},
                       ceil_div(x.m, panel_lines) * ceil_div(width, panel_lines) * steps);
-        const bool first = wide ? x.piece == begin : x.piece->at == 0;
-        const bool last = wide ? x.piece == end - 1 : x.piece == &block.pieces.back();
-        const Phase phase{first, last, p.add || (wide && o > 0), amx, cold};
+        const bool first = f32_output ? x.piece == begin : x.piece->at == 0;
+        const bool last = f32_output ? x.piece == end - 1 : x.piece == &block.pieces.back();
+        const Phase phase{first, last, p.accumulate || (f32_output && o > 0), amx, cold};
         for (int64_t i = x.i; i < x.i + x.m; i += panel_lines) {
           PairRows rows{packed_a + (i - x.i) / panel_lines * a_panel, step_k, 2 * parts<T> * tile_size};
           if (in_place(x)) rows = {reinterpret_cast<const bf16*>(lines_of(x).data), lines_of(x).across, step_k};
@@ -221,12 +222,13 @@ int64_t chunks_of(const Task<C, T>& p) {
 
 template <class T>
 void multiply_chunks(const Task<float, T>& p, int64_t chunks) {
-  const Factors<T>& x = p.terms[0];
+  const GemmOperands<T>& x = p.terms[0];
   const auto part = [&](float* partial, int64_t k0, int64_t k1) {
-    const Factors<T> piece[]{{{x.a.at(0, k0), x.a.across, x.a.along}, {x.b.at(0, k0), x.b.across, x.b.along}, k1 - k0}};
+    const GemmOperands<T> piece[]{
+        {{x.a.at(0, k0), x.a.across, x.a.along}, {x.b.at(0, k0), x.b.across, x.b.along}, k1 - k0}};
     multiply_region(Task<float, T>{partial, piece, p.M, p.N, false}, 0, p.M, 0, p.N);
   };
-  sum_in_chunks(p.c, p.M * p.N, x.K, chunks, p.small(), p.add, part);
+  sum_in_chunks(p.c, p.M * p.N, x.K, chunks, p.small(), p.accumulate, part);
 }
 
 template <class C, class T>
@@ -252,17 +254,17 @@ void multiply_all(const std::vector<Task<C, T>>& tasks, int64_t M) {
 }
 
 template <class C, class T>
-void multiply_on_units(const std::vector<Product<C, T>>& products, int64_t M) {
+void multiply_on_units(const std::vector<GemmProduct<C, T>>& products, int64_t M) {
   std::vector<Task<C, T>>& tasks = empty_list<Task<C, T>>();
-  std::vector<Factors<T>>& terms = empty_list<Factors<T>>();
+  std::vector<GemmOperands<T>>& terms = empty_list<GemmOperands<T>>();
   terms.reserve(products.size());  // so that the tasks' parts of it stay where they are
-  for (const Product<C, T>& p : products) {
-    if (p.K == 0 && !p.add) std::fill_n(p.c, M * p.N, C(0.f));
+  for (const GemmProduct<C, T>& p : products) {
+    if (p.K == 0 && !p.accumulate) std::fill_n(p.c, M * p.N, C(0.f));
     if (M == 0 || p.N == 0 || p.K == 0) continue;
     terms.push_back({{p.a.data, p.a.row, p.a.col}, {p.b.data, p.b.col, p.b.row}, p.K});
-    if (std::is_same_v<C, bf16> && p.add && !tasks.empty() && tasks.back().c == p.c)
+    if (std::is_same_v<C, bf16> && p.accumulate && !tasks.empty() && tasks.back().c == p.c)
       tasks.back().terms = {tasks.back().terms.data(), tasks.back().terms.size() + 1};
-    else tasks.push_back({p.c, {&terms.back(), 1}, M, p.N, p.add});
+    else tasks.push_back({p.c, {&terms.back(), 1}, M, p.N, p.accumulate});
   }
   if (!tasks.empty()) multiply_all(tasks, M);
 }
@@ -270,7 +272,7 @@ void multiply_on_units(const std::vector<Product<C, T>>& products, int64_t M) {
 #else
 
 template <class C, class T>
-void multiply_on_units(const std::vector<Product<C, T>>&, int64_t) {}
+void multiply_on_units(const std::vector<GemmProduct<C, T>>&, int64_t) {}
 
 #endif
 
@@ -285,7 +287,7 @@ void convert(To* to, const From* from, int64_t n) {
   });
 }
 // A copy without gaps between the lines, of which there are `rows` if they are rows, else `cols`.
-Strided<float> widen(float* to, const Strided<bf16>& from, int64_t rows, int64_t cols) {
+Strided<float> to_f32(float* to, const Strided<bf16>& from, int64_t rows, int64_t cols) {
   const bool row_major = from.col == 1;
   const int64_t lines = row_major ? rows : cols, length = row_major ? cols : rows;
   const int64_t apart = row_major ? from.row : from.col;
@@ -297,15 +299,15 @@ Strided<float> widen(float* to, const Strided<bf16>& from, int64_t rows, int64_t
 
 // The products from `p` to `end`, which are one sum in c.
 template <class C>
-void multiply_in_float(const Product<C, bf16>* p, const Product<C, bf16>* end, int64_t M) {
+void multiply_in_float(const GemmProduct<C, bf16>* p, const GemmProduct<C, bf16>* end, int64_t M) {
   int64_t most = 0;
-  for (const Product<C, bf16>* q = p; q < end; ++q) most = std::max(most, q->K);
+  for (const GemmProduct<C, bf16>* q = p; q < end; ++q) most = std::max(most, q->K);
   float* c = scratch_f32(static_cast<size_t>((M + p->N) * most + M * p->N), 8);
   float *a = c + M * p->N, *b = a + M * most, *sums = c;
   if constexpr (std::is_same_v<C, float>) sums = p->c;
-  else if (p->add) convert(c, p->c, M * p->N);
-  for (const Product<C, bf16>* q = p; q < end; ++q)
-    gemm(sums, widen(a, q->a, M, q->K), widen(b, q->b, q->K, q->N), M, q->N, q->K, q->add);
+  else if (p->accumulate) convert(c, p->c, M * p->N);
+  for (const GemmProduct<C, bf16>* q = p; q < end; ++q)
+    gemm(sums, to_f32(a, q->a, M, q->K), to_f32(b, q->b, q->K, q->N), M, q->N, q->K, q->accumulate);
   if constexpr (!std::is_same_v<C, float>) convert(p->c, c, M * p->N);
 }
 
@@ -314,24 +316,25 @@ void multiply_in_float(const Product<C, bf16>* p, const Product<C, bf16>* end, i
 // -----------------------------------------------------------------------------------------------------------------
 
 template <class C>
-void gemm_rows_bf16(const std::vector<Product<C, bf16>>& products, int64_t M) {
-  // Of generation, with few rows, and other such products: to pack the weights would cost more than the product.
+void gemm_rows_bf16(const std::vector<GemmProduct<C, bf16>>& products, int64_t M) {
+  // Few rows, as in generation: packing the weights would cost more than the matrix product.
   constexpr int64_t few_rows = 8;
-  if (M <= few_rows && std::all_of(products.begin(), products.end(),
-                                   [](const Product<C, bf16>& p) { return !p.add && p.a.col == 1 && p.b.row == 1; })) {
-    for (const Product<C, bf16>& p : products) gemm_few_rows(p.c, p.a, p.b, M, p.N, p.K);
+  if (M <= few_rows && std::all_of(products.begin(), products.end(), [](const GemmProduct<C, bf16>& p) {
+        return !p.accumulate && p.a.col == 1 && p.b.row == 1;
+      })) {
+    for (const GemmProduct<C, bf16>& p : products) gemm_few_rows(p.c, p.a, p.b, M, p.N, p.K);
     return;
   }
   if (matrix_unit() != MatrixUnit::none) return multiply_on_units(products, M);
   for (size_t i = 0, end; i < products.size(); i = end) {
-    for (end = i + 1; end < products.size() && products[end].add && products[end].c == products[i].c;) ++end;
+    for (end = i + 1; end < products.size() && products[end].accumulate && products[end].c == products[i].c;) ++end;
     multiply_in_float(products.data() + i, products.data() + end, M);
   }
 }
-template void gemm_rows_bf16(const std::vector<Product<float, bf16>>&, int64_t);
-template void gemm_rows_bf16(const std::vector<Product<bf16, bf16>>&, int64_t);
+template void gemm_rows_bf16(const std::vector<GemmProduct<float, bf16>>&, int64_t);
+template void gemm_rows_bf16(const std::vector<GemmProduct<bf16, bf16>>&, int64_t);
 
-void gemm_rows_bf16x3(const std::vector<Product<float, float>>& products, int64_t M) {
+void gemm_rows_bf16x3(const std::vector<GemmProduct<float, float>>& products, int64_t M) {
   if (matrix_unit() == MatrixUnit::amx) multiply_on_units(products, M);
   else gemm_rows(products, M);
 }

@@ -1,6 +1,6 @@
 // Matrix products on the CPU's bf16 matrix units (amx.h), with sums in float:
 //
-//   c[i,j] = sum_k a[i,k] * b[k,j]                                                set, or added if add
+//   c[i,j] = sum_k a[i,k] * b[k,j]                                        overwritten, or accumulated if `accumulate`
 //
 // a: (M, K), b: (K, N), each in either order, given by its strides; c: (M, N), dense, row-major, not aliasing a or b.
 // gemm_rows_bf16: a and b are bf16; c is float, or bf16, rounded once, after the sum is complete and c's old value
@@ -24,7 +24,7 @@ namespace crossply {
 // As gemm_rows of gemm.h; C is float or bf16. Products that follow each other with the same c, the later ones adding,
 // are one sum: c in bf16 is rounded only once.
 template <class C>
-void gemm_rows_bf16(const std::vector<Product<C, bf16>>& products, int64_t M);
-void gemm_rows_bf16x3(const std::vector<Product<float, float>>& products, int64_t M);
+void gemm_rows_bf16(const std::vector<GemmProduct<C, bf16>>& products, int64_t M);
+void gemm_rows_bf16x3(const std::vector<GemmProduct<float, float>>& products, int64_t M);
 
 }  // namespace crossply

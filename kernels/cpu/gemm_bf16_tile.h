@@ -97,7 +97,7 @@ MATRIX_TARGET inline void pack_tile(bf16* to, const Lines<T>& from, int64_t n, i
   }
 }
 
-// The 32 k from k on of one panel: n lines, from the first of `from`. Of b if pairs, else of a.
+// The 32 k from k on of one panel: n lines, from the first of `from`. The panel is of b if pairs, else of a.
 template <class T, bool pairs, bool k_inner>
 MATRIX_TARGET inline void pack_step(bf16* to, const Lines<T>& from, int64_t k, int64_t n, int64_t K) {
   constexpr bool transposed = pairs == k_inner;
@@ -194,29 +194,29 @@ MATRIX_TARGET inline void store_pair(bf16* to, uint32_t mask, __m512 x, __m512 y
 }
 
 // One row of 32 sums into c; the mask says where c has columns.
-template <bool add, class C>
+template <bool accumulate, class C>
 MATRIX_TARGET inline void finish_row(C* c, const float* sums, uint32_t mask) {
   __m512 x = _mm512_loadu_ps(sums), y = _mm512_loadu_ps(sums + 16);
-  if (add) {
+  if (accumulate) {
     x = _mm512_add_ps(x, load_masked(c, static_cast<__mmask16>(mask)));
     y = _mm512_add_ps(y, load_masked(c + (mask >> 16 ? 16 : 0), static_cast<__mmask16>(mask >> 16)));
   }
   store_pair(c, mask, x, y);
 }
 
-// Complete sums of 32 x 32 to put into m rows and n columns of c, set or added: some rows at a time.
+// Complete sums of 32 x 32 to put into m rows and n columns of c, overwritten or accumulated: some rows at a time.
 template <class C>
 struct Finish {
   C* c;
   const float* sums;
   int64_t ldc, m, n;
-  bool add;
+  bool accumulate;
   MATRIX_TARGET void rows(int64_t count) {
     const int64_t end = std::min(count, m);
     const uint32_t mask = first_lanes(n);
     for (int64_t r = 0; r < end; ++r, c += ldc, sums += panel_lines) {
-      if (mask == ~0u) add ? finish_row<true>(c, sums, ~0u) : finish_row<false>(c, sums, ~0u);  // without masks
-      else add ? finish_row<true>(c, sums, mask) : finish_row<false>(c, sums, mask);
+      if (mask == ~0u) accumulate ? finish_row<true>(c, sums, ~0u) : finish_row<false>(c, sums, ~0u);  // without masks
+      else accumulate ? finish_row<true>(c, sums, mask) : finish_row<false>(c, sums, mask);
     }
     m -= end;
   }
@@ -249,17 +249,17 @@ struct Aside {
 // -----------------------------------------------------------------------------------------------------------------
 // Products of panels.
 
-// c (32, 32), set or added to, from `steps` x 32 k of a and b. a: packed, or 32 rows of a matrix of bf16.
-// b is loaded so that it passes through the L1 cache and leaves a there: a step, at best 64 cycles, takes 72 instead of
+// c (32, 32), overwritten or accumulated, from `steps` x 32 k of a and b. a: packed, or 32 rows of a matrix of bf16. b
+// is loaded so that it passes through the L1 cache and leaves a there: a step, at best 64 cycles, takes 72 instead of
 // 88. At each step the vector units do a part of what else there is to do.
 template <int part_count, class Work>
-MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const PairRows& a, const bf16* b, int64_t steps, bool add,
-                                       Work& aside) {
+MATRIX_TARGET inline void multiply_amx(float* c, int64_t ldc, const PairRows& a, const bf16* b, int64_t steps,
+                                       bool accumulate, Work& aside) {
   const int64_t c_bytes = ldc * 4, a_bytes = a.row * 2;
   const bf16 *top = a.at, *bottom = a.at + tile_lines * a.row;
   float* c_bottom = c + tile_lines * ldc;
   finish_stores();
-  if (add) {
+  if (accumulate) {
     _tile_loadd(0, c, c_bytes);
     _tile_loadd(1, c + tile_lines, c_bytes);
     _tile_loadd(2, c_bottom, c_bytes);

@@ -55,17 +55,17 @@ inline int64_t chunks_of_sum(int64_t K, int64_t least) {
 }
 
 // A long sum into a small c leaves too few tiles to share out, so the sum itself is cut into chunks: body(partial, k0,
-// k1) sets partial (size) to the sum over [k0, k1), and the partial sums are added in order, set or added to c. Uses
-// scratch slot 6. small: on the calling thread alone.
+// k1) sets partial (size) to the sum over [k0, k1). c, overwritten or accumulated, is their sum in order. Uses scratch
+// slot 6. small: on the calling thread alone.
 template <class F>
-void sum_in_chunks(float* c, int64_t size, int64_t K, int64_t chunks, bool small, bool add, F&& body) {
+void sum_in_chunks(float* c, int64_t size, int64_t K, int64_t chunks, bool small, bool accumulate, F&& body) {
   float* partial = scratch_f32(static_cast<size_t>(chunks * size), 6);
   parallel_for(chunks, small ? chunks : 1, [=, &body](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) body(partial + t * size, K * t / chunks, K * (t + 1) / chunks);
   });
   for (int64_t t = 0; t < chunks; ++t) {
     const float* from = partial + t * size;
-    const bool sum = add || t > 0;
+    const bool sum = accumulate || t > 0;
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) c[i] = sum ? c[i] + from[i] : from[i];
   }

@@ -118,8 +118,8 @@ inline void load(Vec& v, const bf16* p) {
   std::memcpy(&half, p, sizeof half);
 #ifdef __AVX512F__
   if constexpr (lanes_of<Vec> == 16) {
-    const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xFFFF, reinterpret_cast<__m256i>(half));
-    v = reinterpret_cast<Vec>(reinterpret_cast<typename BitsOf<Vec>::Word>(wide) << 16);
+    const __m512i words = _mm512_maskz_cvtepu16_epi32(0xFFFF, reinterpret_cast<__m256i>(half));
+    v = reinterpret_cast<Vec>(reinterpret_cast<typename BitsOf<Vec>::Word>(words) << 16);
     return;
   }
 #endif
@@ -129,8 +129,8 @@ template <class Vec>
 inline void store(bf16* p, const Vec& v) {
 #ifdef __AVX512BF16__  // a third of the instructions, which is what an elementwise kernel in the caches waits for
   if constexpr (lanes_of<Vec> == 16) {
-    const __m256bh narrow = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v));
-    return static_cast<void>(std::memcpy(static_cast<void*>(p), &narrow, sizeof narrow));
+    const __m256bh half = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v));
+    return static_cast<void>(std::memcpy(static_cast<void*>(p), &half, sizeof half));
   }
 #endif
   using Word = typename BitsOf<Vec>::Word;
@@ -138,8 +138,8 @@ inline void store(bf16* p, const Vec& v) {
   const Word bits = (v != v ? word | 0x400000 : rounded) >> 16;
 #ifdef __AVX512F__  // g++ makes two of every conversion of 16 lanes
   if constexpr (lanes_of<Vec> == 16) {
-    const __m256i narrow = _mm512_maskz_cvtepi32_epi16(0xFFFF, reinterpret_cast<__m512i>(bits));
-    return static_cast<void>(std::memcpy(static_cast<void*>(p), &narrow, sizeof narrow));
+    const __m256i half = _mm512_maskz_cvtepi32_epi16(0xFFFF, reinterpret_cast<__m512i>(bits));
+    return static_cast<void>(std::memcpy(static_cast<void*>(p), &half, sizeof half));
   }
 #endif
   const typename BitsOf<Vec>::Half half = __builtin_convertvector(bits, typename BitsOf<Vec>::Half);
@@ -168,8 +168,8 @@ inline float sum_of_lanes(const Vec16& sum) {
   split(low, high, sum);
   return sum_of_lanes(low + high);
 }
-// to = the sums of neighbouring lanes, those of a first.
-inline void add_neighbours(Vec16& to, const Vec16& a, const Vec16& b) {
+// to = the sums of adjacent lanes, those of a first.
+inline void add_adjacent(Vec16& to, const Vec16& a, const Vec16& b) {
 #ifdef __AVX512F__
   to = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
        __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
@@ -253,17 +253,17 @@ inline void for_elements(int64_t n, int64_t grain, const F& body) {
   });
 }
 
-// p[i] = x[i], or p[i] += x[i] if add: how a gradient is written.
-template <bool add, class S, class Part>
-inline void store_or_add(S* p, const Vec16& x, Part part) {
-  if constexpr (!add) return store(p, x, part);
+// p[i] = x[i], or p[i] += x[i] if accumulate: how a gradient is written.
+template <bool accumulate, class S, class Part>
+inline void store_or_accumulate(S* p, const Vec16& x, Part part) {
+  if constexpr (!accumulate) return store(p, x, part);
   Vec16 before;
   load(before, p, part);
   store(p, x + before, part);
 }
 
-// The numbers of a small tile as floats in memory, for kernels that go over them several times: f32 where it stands,
-// bf16 in `scratch`. A tile that is written begins with what is to be added to, if acc, and ends with write_floats.
+// The elements of a small tile as floats in memory, for kernels that go over them several times: f32 where it stands,
+// bf16 in `scratch`. A tile that is written begins with its old values, if accumulate, and ends with write_floats.
 inline const float* read_floats(float*, const float* tile, int64_t) { return tile; }
 inline const float* read_floats(float* scratch, const bf16* tile, int64_t count) {
   for_vectors(0, count, [=](int64_t i, auto part) {
@@ -274,8 +274,8 @@ inline const float* read_floats(float* scratch, const bf16* tile, int64_t count)
   return scratch;
 }
 inline float* begin_floats(float*, float* tile, int64_t, bool) { return tile; }
-inline float* begin_floats(float* scratch, bf16* tile, int64_t count, bool acc) {
-  if (acc) read_floats(scratch, tile, count);
+inline float* begin_floats(float* scratch, bf16* tile, int64_t count, bool accumulate) {
+  if (accumulate) read_floats(scratch, tile, count);
   return scratch;
 }
 inline void write_floats(float*, const float*, int64_t) {}

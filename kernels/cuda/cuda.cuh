@@ -313,7 +313,7 @@ inline int lanes_of_row(int64_t width) {
   while (lanes < width && lanes < warp_size) lanes *= 2;
   return lanes;
 }
-// So many threads as have columns to do, `width` each, in whole warps; at most `most`.
+// The number of threads that have columns to do, `width` each, in whole warps; at most `most`.
 inline uint32_t threads_of_row(int64_t C, int width, uint32_t most) {
   return std::min(blocks_of(C, width * warp_size) * warp_size, most);
 }
@@ -364,10 +364,10 @@ void launch_elementwise(const char* name, int64_t n, int width, void (*kernel)(P
   launch({name, blocks_of(n, elementwise_threads * width), elementwise_threads}, kernel, args..., n);
 }
 
-// p[i] = x[i], or p[i] += x[i] if add: how a gradient is written.
+// p[i] = x[i], or p[i] += x[i] if accumulate: how a gradient is written.
 template <int width, Space space = Space::global, class S>
-__device__ __forceinline__ void store_or_add(S* p, Floats<width> x, bool add) {
-  if (add) {
+__device__ __forceinline__ void store_or_accumulate(S* p, Floats<width> x, bool accumulate) {
+  if (accumulate) {
     const Floats<width> before = load<width>(p);
 #pragma unroll
     for (int i = 0; i < width; ++i) x[i] += before[i];

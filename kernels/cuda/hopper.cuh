@@ -25,10 +25,10 @@
 #if CROSSPLY_CUDA
 #define CALL_SITE_ALONE
 #else
-#define CALL_SITE_ALONE emulator::Site site = emulator::Site::here()
+#define CALL_SITE_ALONE emulator::CallSite site = emulator::CallSite::here()
 #endif
 
-// Where the instructions exist. Elsewhere kernels that need them are empty, and not launched.
+// 1 where the instructions exist. Elsewhere kernels that need them are empty, and not launched.
 #if !CROSSPLY_CUDA || !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define CROSSPLY_HOPPER 1
 #else
@@ -142,7 +142,7 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int count CALL_SITE
 #endif
 }
 
-// So many registers a thread for this warpgroup, a multiple of 8 in 24..256; what all have together may not grow.
+// Gives each thread of this warpgroup `count` registers, a multiple of 8 in 24..256. The total of all may not grow.
 template <int count>
 __device__ __forceinline__ void give_registers(CALL_SITE_ALONE) {
 #if CROSSPLY_CUDA
@@ -210,9 +210,9 @@ __device__ __forceinline__ void proxy_fence() {
 template <int N>
 using GroupSums = Array<float, N / 2>;
 
-// Of panels (R, D) at an address of shared memory. Factors whose rows are m or n, 16 columns being k: those from `row`
-// (a multiple of 8) and `column` (of 16) on. What is constant is added last, to the lower word, which it cannot leave:
-// so a tile's descriptors take the compiler an addition each.
+// Descriptors of panels (R, D) at an address of shared memory. The rows of an operand are m or n, 16 columns are k. It
+// begins at `row` (a multiple of 8) and `column` (of 16). The constants are added last, to the lower word, which they
+// cannot leave: so a tile's descriptors take the compiler an addition each.
 __device__ __forceinline__ uint64_t descriptor(uint32_t panels, uint32_t bytes, uint32_t leading) {
   const uint32_t first = (panels & 0x3FFFF) >> 4 | leading << 16;
   return (first + bytes / 16) | uint64_t{1024 >> 4 | 1 << 30} << 32;
@@ -229,7 +229,7 @@ __device__ __forceinline__ uint64_t descriptor_of_columns(uint32_t panels, int r
 }
 
 #if CROSSPLY_CUDA
-// So that the compiler moves no access to these across what comes next.
+// A barrier for the compiler: it moves no access to these registers across what comes next.
 template <int64_t n>
 __device__ __forceinline__ void hold(Array<float, n>& d) {
 #pragma unroll
@@ -330,39 +330,39 @@ __device__ __forceinline__ void wgmma_wait([[maybe_unused]] Used&... used) {
   "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
 #endif
 
-// d (64, N) += a (64, 16) b (16, N), or = if not `add`, which saves clearing d. Factors in shared memory by descriptors
-// of columns (transposed) or of rows; or a first factor in registers.
+// d (64, N) += a (64, 16) b (16, N), or = if not accumulate, which saves clearing d. Factors in shared memory by
+// descriptors of columns (transposed) or of rows; or a first factor in registers.
 template <int N, bool b_transposed = false>
-__device__ __forceinline__ void wgmma(Array<float, N / 2>& d, uint64_t a, uint64_t b, bool add CALL_SITE) {
+__device__ __forceinline__ void wgmma(Array<float, N / 2>& d, uint64_t a, uint64_t b, bool accumulate CALL_SITE) {
   static_assert(N == 8 || N == 64 || N == 128);
 #if CROSSPLY_CUDA
   constexpr int t = b_transposed;
   if constexpr (N == 8)
-    asm volatile(MULTIPLY_SHARED_8:OPERANDS_4 : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(0), "n"(t));
+    asm volatile(MULTIPLY_SHARED_8:OPERANDS_4 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(0), "n"(t));
   if constexpr (N == 64)
-    asm volatile(MULTIPLY_SHARED_64:OPERANDS_32 : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(0), "n"(t));
+    asm volatile(MULTIPLY_SHARED_64:OPERANDS_32 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(0), "n"(t));
   if constexpr (N == 128)
-    asm volatile(MULTIPLY_SHARED_128:OPERANDS_64 : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(0), "n"(t));
+    asm volatile(MULTIPLY_SHARED_128:OPERANDS_64 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(0), "n"(t));
 #else
-  emulator::warpgroup_multiply({N, d.x, nullptr, a, b, b_transposed, add}, site);
+  emulator::warpgroup_multiply({N, d.x, nullptr, a, b, b_transposed, accumulate}, site);
 #endif
 }
 template <int N, bool b_transposed = false>
-__device__ __forceinline__ void wgmma(Array<float, N / 2>& d, const Pairs& a, uint64_t b, bool add CALL_SITE) {
+__device__ __forceinline__ void wgmma(Array<float, N / 2>& d, const Pairs& a, uint64_t b, bool accumulate CALL_SITE) {
   static_assert(N == 8 || N == 64 || N == 128);
 #if CROSSPLY_CUDA
   constexpr int t = b_transposed;
   if constexpr (N == 8)
     asm volatile(MULTIPLY_REGISTERS_8:OPERANDS_4
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(t));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(t));
   if constexpr (N == 64)
     asm volatile(MULTIPLY_REGISTERS_64:OPERANDS_32
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(t));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(t));
   if constexpr (N == 128)
     asm volatile(MULTIPLY_REGISTERS_128:OPERANDS_64
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(t));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(t));
 #else
-  emulator::warpgroup_multiply({N, d.x, a.x, 0, b, b_transposed, add}, site);
+  emulator::warpgroup_multiply({N, d.x, a.x, 0, b, b_transposed, accumulate}, site);
 #endif
 }
 

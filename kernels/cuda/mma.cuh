@@ -5,7 +5,7 @@
 //   a (16,16)  columns 2t and 2t+1 of rows g and g+8, then columns 2t+8 and 2t+9 of the same rows
 //   b (16,8)   rows 2t and 2t+1 of column g, then rows 2t+8 and 2t+9
 //   d (16,8)   columns 2t and 2t+1 of row g, then of row g+8, in f32
-// So sums of two neighbouring products, rounded to bf16, are the a of another one.
+// So the sums of two adjacent products, rounded to bf16, are the a of another one.
 //
 // Not yet run on hardware: only in the emulator.
 #pragma once
@@ -16,7 +16,7 @@
 #if CROSSPLY_CUDA
 #define CALL_SITE
 #else
-#define CALL_SITE , emulator::Site site = emulator::Site::here()
+#define CALL_SITE , emulator::CallSite site = emulator::CallSite::here()
 #endif
 
 namespace crossply {
@@ -28,7 +28,7 @@ namespace emulator {
 
 inline float half_of(uint32_t pair, int i) { return std::bit_cast<float>(pair >> 16 * i << 16); }
 
-struct Product {
+struct MmaOperands {
   Floats<4>* d;
   Pairs a;
   uint32_t b[2];
@@ -36,7 +36,7 @@ struct Product {
 inline void multiply(void* const* operands, uint32_t) {
   float a[16][16], b[16][8];
   for (int lane = 0; lane < warp_size; ++lane) {
-    const auto& own = *static_cast<const Product*>(operands[lane]);
+    const auto& own = *static_cast<const MmaOperands*>(operands[lane]);
     const int g = lane / 4, t = lane % 4;
     for (int i = 0; i < 2; ++i) {
       for (int r = 0; r < 4; ++r) a[g + r % 2 * 8][2 * t + r / 2 * 8 + i] = half_of(own.a[r], i);
@@ -47,7 +47,7 @@ inline void multiply(void* const* operands, uint32_t) {
   const auto each = [&](auto&& body) {
     for (int lane = 0; lane < warp_size; ++lane)
       for (int i = 0; i < 4; ++i)
-        body((*static_cast<const Product*>(operands[lane])->d)[i], d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
+        body((*static_cast<const MmaOperands*>(operands[lane])->d)[i], d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
   };
   each([](float& own, float& in_tile) { in_tile = own; });
   multiply_tiles(d, a, b);
@@ -71,7 +71,7 @@ void load_matrices(void* const* operands, uint32_t) {
     }
 }
 template <bool transposed>
-Pairs load_matrices(const bf16* row, const char* what, const Site& site) {
+Pairs load_matrices(const bf16* row, const char* what, const CallSite& site) {
   CHECK_THAT(reinterpret_cast<uintptr_t>(row) % 16 == 0, what, ": a row that is not aligned to 16 bytes");
   Pairs to;
   MatrixRow own{reinterpret_cast<const uint16_t*>(row), &to};
@@ -89,7 +89,7 @@ __device__ __forceinline__ void mma_m16n8k16(Floats<4>& d, const Pairs& a, uint3
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-  emulator::Product own{&d, a, {b0, b1}};
+  emulator::MmaOperands own{&d, a, {b0, b1}};
   emulator::synchronize_warp(~0u, &own, emulator::multiply, "mma_m16n8k16", site);
 #endif
 }

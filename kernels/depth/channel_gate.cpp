@@ -47,7 +47,7 @@ void token_backward(float* dx, float* dweight, const float* dout, const float* o
 
 template <class S>
 void channel_gate_backward_cpu(S* dinp, float* dweight, const float* dout, const float* out, const S* inp,
-                               const float* weight, float factor, const ChannelGateSize& s, bool acc) {
+                               const float* weight, float factor, const ChannelGateSize& s, bool accumulate) {
   const int64_t blocks = channel_gate_parts(s.N), size = s.K * s.G;
   float* partial = scratch_f32(static_cast<size_t>(blocks * size));
   std::fill_n(partial, blocks * size, 0.f);
@@ -56,11 +56,11 @@ void channel_gate_backward_cpu(S* dinp, float* dweight, const float* dout, const
     for (int64_t b = begin; b < end; ++b)
       for (int64_t n = s.N * b / blocks; n < s.N * (b + 1) / blocks; ++n) {
         S* to = dinp + n * s.C;
-        for (int64_t g = 0; g < s.G; ++g) dx[g] = acc ? static_cast<float>(to[g]) : 0.f;
+        for (int64_t g = 0; g < s.G; ++g) dx[g] = accumulate ? static_cast<float>(to[g]) : 0.f;
         token_backward(dx, partial + b * size, dout + n * s.K, out + n * s.K, first_channels(inp + n * s.C, s.G),
                        weight, factor, s);
         for (int64_t g = 0; g < s.G; ++g) to[g] = S(dx[g]);
-        if (!acc) std::fill(to + s.G, to + s.C, S(0.f));
+        if (!accumulate) std::fill(to + s.G, to + s.C, S(0.f));
       }
   });
   for (int64_t b = 0; b < blocks; ++b)
@@ -99,11 +99,11 @@ void channel_gate_backward(const Grad& dinp, const Tensor& dweight, const Tensor
       stream, inp.dtype, [&] { channel_gate_backward_cuda(dinp, dweight, dout, out, inp, weight, factor, z); },
       [&]<class S>(S) {
         channel_gate_backward_cpu(dinp.as<S>(), dweight.as<float>(), dout.as<float>(), out.as<float>(), inp.as<S>(),
-                                  weight.as<float>(), static_cast<float>(factor), z, dinp.add);
+                                  weight.as<float>(), static_cast<float>(factor), z, dinp.accumulate);
       },
       [&]<class T>(T) {
         channel_gate_backward_ref(dinp.as<T>(), dweight.as<T>(), dout.as<T>(), out.as<T>(), inp.as<T>(), weight.as<T>(),
-                                  factor, z, dinp.add);
+                                  factor, z, dinp.accumulate);
       });
 }
 
@@ -122,7 +122,7 @@ struct ChannelGate : Node {  // in: inp, weight
   void backward(const Step&, Stream stream) override {
     channel_gate_backward(gradient(0), dinput(1), doutput(), output(), input(0), input(1), factor, stream);
   }
-  bool only_adds(size_t i) const override { return i == 1; }
+  bool only_accumulates(size_t i) const override { return i == 1; }
   double flops() const override {
     return 2.0 * static_cast<double>(out[0]->shape.numel()) * static_cast<double>(in[1]->shape[1]);
   }

@@ -6,7 +6,7 @@
 namespace crossply {
 namespace {
 
-// Of C channels only G are read, and K numbers written: a few microseconds, most of them the launches.
+// Only G of C channels are read, and K elements written: a few microseconds, most of them the launches.
 
 template <class S>
 __global__ void channel_gate_forward_kernel(float* out, const S* inp, const float* weight, float factor,
@@ -28,13 +28,13 @@ __global__ void channel_gate_logits_kernel(float* dz, const float* dout, const f
 // A thread for each number of dinp, or, where they are added to, of those that change: `columns` of each token.
 template <class S>
 __global__ void channel_gate_input_kernel(S* dinp, const float* dz, const float* weight, ChannelGateSize s,
-                                          int64_t columns, bool acc, int64_t n) {
+                                          int64_t columns, bool accumulate, int64_t n) {
   const int64_t i = first_of_thread<1>();
   if (i >= n) return;
   const int64_t row = i / columns, g = i % columns;
   float sum = 0;
   for (int64_t k = 0; k < s.K && g < s.G; ++k) sum += dz[row * s.K + k] * weight[k * s.G + g];
-  store_or_add<1>(dinp + row * s.C + g, Floats<1>{{sum}}, acc);
+  store_or_accumulate<1>(dinp + row * s.C + g, Floats<1>{{sum}}, accumulate);
 }
 
 // A thread for each number of the weight, a block of the grid's y for a part of the tokens.
@@ -61,13 +61,13 @@ void channel_gate_forward_cuda(const Tensor& out, const Tensor& inp, const Tenso
 
 void channel_gate_backward_cuda(const Grad& dinp, const Tensor& dweight, const Tensor& dout, const Tensor& out,
                                 const Tensor& inp, const Tensor& weight, double factor, const ChannelGateSize& z) {
-  const int64_t parts = channel_gate_parts(z.N), size = z.K * z.G, columns = dinp.add ? z.G : z.C;
+  const int64_t parts = channel_gate_parts(z.N), size = z.K * z.G, columns = dinp.accumulate ? z.G : z.C;
   float *dz = scratch<float>(z.N * z.K), *partial = scratch<float>(parts * size, 1);
   launch_elementwise("channel_gate_logits", z.N * z.K, 1, channel_gate_logits_kernel, dz, dout.as<float>(),
                      out.as<float>(), static_cast<float>(factor));
   with_storage(inp.dtype, [&]<class S>(S) {
     launch_elementwise("channel_gate_input", z.N * columns, 1, channel_gate_input_kernel<S>, dinp.as<S>(), dz,
-                       weight.as<float>(), z, columns, dinp.add);
+                       weight.as<float>(), z, columns, dinp.accumulate);
     const dim3 grid(blocks_of(size, elementwise_threads), static_cast<uint32_t>(parts));
     launch({"channel_gate_weight", grid, elementwise_threads}, channel_gate_weight_kernel<S>, partial, dz, inp.as<S>(),
            z);

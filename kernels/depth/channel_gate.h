@@ -52,9 +52,9 @@ void channel_gate_forward_ref(T* out, const T* inp, const T* weight, double fact
 
 template <class T>
 void channel_gate_backward_ref(T* dinp, T* dweight, const T* dout, const T* out, const T* inp, const T* weight,
-                               double factor, const ChannelGateSize& s, bool acc) {
+                               double factor, const ChannelGateSize& s, bool accumulate) {
   for (int64_t n = 0; n < s.N; ++n) {
-    if (!acc) std::fill_n(dinp + n * s.C, s.C, T(0));
+    if (!accumulate) std::fill_n(dinp + n * s.C, s.C, T(0));
     for (int64_t k = 0; k < s.K; ++k) {
       const T y = out[n * s.K + k], dz = dout[n * s.K + k] * y * (T(1) - y / T(factor));
       for (int64_t g = 0; g < s.G; ++g) {

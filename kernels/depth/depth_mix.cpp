@@ -37,10 +37,11 @@ void add_partial(const std::vector<DepthReader>& readers, const float* partial, 
 }
 
 template <class S>
-void depth_mix_backward_cpu(S* dinp, const S* inp, const std::vector<DepthReader>& readers, int64_t size, bool acc) {
+void depth_mix_backward_cpu(S* dinp, const S* inp, const std::vector<DepthReader>& readers, int64_t size,
+                            bool accumulate) {
   const int64_t R = static_cast<int64_t>(readers.size()), tiles = ceil_div(size, tile_size);
   const std::vector<const S*>& dout = data_of<const S>(readers, &DepthReader::dout);
-  const Split split(tiles, size * R);
+  const WorkSplit split(tiles, size * R);
   float* partial = scratch_f32(static_cast<size_t>((split.blocks + 1) * R));
   float* weights = partial + split.blocks * R;
   std::fill_n(partial, split.blocks * R, 0.f);
@@ -50,7 +51,7 @@ void depth_mix_backward_cpu(S* dinp, const S* inp, const std::vector<DepthReader
       const int64_t last = std::min(size, tiles * (b + 1) / split.blocks * tile_size);
       for (int64_t at = tiles * b / split.blocks * tile_size; at < last; at += tile_size)
         mix_row<true>(dinp + at, partial + b * R, inp + at, dout.data(), weights, R, at, std::min(tile_size, last - at),
-                      acc);
+                      accumulate);
     }
   });
   add_partial(readers, partial, split.blocks);
@@ -93,7 +94,7 @@ void vertical_forward_cpu(S* out, float* weights, const std::vector<const S*>& s
 }
 
 // A reader's share in the weights of the tokens.
-struct Column {
+struct WeightColumn {
   const float* weights;  // weights[n * stride]
   int64_t stride;
   const float* pbar;  // (N)
@@ -101,16 +102,16 @@ struct Column {
 
 template <class S>
 void vertical_backward_cpu(S* dinp, const S* inp, const float* squares, const std::vector<DepthReader>& readers,
-                           int64_t N, int64_t C, float eps, bool acc) {
+                           int64_t N, int64_t C, float eps, bool accumulate) {
   const std::vector<const S*>& dout = data_of<const S>(readers, &DepthReader::dout);
   const int64_t R = static_cast<int64_t>(readers.size());
-  std::vector<Column>& columns = empty_list<Column>();
+  std::vector<WeightColumn>& columns = empty_list<WeightColumn>();
   for (const DepthReader& r : readers)
     columns.push_back({r.weights.as<float>() + r.column, r.weights.numel() / N, r.pbar.as<float>()});
-  const Split split(N, N * C * R);
+  const WorkSplit split(N, N * C * R);
   float* partial = scratch_f32(static_cast<size_t>(split.blocks * R));
   std::fill_n(partial, split.blocks * R, 0.f);
-  const bool add = acc && !std::is_same_v<S, float>;  // to sums elsewhere; those in dinp start from it
+  const bool apart = accumulate && !std::is_same_v<S, float>;  // to sums elsewhere; those in dinp start from it
   parallel_for(split.blocks, split.grain(), [=, &dout, &columns](int64_t begin, int64_t end) {
     float* w = scratch_f32(static_cast<size_t>(2 * R), 1);
     float* p = w + R;
@@ -121,11 +122,11 @@ void vertical_backward_cpu(S* dinp, const S* inp, const float* squares, const st
         const S* x = inp + n * C;
         float* sums = sums_of(dx, C);
         for (int64_t r = 0; r < R; ++r) {
-          const Column& column = columns[static_cast<size_t>(r)];
+          const WeightColumn& column = columns[static_cast<size_t>(r)];
           w[r] = column.weights[n * column.stride];
           p[r] = 0;
         }
-        mix_row<true>(sums, p, x, dout.data(), w, R, n * C, C, acc && !add);
+        mix_row<true>(sums, p, x, dout.data(), w, R, n * C, C, accumulate && !apart);
         float total = 0;
         for (int64_t r = 0; r < R; ++r) {
           const float q = w[r] * (p[r] - columns[static_cast<size_t>(r)].pbar[n]);
@@ -133,8 +134,8 @@ void vertical_backward_cpu(S* dinp, const S* inp, const float* squares, const st
           total += q;
         }
         const float scale = total / (squares[n] + eps);
-        subtract_scaled<Vec16>(dx, sums, scale, x, 0, C / 16 * 16, add);
-        subtract_scaled<float>(dx, sums, scale, x, C / 16 * 16, C, add);
+        subtract_scaled<Vec16>(dx, sums, scale, x, 0, C / 16 * 16, apart);
+        subtract_scaled<float>(dx, sums, scale, x, C / 16 * 16, C, apart);
       }
     }
   });
@@ -148,7 +149,7 @@ void check_sources(const Tensor& out, const std::vector<Tensor>& sources) {
 
 // Without readers nothing else has to be done.
 bool set_to_zero(const Grad& dinp, const std::vector<DepthReader>& readers) {
-  if (readers.empty() && !dinp.add) std::memset(dinp.data, 0, dinp.bytes());
+  if (readers.empty() && !dinp.accumulate) std::memset(dinp.data, 0, dinp.bytes());
   return readers.empty();
 }
 
@@ -179,9 +180,9 @@ void depth_mix_backward(const Grad& dinp, const Tensor& inp, const std::vector<D
       stream, dinp.dtype, [&] { depth_mix_backward_cuda(dinp, inp, readers); },
       [&]<class S>(S) {
         if (set_to_zero(dinp, readers)) return;
-        depth_mix_backward_cpu(dinp.as<S>(), inp.as<S>(), readers, size, dinp.add);
+        depth_mix_backward_cpu(dinp.as<S>(), inp.as<S>(), readers, size, dinp.accumulate);
       },
-      [&]<class T>(T) { depth_mix_backward_ref(dinp.as<T>(), inp.as<T>(), readers, size, dinp.add); });
+      [&]<class T>(T) { depth_mix_backward_ref(dinp.as<T>(), inp.as<T>(), readers, size, dinp.accumulate); });
 }
 
 void vertical_dot(const Tensor& dots, const Tensor& a, const Tensor& b, Stream stream) {
@@ -230,10 +231,10 @@ void vertical_backward(const Grad& dinp, const Tensor& inp, const Tensor& square
       [&]<class S>(S) {
         if (set_to_zero(dinp, readers)) return;
         vertical_backward_cpu(dinp.as<S>(), inp.as<S>(), squares.as<float>(), readers, N, C, static_cast<float>(eps),
-                              dinp.add);
+                              dinp.accumulate);
       },
       [&]<class T>(T) {
-        vertical_backward_ref(dinp.as<T>(), inp.as<T>(), squares.as<T>(), readers, N, C, eps, dinp.add);
+        vertical_backward_ref(dinp.as<T>(), inp.as<T>(), squares.as<T>(), readers, N, C, eps, dinp.accumulate);
       });
 }
 

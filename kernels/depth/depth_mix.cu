@@ -64,14 +64,14 @@ struct DepthReaders {
 };
 
 // The plain backward reads every dout twice: for the dots, where a thread has a row, and for dinp. Here one read serves
-// both, half the bytes, and neighbouring threads load neighbouring columns. Four readers at a time have their loads
+// both, half the bytes, and adjacent threads load adjacent columns. Four readers at a time have their loads
 // under way together, and their dots are added up across the warp together.
 //
 // partial: (readers, blocks).
 template <int width, class S>
 __global__ void __launch_bounds__(threads, 3)
     depth_mix_backward_kernel(S* dinp, float* partial, const S* inp, const DepthReaders<S> readers, int64_t size,
-                              bool acc) {
+                              bool accumulate) {
   constexpr int vectors = backward_vectors;
   float* sums = dynamic_shared<float>();
   const int64_t first = blockIdx.x * tile_size<width, vectors> + threadIdx.x * width;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(threads, 3)
   for (int v = 0; v < vectors; ++v) {
     const int64_t at = first + v * threads * width;
     x[v] = load_if<width>(at < size, inp, at);
-    total[v] = load_if<width>(acc && at < size, dinp, at);
+    total[v] = load_if<width>(accumulate && at < size, dinp, at);
   }
 #pragma unroll 1
   for (int r = 0; r < readers.count; r += group) {
@@ -212,12 +212,12 @@ template <bool whole, class S>
 __global__ void __launch_bounds__(threads, 3)
     vertical_backward_kernel(S* dinp, float* partial, const S* inp, const float* squares,
                              const VerticalReaders<S> readers, int64_t N, int64_t C, int64_t padded, float eps,
-                             bool acc) {
+                             bool accumulate) {
   float* totals = dynamic_shared<float>();  // (C), and up to whole spans: padded
   float* sums = totals + padded;            // (warps, readers)
   const int64_t n = blockIdx.x, step = blockDim.x * widest<S>, own = threadIdx.x * widest<S>;
   const float square = squares[n];
-  gather_row<whole>(totals, sums, inp, dinp, readers, n, C, acc);
+  gather_row<whole>(totals, sums, inp, dinp, readers, n, C, accumulate);
   __syncthreads();
   float q = 0;  // every warp makes the sum of all for itself
   for (int r = static_cast<int>(threadIdx.x) % warp_size; r < readers.count; r += warp_size) {
@@ -258,7 +258,7 @@ void depth_mix_forward_cuda(const Tensor& out, const std::vector<Tensor>& source
 
 void depth_mix_backward_cuda(const Grad& dinp, const Tensor& inp, const std::vector<DepthReader>& readers) {
   check_inputs("depth_mix_backward", readers.size());
-  if (readers.empty() && !dinp.add) fill_device_memory(dinp.data, 0, dinp.bytes());
+  if (readers.empty() && !dinp.accumulate) fill_device_memory(dinp.data, 0, dinp.bytes());
   if (readers.empty()) return;
   const int64_t size = dinp.numel();
   with_access(dinp.dtype, columns_of(readers, size), {dinp.data, inp.data}, [&]<class S>(S, auto width) {
@@ -272,7 +272,7 @@ void depth_mix_backward_cuda(const Grad& dinp, const Tensor& inp, const std::vec
     const int64_t blocks = blocks_of(size, tile_size<width, backward_vectors>);
     float* partial = scratch<float>(blocks * from.count);
     launch({"depth_mix_backward", static_cast<uint32_t>(blocks), threads, warps * readers.size() * sizeof(float)},
-           depth_mix_backward_kernel<width, S>, dinp.as<S>(), partial, inp.as<S>(), from, size, dinp.add);
+           depth_mix_backward_kernel<width, S>, dinp.as<S>(), partial, inp.as<S>(), from, size, dinp.accumulate);
     add_partial(readers, partial, blocks);
   });
 }
@@ -303,7 +303,7 @@ void vertical_forward_cuda(const Tensor& out, const Tensor& weights, const std::
 void vertical_backward_cuda(const Grad& dinp, const Tensor& inp, const Tensor& squares,
                             const std::vector<DepthReader>& readers, int64_t N, int64_t C, double eps) {
   check_inputs("vertical_backward", readers.size());
-  if (readers.empty() && !dinp.add) fill_device_memory(dinp.data, 0, dinp.bytes());
+  if (readers.empty() && !dinp.accumulate) fill_device_memory(dinp.data, 0, dinp.bytes());
   if (readers.empty()) return;
   with_storage(dinp.dtype, [&]<class S>(S) {
     VerticalReaders<S> from;
@@ -323,7 +323,7 @@ void vertical_backward_cuda(const Grad& dinp, const Tensor& inp, const Tensor& s
     with_whole<S>(columns_of(readers, C), {dinp.data, inp.data}, [&](auto whole) {
       launch({"vertical_backward", static_cast<uint32_t>(N), row_threads, shared}, vertical_backward_kernel<whole, S>,
              dinp.as<S>(), partial, inp.as<S>(), squares.as<float>(), from, N, C, padded, static_cast<float>(eps),
-             dinp.add);
+             dinp.accumulate);
     });
     add_partial(readers, partial, N);
   });

@@ -86,8 +86,8 @@ void depth_mix_forward_ref(T* out, const std::vector<const T*>& sources, const T
 
 template <class T>
 void depth_mix_backward_ref(T* dinp, const T* inp, const std::vector<DepthReader>& readers, int64_t size /*N*C*/,
-                            bool acc) {
-  if (!acc) std::fill(dinp, dinp + size, T(0));
+                            bool accumulate) {
+  if (!accumulate) std::fill(dinp, dinp + size, T(0));
   for (const DepthReader& reader : readers) {
     const T* dout = reader.dout.as<T>();
     const T w = reader.weights.as<T>()[reader.column];
@@ -131,8 +131,8 @@ void vertical_forward_ref(T* out, T* weights, const std::vector<const T*>& sourc
 
 template <class T>
 void vertical_backward_ref(T* dinp, const T* inp, const T* squares, const std::vector<DepthReader>& readers, int64_t N,
-                           int64_t C, double eps, bool acc) {
-  if (!acc) std::fill(dinp, dinp + N * C, T(0));
+                           int64_t C, double eps, bool accumulate) {
+  if (!accumulate) std::fill(dinp, dinp + N * C, T(0));
   for (const DepthReader& reader : readers) {
     const int64_t S = reader.weights.numel() / N;
     for (int64_t n = 0; n < N; ++n) {

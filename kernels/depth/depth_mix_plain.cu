@@ -17,7 +17,7 @@ constexpr int threads = 256;  // of a block
 
 // What read a source, for kernels to take by value.
 template <class S>
-struct Readers {
+struct DepthReaderTable {
   const S* dout[max_inputs];
   const float* weights[max_inputs];  // at this source's column
   const float* pbar[max_inputs];     // null if not vertical
@@ -66,7 +66,7 @@ __global__ void vertical_dot_kernel(float* dots, const S* a, const S* b, int64_t
 // q (readers,N): a thread has a row of a reader, of which it computes what that reader's weight gets. Each reader's
 // dout is read here, and again by the kernel of dinp.
 template <class S>
-__global__ void depth_mix_q_kernel(float* q, const S* inp, const Readers<S> readers, int64_t N, int64_t C) {
+__global__ void depth_mix_q_kernel(float* q, const S* inp, const DepthReaderTable<S> readers, int64_t N, int64_t C) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, n = i % N;
   if (i >= readers.count * N) return;
   const auto r = static_cast<int>(i / N);
@@ -79,7 +79,7 @@ __global__ void depth_mix_q_kernel(float* q, const S* inp, const Readers<S> read
 
 // A thread has a reader, and adds up N numbers.
 template <class S>
-__global__ void depth_mix_dtrained_kernel(const Readers<S> readers, const float* q, int64_t N) {
+__global__ void depth_mix_dtrained_kernel(const DepthReaderTable<S> readers, const float* q, int64_t N) {
   const auto r = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (r >= readers.count || readers.dtrained[r] == nullptr) return;
   double sum = 0;
@@ -90,10 +90,11 @@ __global__ void depth_mix_dtrained_kernel(const Readers<S> readers, const float*
 // A thread has an element of dinp. squares: null if not vertical.
 template <class S>
 __global__ void depth_mix_dinp_kernel(S* dinp, const S* inp, const float* squares, const float* q,
-                                      const Readers<S> readers, int64_t N, int64_t C, float eps, bool acc) {
+                                      const DepthReaderTable<S> readers, int64_t N, int64_t C, float eps,
+                                      bool accumulate) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, n = i / C;
   if (n >= N) return;
-  double sum = acc ? to_float(dinp[i]) : 0.f;
+  double sum = accumulate ? to_float(dinp[i]) : 0.f;
   for (int r = 0; r < readers.count; ++r)
     sum += readers.weights[r][n * readers.stride[r]] * to_float(readers.dout[r][i]);
   if (squares != nullptr)
@@ -105,10 +106,10 @@ __global__ void depth_mix_dinp_kernel(S* dinp, const S* inp, const float* square
 void backward(const char* name, const Grad& dinp, const Tensor& inp, const float* squares,
               const std::vector<DepthReader>& readers, int64_t N, int64_t C, double eps) {
   check_inputs(name, readers.size());
-  if (readers.empty() && !dinp.add) fill_device_memory(dinp.data, 0, dinp.bytes());
+  if (readers.empty() && !dinp.accumulate) fill_device_memory(dinp.data, 0, dinp.bytes());
   if (readers.empty()) return;
   with_storage(dinp.dtype, [&]<class S>(S) {
-    Readers<S> from;
+    DepthReaderTable<S> from;
     for (const DepthReader& r : readers) {
       from.dout[from.count] = r.dout.as<S>();
       from.weights[from.count] = r.weights.as<float>() + r.column;
@@ -122,7 +123,7 @@ void backward(const char* name, const Grad& dinp, const Tensor& inp, const float
     launch({"depth_mix_dtrained_plain", blocks_of(from.count, threads), threads}, depth_mix_dtrained_kernel<S>, from, q,
            N);
     launch({"depth_mix_dinp_plain", blocks_of(N * C, threads), threads}, depth_mix_dinp_kernel<S>, dinp.as<S>(),
-           inp.as<S>(), squares, q, from, N, C, static_cast<float>(eps), dinp.add);
+           inp.as<S>(), squares, q, from, N, C, static_cast<float>(eps), dinp.accumulate);
   });
 }
 

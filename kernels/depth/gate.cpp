@@ -47,9 +47,9 @@ void forward_each(float* out, const S* inp, int64_t n) {
 }
 
 template <class G, class S>
-void backward_each(S* dinp, const float* dout, const S* inp, int64_t n, bool acc) {
+void backward_each(S* dinp, const float* dout, const S* inp, int64_t n, bool accumulate) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) {
-    if (acc) {
+    if (accumulate) {
 #pragma omp simd
       for (int64_t i = begin; i < end; ++i) dinp[i] += dout[i] * G::slope(inp[i]);
     } else {
@@ -72,13 +72,13 @@ void softmax_gate_forward(float* out, const S* inp, int64_t rows, int64_t K) {
 
 // With y = out and f = 2 - s, or 1 without a sigmoid: dinp = y dout f - p sum_j dout y.
 template <bool sigmoid, class S>
-void softmax_gate_backward(S* dinp, const float* dout, const S* inp, int64_t rows, int64_t K, bool acc) {
+void softmax_gate_backward(S* dinp, const float* dout, const S* inp, int64_t rows, int64_t K, bool accumulate) {
   for_row_tiles(rows, K, [=](int64_t n, int64_t count) {
     float* p = scratch_f32(static_cast<size_t>(count * K));
     float* dy_y = scratch_f32(static_cast<size_t>(count * K), 1);
     float* f = scratch_f32(static_cast<size_t>(count * K), 2);
-    float* wide = scratch_f32(static_cast<size_t>(count * K), 3);
-    const float* z = read_floats(wide, inp + n * K, count * K);
+    float* floats = scratch_f32(static_cast<size_t>(count * K), 3);
+    const float* z = read_floats(floats, inp + n * K, count * K);
     softmax_rows_cpu(p, z, count, K);
 #pragma omp simd
     for (int64_t i = 0; i < count * K; ++i) {
@@ -86,10 +86,10 @@ void softmax_gate_backward(S* dinp, const float* dout, const S* inp, int64_t row
       dy_y[i] = dout[n * K + i] * (static_cast<float>(K) * p[i] * s);
       f[i] = 1.f + e * s;
     }
-    float* dz = begin_floats(wide, dinp + n * K, count * K, acc);
+    float* dz = begin_floats(floats, dinp + n * K, count * K, accumulate);
     for (int64_t row = 0; row < count; ++row) {
       const float sum = sum_of(dy_y + row * K, K);
-      if (acc) {
+      if (accumulate) {
 #pragma omp simd
         for (int64_t i = row * K; i < (row + 1) * K; ++i) dz[i] += dy_y[i] * f[i] - p[i] * sum;
       } else {
@@ -114,14 +114,14 @@ void gate_forward_cpu(float* out, const S* inp, int64_t rows, int64_t K, Gate ga
 }
 
 template <class S>
-void gate_backward_cpu(S* dinp, const float* dout, const S* inp, int64_t rows, int64_t K, Gate gate, bool acc) {
+void gate_backward_cpu(S* dinp, const float* dout, const S* inp, int64_t rows, int64_t K, Gate gate, bool accumulate) {
   switch (gate) {
-    case Gate::relu: return backward_each<Relu>(dinp, dout, inp, rows * K, acc);
-    case Gate::sigmoid: return backward_each<Sigmoid>(dinp, dout, inp, rows * K, acc);
-    case Gate::softmax: return softmax_gate_backward<false>(dinp, dout, inp, rows, K, acc);
-    case Gate::softmax_sigmoid: return softmax_gate_backward<true>(dinp, dout, inp, rows, K, acc);
-    case Gate::tanh: return backward_each<Tanh>(dinp, dout, inp, rows * K, acc);
-    case Gate::identity: return backward_each<Identity>(dinp, dout, inp, rows * K, acc);
+    case Gate::relu: return backward_each<Relu>(dinp, dout, inp, rows * K, accumulate);
+    case Gate::sigmoid: return backward_each<Sigmoid>(dinp, dout, inp, rows * K, accumulate);
+    case Gate::softmax: return softmax_gate_backward<false>(dinp, dout, inp, rows, K, accumulate);
+    case Gate::softmax_sigmoid: return softmax_gate_backward<true>(dinp, dout, inp, rows, K, accumulate);
+    case Gate::tanh: return backward_each<Tanh>(dinp, dout, inp, rows * K, accumulate);
+    case Gate::identity: return backward_each<Identity>(dinp, dout, inp, rows * K, accumulate);
   }
 }
 
@@ -144,8 +144,10 @@ void gate_backward(const Grad& dinp, const Tensor& dout, const Tensor& inp, Gate
   CHECK_SHAPES(dinp.numel() == inp.numel() && dout.numel() == inp.numel(), dinp, dout, inp);
   dispatch(
       stream, inp.dtype, [&] { gate_backward_cuda(dinp, dout, inp, K, gate); },
-      [&]<class S>(S) { gate_backward_cpu(dinp.as<S>(), dout.as<float>(), inp.as<S>(), rows, K, gate, dinp.add); },
-      [&]<class T>(T) { gate_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), rows, K, gate, dinp.add); });
+      [&]<class S>(S) {
+        gate_backward_cpu(dinp.as<S>(), dout.as<float>(), inp.as<S>(), rows, K, gate, dinp.accumulate);
+      },
+      [&]<class T>(T) { gate_backward_ref(dinp.as<T>(), dout.as<T>(), inp.as<T>(), rows, K, gate, dinp.accumulate); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------

@@ -42,14 +42,14 @@ __global__ void gate_forward_kernel(float* out, const S* inp, Gate gate, int64_t
 }
 
 template <int width, class S>
-__global__ void gate_backward_kernel(S* dinp, const float* dout, const S* inp, Gate gate, bool acc, int64_t n) {
+__global__ void gate_backward_kernel(S* dinp, const float* dout, const S* inp, Gate gate, bool accumulate, int64_t n) {
   const int64_t i = first_of_thread<width>();
   if (i >= n) return;
   const Floats<width> x = load<width>(inp + i);
   Floats<width> d = load<width>(dout + i);
 #pragma unroll
   for (int k = 0; k < width; ++k) d[k] *= gate_slope(x[k], gate);
-  store_or_add<width>(dinp + i, d, acc);
+  store_or_accumulate<width>(dinp + i, d, accumulate);
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ __global__ void softmax_gate_forward_kernel(float* out, const S* inp, int64_t ro
 // With y = out and f = 2 - s, or 1 without a sigmoid: dinp = y dout f - p sum_j dout y.
 template <class S>
 __global__ void softmax_gate_backward_kernel(S* dinp, const float* dout, const S* inp, int64_t rows, int64_t K,
-                                             bool sigmoid, bool acc, int lanes) {
+                                             bool sigmoid, bool accumulate, int lanes) {
   const SoftmaxRow r = softmax_of_row(inp, rows, K, lanes);
   const int64_t first = r.n * K + r.lane, end = r.n * K + r.width;
   const auto p_of = [&](float x) { return expf(x - r.largest) * r.scale; };
@@ -83,7 +83,7 @@ __global__ void softmax_gate_backward_kernel(S* dinp, const float* dout, const S
     const float x = to_float(inp[i]), p = p_of(x);
     const Logistic l = sigmoid_of(x);
     const float d = p * (static_cast<float>(K) * l.s * dout[i] * (1.f + l.rest) - sum);
-    store_or_add<1>(dinp + i, Floats<1>{{d}}, acc);
+    store_or_accumulate<1>(dinp + i, Floats<1>{{d}}, accumulate);
   }
 }
 
@@ -111,10 +111,10 @@ void gate_backward_cuda(const Grad& dinp, const Tensor& dout, const Tensor& inp,
   with_access(inp.dtype, n, {dinp.data, dout.data, inp.data}, [&]<class S>(S, auto width) {
     if (has_softmax(gate))
       launch(launch_of_rows("softmax_gate_backward", rows, lanes), softmax_gate_backward_kernel<S>, dinp.as<S>(),
-             dout.as<float>(), inp.as<S>(), rows, K, gate == Gate::softmax_sigmoid, dinp.add, lanes);
+             dout.as<float>(), inp.as<S>(), rows, K, gate == Gate::softmax_sigmoid, dinp.accumulate, lanes);
     else
       launch_elementwise("gate_backward", n, width, gate_backward_kernel<width, S>, dinp.as<S>(), dout.as<float>(),
-                         inp.as<S>(), gate, dinp.add);
+                         inp.as<S>(), gate, dinp.accumulate);
   });
 }
 

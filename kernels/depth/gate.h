@@ -69,7 +69,7 @@ void gate_forward_ref(T* out, const T* inp, int64_t rows, int64_t K, Gate gate) 
 }
 
 template <class T>
-void gate_backward_ref(T* dinp, const T* dout, const T* inp, int64_t rows, int64_t K, Gate gate, bool acc) {
+void gate_backward_ref(T* dinp, const T* dout, const T* inp, int64_t rows, int64_t K, Gate gate, bool accumulate) {
   using std::exp;
   std::vector<T> out(static_cast<size_t>(K)), p(out);
   for (int64_t n = 0; n < rows; ++n) {
@@ -88,7 +88,7 @@ void gate_backward_ref(T* dinp, const T* dout, const T* inp, int64_t rows, int64
         case Gate::tanh: d = dy[j] * (T(1) - y * y); break;
         case Gate::identity: d = dy[j]; break;
       }
-      dinp[n * K + j] = acc ? dinp[n * K + j] + d : d;
+      dinp[n * K + j] = accumulate ? dinp[n * K + j] + d : d;
     }
   }
 }

@@ -137,12 +137,12 @@ struct SourceRow {
   S* du;          // (C)
   const S* u;     // (C)
   float* so_far;  // (C)
-  bool acc, first, last;
+  bool accumulate, first, last;
 
   template <class T>
   void begin(T& sum, int64_t c) const {
     if (!first) load(sum, so_far + c);
-    else if (acc) load(sum, du + c);
+    else if (accumulate) load(sum, du + c);
   }
   template <class T>
   void end(const T& sum, int64_t c) const {
@@ -197,7 +197,7 @@ void unmix_tile(const std::vector<Grad>& dsources, const std::vector<S*>& du, fl
     for (int64_t s = 0; s < z.S; ++s) {
       const size_t i = static_cast<size_t>(s);
       const int64_t at = (n0 + n) * z.C;
-      SourceRow<S> row{du[i] + at, of.u[i] + at, dm + z.K * stride, dsources[i].add, true, false};
+      SourceRow<S> row{du[i] + at, of.u[i] + at, dm + z.K * stride, dsources[i].accumulate, true, false};
       for (int64_t h = 0; h < z.K; h += heads_at_once, row.first = false) {
         const int64_t R = std::min<int64_t>(heads_at_once, z.K - h);
         float* dw = dweight + ((z.shared ? 0 : n0 + n) * z.K + h) * z.S + s;
@@ -216,13 +216,13 @@ void unmix_tile(const std::vector<Grad>& dsources, const std::vector<S*>& du, fl
 // head and block. g: (K, blocks, 2D, width), the last block narrower in its own memory.
 constexpr int64_t block_width = 128;
 void correlate(float* g, const float* dkv, const float* m, const HeadMixSize& z, int64_t chunk, int64_t count,
-               bool add) {
+               bool accumulate) {
   const int64_t blocks = ceil_div(z.C, block_width);
   parallel_for(z.K * blocks, 1, [=, &z](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t h = i / blocks, c0 = i % blocks * block_width;
       gemm(g + h * 2 * z.D * z.C + c0 * 2 * z.D, {dkv + h * chunk * 2 * z.D, 1, 2 * z.D},
-           {m + h * chunk * z.C + c0, z.C, 1}, 2 * z.D, std::min(block_width, z.C - c0), count, add);
+           {m + h * chunk * z.C + c0, z.C, 1}, 2 * z.D, std::min(block_width, z.C - c0), count, accumulate);
     }
   });
 }
@@ -312,7 +312,7 @@ template <class T>
 void backward_ref(const HeadMix<Grad, Tensor>& d, const Tensor& dk, const Tensor& dv, const HeadMix<Tensor>& m,
                   const HeadMixSize& z) {
   for (const Grad& du : d.sources)
-    if (!du.add) std::fill_n(du.as<T>(), du.numel(), T(0));
+    if (!du.accumulate) std::fill_n(du.as<T>(), du.numel(), T(0));
   std::fill_n(d.weight.as<T>(), d.weight.numel(), T(0));
   head_mix_backward_ref<T>({data_of<T>(d.sources), d.weight.as<T>(), d.gain.as<T>(), d.wk.as<T>(), d.wv.as<T>()},
                            dk.as<T>(), dv.as<T>(), pointers_of<T>(m), z);
@@ -374,7 +374,7 @@ struct HeadMixNode : Node {  // in: the sources, weight, gain, wk, wv; out: keys
     check_only_reader(S);
     head_mix_backward(gradients, doutput(), out[1]->grad->tensor, tensors, stream);
   }
-  bool reads_narrow(size_t i) const override { return i >= S + 2 && in[0]->dtype == Dtype::bf16; }
+  bool reads_bf16_copy(size_t i) const override { return i >= S + 2 && in[0]->dtype == Dtype::bf16; }
   double flops() const override {  // the mixtures, then the two projections
     const double heads = static_cast<double>(out[0]->shape[2]), rows = static_cast<double>(in[0]->shape.numel());
     return 2.0 * rows * heads * static_cast<double>(S) + 4.0 * rows * heads * static_cast<double>(out[0]->shape[3]);

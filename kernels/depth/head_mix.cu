@@ -102,15 +102,15 @@ constexpr int sources_at_once = width == 8 ? 2 : 4;
 // product(sources,8) = <g, u_s>. All that comes from far is asked for before any of it is used.
 template <int width, class S>
 __device__ __forceinline__ void source_gradients(float* product, const Heads<width>& g, const float* factors /*(S,8)*/,
-                                                 const Pointers<S>& du, const Flags& acc_of, bool acc,
-                                                 const Pointers<const S>& u, int s, int64_t at) {
+                                                 const Pointers<S>& du, const Flags& accumulate_sources,
+                                                 bool accumulate, const Pointers<const S>& u, int s, int64_t at) {
   constexpr int at_once = sources_at_once<width>;
   Array<Packed<width, S>, at_once> x, before = {};
 #pragma unroll
   for (int k = 0; k < at_once; ++k) {
     const int source = s + k < u.count ? s + k : s;
     x[k] = load_packed<width>(u.x[source] + at);
-    if (acc || acc_of.x[source]) before[k] = load_packed<width>(du.x[source] + at);
+    if (accumulate || accumulate_sources.x[source]) before[k] = load_packed<width>(du.x[source] + at);
   }
 #pragma unroll
   for (int k = 0; k < at_once; ++k) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void source_gradients(float* product, const Heads<wid
 // partial (blocks, K, S), if one weight is shared by all tokens: then the warps' products are sums over tokens.
 template <int width, class S>
 __global__ void __launch_bounds__(threads, 2)
-    unmix_kernel(const Pointers<S> du, const Flags acc_of, float* dweight, float* partial, const S* dm,
+    unmix_kernel(const Pointers<S> du, const Flags accumulate_sources, float* dweight, float* partial, const S* dm,
                  const Pointers<const S> u, const float* weight, HeadMixSize z, Chunk chunk) {
   constexpr int at_once = sources_at_once<width>, values = at_once * heads_at_once;
   const int of_heads = static_cast<int>(z.S) * heads_at_once, lane = static_cast<int>(threadIdx.x) % warp_size;
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll 1
         for (int s = 0; s < u.count; s += at_once) {
           float product[values] = {};
-          if (there) source_gradients<width>(product, g, factors + first, du, acc_of, h0 > 0, u, s, at);
+          if (there) source_gradients<width>(product, g, factors + first, du, accumulate_sources, h0 > 0, u, s, at);
           const float sum = warp_sums<values>(product);
           const int e = s * heads_at_once + lane;
           if (lane < values && e < of_heads) own[first + e] += sum;
@@ -257,8 +257,8 @@ void mix(S* m, const HeadMix<Tensor>& of, const HeadMixSize& z, const Chunk& chu
 template <class S>
 void unmix(const HeadMix<Grad, Tensor>& d, const S* dm, const HeadMix<Tensor>& of, const HeadMixSize& z,
            const Chunk& chunk) {
-  Flags add{};
-  for (size_t s = 0; s < d.sources.size(); ++s) add.x[s] = d.sources[s].add;
+  Flags accumulate{};
+  for (size_t s = 0; s < d.sources.size(); ++s) accumulate.x[s] = d.sources[s].accumulate;
   with_width<S>(aligned16(of.sources) ? z.C : 1, d.sources, [&](auto width) {
     const uint32_t block = threads_of_row(z.C, width, threads);
     const int64_t blocks = std::min<int64_t>(chunk.rows, 264 * threads / block);  // as run at once on an H200
@@ -267,7 +267,7 @@ void unmix(const HeadMix<Grad, Tensor>& d, const S* dm, const HeadMix<Tensor>& o
     CHECK_THAT(floats * sizeof(float) <= static_cast<size_t>(max_shared_bytes()), "head_mix_backward: ", z.K,
                " mixtures of ", z.S, " sources are too many for a GPU");
     launch({"head_mix_unmix", static_cast<uint32_t>(blocks), block, floats * sizeof(float)}, unmix_kernel<width, S>,
-           pointers_to<S>("head_mix_unmix", d.sources), add, d.weight.as<float>(), partial, dm,
+           pointers_to<S>("head_mix_unmix", d.sources), accumulate, d.weight.as<float>(), partial, dm,
            pointers_to<const S>("head_mix", of.sources), of.weight.as<float>(), z, chunk);
     if (z.shared) add_rows(d.weight.as<float>(), partial, blocks, z.K * z.S);
   });

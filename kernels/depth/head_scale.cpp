@@ -27,7 +27,7 @@ void head_scale_forward_cpu(S* out, const S* inp, const float* factor, int64_t r
 // The sums go through one partial sum for each head and block of tokens; the shape alone decides about the blocks.
 template <class S>
 void head_scale_backward_cpu(S* dinp, float* dfactor, const S* dout, const S* inp, const float* factor, int64_t rows,
-                             int64_t K, int64_t D, bool add) {
+                             int64_t K, int64_t D, bool accumulate) {
   const int64_t tokens = rows / K, blocks = std::clamp<int64_t>(tokens / 32, 1, 64);
   float* partial = scratch_f32(static_cast<size_t>(blocks * K));
   std::fill_n(partial, blocks * K, 0.f);
@@ -37,7 +37,7 @@ void head_scale_backward_cpu(S* dinp, float* dfactor, const S* dout, const S* in
         if (dfactor != nullptr) partial[b * K + n % K] += dot_of(dout + n * D, inp + n * D, D);
         const float f = factor[n % K];
 #pragma omp simd
-        for (int64_t i = n * D; i < (n + 1) * D; ++i) dinp[i] = add ? dinp[i] + f * dout[i] : f * dout[i];
+        for (int64_t i = n * D; i < (n + 1) * D; ++i) dinp[i] = accumulate ? dinp[i] + f * dout[i] : f * dout[i];
       }
   });
   for (int64_t i = 0; i < blocks * K && dfactor != nullptr; ++i) dfactor[i % K] += partial[i];
@@ -71,11 +71,11 @@ void head_scale_backward(const Grad& dinp, const Tensor& dfactor, const Tensor& 
       stream, dinp.dtype, [&] { head_scale_backward_cuda(dinp, dfactor, dout, inp, factor, D); },
       [&]<class S>(S) {
         head_scale_backward_cpu(dinp.as<S>(), data_or_null<float>(dfactor), dout.as<S>(), data_or_null<S>(inp),
-                                factor.as<float>(), rows, K, D, dinp.add);
+                                factor.as<float>(), rows, K, D, dinp.accumulate);
       },
       [&]<class T>(T) {
         head_scale_backward_ref(dinp.as<T>(), data_or_null<T>(dfactor), dout.as<T>(), data_or_null<T>(inp),
-                                factor.as<T>(), rows, K, D, dinp.add);
+                                factor.as<T>(), rows, K, D, dinp.accumulate);
       });
 }
 
@@ -92,7 +92,7 @@ struct HeadScale : Node {  // in: inp, factor
     head_scale_backward(gradient(0), grad_of(in[1]), doutput(), in[1]->grad != nullptr ? input(0) : Tensor{}, input(1),
                         stream);
   }
-  bool only_adds(size_t i) const override { return i == 1; }
+  bool only_accumulates(size_t i) const override { return i == 1; }
   double flops() const override { return static_cast<double>(in[0]->shape.numel()); }
 };
 
@@ -100,9 +100,10 @@ struct HeadScale : Node {  // in: inp, factor
 
 Value* head_scale(Tape& t, const std::string& name, Value* inp, Value* factor) {
   const Shape& shape = inp->shape;
-  CHECK_THAT(shape.rank >= 2 && factor->shape == Shape{shape[shape.rank - 2]} && factor->dtype == wide(t.dtype()), name,
-             ": inp ", shape.str(), " factor ", name_of(factor->dtype), factor->shape.str(),
-             ": a factor (K), never bf16, scales the K heads of (..., K, D)");
+  CHECK_THAT(
+      shape.rank >= 2 && factor->shape == Shape{shape[shape.rank - 2]} && factor->dtype == accumulation_type(t.dtype()),
+      name, ": inp ", shape.str(), " factor ", name_of(factor->dtype), factor->shape.str(),
+      ": a factor (K), never bf16, scales the K heads of (..., K, D)");
   auto node = make_node<HeadScale>(name, {inp, factor}, {t.activation(name, shape)});
   node->backward_reads = {factor};
   if (factor->needs_grad) node->backward_reads.push_back(inp);

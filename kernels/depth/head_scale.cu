@@ -24,7 +24,7 @@ __global__ void head_scale_forward_kernel(S* out, const S* inp, const float* fac
 // `lanes` threads, a power of two, take a row of D; dots (rows): <dout, inp> of each, or null.
 template <int width, class S>
 __global__ void head_scale_backward_kernel(S* dinp, float* dots, const S* dout, const S* inp, const float* factor,
-                                           int64_t rows, int64_t K, int64_t D, int lanes, bool add) {
+                                           int64_t rows, int64_t K, int64_t D, int lanes, bool accumulate) {
   const int64_t row = row_of_lanes<threads>(lanes);
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   float dot = 0;
@@ -35,7 +35,7 @@ __global__ void head_scale_backward_kernel(S* dinp, float* dots, const S* dout, 
       const Floats<width> x = load_if<width>(dots != nullptr, inp, at);
 #pragma unroll
       for (int i = 0; i < width; ++i) dot += dy[i] * x[i], dy[i] *= f;
-      store_or_add<width>(dinp + at, dy, add);
+      store_or_accumulate<width>(dinp + at, dy, accumulate);
     }
   }
   dot = group_sum(dot, lanes);
@@ -62,7 +62,8 @@ void head_scale_backward_cuda(const Grad& dinp, const Tensor& dfactor, const Ten
   with_access(dinp.dtype, D, {dinp.data, dout.data, inp.data}, [&]<class S>(S, auto width) {
     const int lanes = lanes_of_row(D / width);
     launch({"head_scale_backward", blocks_of(rows * lanes, threads), threads}, head_scale_backward_kernel<width, S>,
-           dinp.as<S>(), dots, dout.as<S>(), data_or_null<S>(inp), factor.as<float>(), rows, K, D, lanes, dinp.add);
+           dinp.as<S>(), dots, dout.as<S>(), data_or_null<S>(inp), factor.as<float>(), rows, K, D, lanes,
+           dinp.accumulate);
   });
   if (dots != nullptr) add_rows(dfactor.as<float>(), dots, rows / K, K);
 }

@@ -32,11 +32,11 @@ void head_scale_forward_ref(T* out, const T* inp, const T* factor, int64_t rows,
 
 template <class T>
 void head_scale_backward_ref(T* dinp, T* dfactor, const T* dout, const T* inp, const T* factor, int64_t rows, int64_t K,
-                             int64_t D, bool add) {
+                             int64_t D, bool accumulate) {
   for (int64_t i = 0; i < rows * D; ++i) {
     const int64_t k = i / D % K;
     if (dfactor != nullptr) dfactor[k] += dout[i] * inp[i];
-    dinp[i] = (add ? dinp[i] : T(0)) + factor[k] * dout[i];
+    dinp[i] = (accumulate ? dinp[i] : T(0)) + factor[k] * dout[i];
   }
 }
 

@@ -1,6 +1,6 @@
-// Ops with many inputs: a struct of them, templated on what stands for each. A model fills it with Value*, the tape
-// makes it Tensor (or Grad, for what is set or added to), and the loops see pointers. Those of streams/ are here, too,
-// because ops.h, which models see, records all of them.
+// Ops with many inputs: a struct of them, templated on the type that stands for each. A model fills it with Value*, the
+// tape makes it Tensor (or Grad, for gradients), and the loops see pointers. Those of streams/ are here, too, because
+// ops.h, which models see, records all of them.
 #pragma once
 
 #include <array>

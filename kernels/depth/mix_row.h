@@ -24,7 +24,7 @@ template <class Vec, class A, class B>
   return sum_of_lanes(dot);
 }
 
-// Of whole rows, as all who need the same bits make it.
+// The dot product of whole rows. All kernels that need the same bits call this one.
 template <class A, class B>
 float dot_row(const A* a, const B* b, int64_t width) {
   const int64_t whole = width / lanes_of<Vec16> * lanes_of<Vec16>;
@@ -35,7 +35,7 @@ float dot_row(const A* a, const B* b, int64_t width) {
 template <class Vec, int Inputs, bool Dot, class Out, class From, class S>
 void mix_columns(Out* out, From from, float* dots, const S* inp, const S* const* inputs, const float* weights,
                  int64_t at, int64_t begin, int64_t end) {
-  constexpr bool add = !std::is_null_pointer_v<From>;
+  constexpr bool accumulate = !std::is_null_pointer_v<From>;
   const S* x[Inputs];
   float w[Inputs];
   Vec dot[Inputs] = {};
@@ -43,11 +43,11 @@ void mix_columns(Out* out, From from, float* dots, const S* inp, const S* const*
   for (int64_t c = begin; c < end; c += lanes_of<Vec>) {
     Vec total, y, v;
     if constexpr (Dot) load(y, inp + c);
-    if constexpr (add) load(total, from + c);
+    if constexpr (accumulate) load(total, from + c);
     for (int i = 0; i < Inputs; ++i) {
       load(v, x[i] + c);
       if constexpr (Dot) dot[i] += v * y;
-      if (add || i > 0) total += w[i] * v;
+      if (accumulate || i > 0) total += w[i] * v;
       else total = w[i] * v;  // not 0 + w * v, which would lose the sign of -0
     }
     store(out + c, total);
@@ -75,11 +75,11 @@ float* sums_of(Out* out, int64_t width) {
 }
 
 // Both directions are this weighted sum over any number of inputs; the backward needs the dots as well:
-//   out[c] = (add ? out[c] : 0) + sum_i w[i] * x[i][at + c],   c < width
+//   out[c] = (accumulate ? out[c] : 0) + sum_i w[i] * x[i][at + c],   c < width
 //   dots[i] += sum_c x[i][at + c] * inp[c]                     if Dot
 template <bool Dot, class Out, class S>
 void mix_row(Out* out, float* dots, const S* inp, const S* const* x, const float* w, int64_t inputs, int64_t at,
-             int64_t width, bool add) {
+             int64_t width, bool accumulate) {
   float* sums = sums_of(out, width);
   for (int64_t i = 0; i < inputs;) {
     const int64_t left = inputs - i, step = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
@@ -92,7 +92,7 @@ void mix_row(Out* out, float* dots, const S* inp, const S* const* x, const float
     };
     const auto group_into = [&](auto* to) {
       if (i > 0) group(to, sums);
-      else if (add) group(to, out);
+      else if (accumulate) group(to, out);
       else group(to, nullptr);
     };
     if (step == left) group_into(out);
@@ -101,23 +101,23 @@ void mix_row(Out* out, float* dots, const S* inp, const S* const* x, const float
   }
 }
 
-// How work is shared out. `blocks` is fixed by the shape alone, because every block has a partial sum of its own.
-struct Split {
+// How threads share the work. `blocks` depends on the shape alone, because every block has a partial sum of its own.
+struct WorkSplit {
   int64_t blocks;
   bool small;  // not worth waking the threads
-  Split(int64_t items, int64_t elements, int64_t least = 8 /*items of a block*/)
+  WorkSplit(int64_t items, int64_t elements, int64_t least = 8 /*items of a block*/)
       : blocks(std::clamp<int64_t>(items / least, 1, 64)), small(elements <= 32768) {}
   int64_t grain() const { return small ? blocks : 1; }
 };
 
-// Columns [begin, end): out = (add ? out : 0) + sums - scale * x
+// Columns [begin, end): out = (accumulate ? out : 0) + sums - scale * x
 template <class Vec, class S>
-void subtract_scaled(S* out, const float* sums, float scale, const S* x, int64_t begin, int64_t end, bool add) {
+void subtract_scaled(S* out, const float* sums, float scale, const S* x, int64_t begin, int64_t end, bool accumulate) {
   for (int64_t c = begin; c < end; c += lanes_of<Vec>) {
     Vec total, v, before;
     load(total, sums + c);
     load(v, x + c);
-    if (add) {
+    if (accumulate) {
       load(before, out + c);
       total += before;
     }

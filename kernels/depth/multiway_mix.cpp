@@ -109,12 +109,12 @@ void normalize_backward(float* da, float* dpost, const Storage* dy, const float*
 }
 
 template <int W, class Storage>
-void skip_backward(Storage* dskip, const Storage* const* dy /*W times (C)*/, bool acc, int64_t C) {
+void skip_backward(Storage* dskip, const Storage* const* dy /*W times (C)*/, bool accumulate, int64_t C) {
 #pragma omp simd
   for (int64_t c = 0; c < C; ++c) {
     float sum = dy[0][c];
     for (int w = 1; w < W; ++w) sum += dy[w][c];
-    dskip[c] = acc ? dskip[c] + sum : sum;
+    dskip[c] = accumulate ? dskip[c] + sum : sum;
   }
 }
 
@@ -127,7 +127,7 @@ struct SourceRow {
   const float* gain;
   Storage* dx;
   float* dgain;
-  bool acc;
+  bool accumulate;
 };
 
 // Columns [begin, end): adds <da_w, gain x> to product(W) and v x to dgain, sets or adds dx = gain v.
@@ -153,7 +153,7 @@ void source_columns(float* product, const SourceRow<Storage>& row, int64_t begin
         store<Vec>(row.dgain + c, dgain + v * x);
         v *= gain;
       }
-      if (row.acc) {
+      if (row.accumulate) {
         Vec before;
         load(before, row.dx + c);
         v += before;
@@ -201,7 +201,7 @@ struct Backward {
     mix<W, prepost>(rows, coef, m, n, C);
     for (int w = 0; w < W; ++w)
       normalize_backward(rows[w], partial.post + w * C, dy[w], m.post[static_cast<size_t>(w)], rstd[n * W + w], C);
-    skip_backward<W>(d.skip + n * C, dy, gradients.skip.add, C);
+    skip_backward<W>(d.skip + n * C, dy, gradients.skip.accumulate, C);
   }
 
   // Source s of token n: its gradient, dweight, and its parts of dbase and dgain.
@@ -212,8 +212,13 @@ struct Backward {
       if constexpr (in_place) rows[w] = douts[static_cast<size_t>(w)] + n * C;
       else rows[w] = da + w * C;
     }
-    SourceRow<Storage> row{
-        rows, coef + s * W, m.sources[i] + n * C, nullptr, d.sources[i] + n * C, nullptr, gradients.sources[i].add};
+    SourceRow<Storage> row{rows,
+                           coef + s * W,
+                           m.sources[i] + n * C,
+                           nullptr,
+                           d.sources[i] + n * C,
+                           nullptr,
+                           gradients.sources[i].accumulate};
     if constexpr (prepost) row.gain = m.gains[i], row.dgain = partial.gains + s * C;
     float product[W] = {};
     const int64_t end32 = C / 32 * 32, end16 = C / 16 * 16;
@@ -293,8 +298,8 @@ template <class T>
 void backward_ref(const MultiwayMix<Grad, Tensor>& d, const std::vector<Tensor>& douts, const Tensor& rstd,
                   const MultiwayMix<Tensor>& m, int64_t N, int64_t C) {
   for (const Grad& dx : d.sources)
-    if (!dx.add) std::fill_n(dx.as<T>(), dx.numel(), T(0));
-  if (d.skip.data != nullptr && !d.skip.add) std::fill_n(d.skip.as<T>(), d.skip.numel(), T(0));
+    if (!dx.accumulate) std::fill_n(dx.as<T>(), dx.numel(), T(0));
+  if (d.skip.data != nullptr && !d.skip.accumulate) std::fill_n(d.skip.as<T>(), d.skip.numel(), T(0));
   multiway_mix_backward_ref(mix_data<T>(d), data_of<T>(douts), data_or_null<const T>(rstd), mix_data<T>(m), N, C);
 }
 
@@ -354,7 +359,7 @@ void multiway_mix_backward(const MultiwayMix<Grad, Tensor>& d, const std::vector
                            const MultiwayMix<Tensor>& m, Stream stream) {
   const auto [N, C] = check_mix(douts, rstd, m);
   check_members(d, douts.size(), m.sources.size(), N, C, !m.post.empty());
-  CHECK_SHAPES(!d.weight.add, d.weight);
+  CHECK_SHAPES(!d.weight.accumulate, d.weight);
   dispatch(
       stream, douts[0].dtype, [&] { multiway_mix_backward_cuda(d, douts, rstd, m, N, C); },
       [&]<class S>(S) {

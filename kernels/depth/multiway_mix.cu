@@ -17,15 +17,15 @@ struct Ways {
   P* way[max_ways];
 };
 template <class P>
-struct Sources {
+struct SourcePointers {
   P* source[max_sources];
 };
 
 // A MultiwayMix in device memory. Kernels take these tables by value: they lie in constant memory.
 template <class Storage>
 struct Mix {
-  Sources<const Storage> sources;
-  Sources<const float> gains;
+  SourcePointers<const Storage> sources;
+  SourcePointers<const float> gains;
   Ways<const float> post;
   const Storage* weight;
   const float* base;
@@ -151,11 +151,11 @@ __device__ __host__ inline int64_t base_sums(int64_t W, int64_t S) { return whol
 
 template <class Storage>
 struct Gradients {
-  Sources<Storage> sources;
+  SourcePointers<Storage> sources;
   Ways<const Storage> douts;
   Storage *weight, *skip;
-  uint32_t acc[max_sources / 32];  // a bit for each source
-  bool acc_skip;
+  uint32_t accumulate[max_sources / 32];  // a bit for each source
+  bool accumulate_skip;
 };
 
 // So many sources' products with da make up to 16 sums.
@@ -199,7 +199,7 @@ __device__ __forceinline__ void way_gradients(MultiwayColumns<ways, width>& a, f
                                               bool first) {
   Columns<width> dskip = {};
   if constexpr (prepost)
-    if (d.acc_skip) dskip = load<width>(d.skip + n * m.C + c);
+    if (d.accumulate_skip) dskip = load<width>(d.skip + n * m.C + c);
 #pragma unroll
   for (int w = 0; w < ways; ++w) {
     if (w >= m.W) {
@@ -217,7 +217,7 @@ __device__ __forceinline__ void way_gradients(MultiwayColumns<ways, width>& a, f
         a[w][i] = r * (dy[i] * post[i] - a[w][i] * along);
         dskip[i] += dy[i];
       }
-      store_or_add<width, Space::any>(dpost + w * m.C + c, dp, !first);
+      store_or_accumulate<width, Space::any>(dpost + w * m.C + c, dp, !first);
     } else {
       a[w] = dy;
     }
@@ -237,7 +237,7 @@ __device__ __forceinline__ void source_gradients(float* product, const MultiwayC
   for (int g = 0; g < group; ++g) {
     const int source = s + g < m.S ? s + g : s;
     inp[g] = load<width>(m.sources.source[source] + n * m.C + c);
-    if (d.acc[source / 32] >> (source % 32) & 1) before[g] = load<width>(d.sources.source[source] + n * m.C + c);
+    if (d.accumulate[source / 32] >> (source % 32) & 1) before[g] = load<width>(d.sources.source[source] + n * m.C + c);
   }
 #pragma unroll
   for (int g = 0; g < group; ++g) {
@@ -260,7 +260,7 @@ __device__ __forceinline__ void source_gradients(float* product, const MultiwayC
       v[i] += before[g][i];
     }
     store<width>(d.sources.source[s + g] + n * m.C + c, v);
-    if constexpr (prepost) store_or_add<width, Space::any>(dgains + (s + g) * m.C + c, x, !first);
+    if constexpr (prepost) store_or_accumulate<width, Space::any>(dgains + (s + g) * m.C + c, x, !first);
   }
 }
 
@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(way_warps<prepost>* warp_size, way_blocks<prep
 struct ParameterGradients {
   float* base;
   Ways<float> post;
-  Sources<float> gains;
+  SourcePointers<float> gains;
 };
 
 // Adds the blocks' sums, a row each.
@@ -409,9 +409,10 @@ Gradients<Storage> table_of(const MultiwayMix<Grad, Tensor>& d, const std::vecto
   Gradients<Storage> table = {};
   fill_table(table.sources.source, d.sources);
   fill_table(table.douts.way, douts);
-  table.weight = d.weight.as<Storage>(), table.skip = data_or_null<Storage>(d.skip), table.acc_skip = d.skip.add;
+  table.weight = d.weight.as<Storage>(), table.skip = data_or_null<Storage>(d.skip),
+  table.accumulate_skip = d.skip.accumulate;
   for (size_t s = 0; s < d.sources.size(); ++s)
-    if (d.sources[s].add) table.acc[s / 32] |= 1u << s % 32;
+    if (d.sources[s].accumulate) table.accumulate[s / 32] |= 1u << s % 32;
   return table;
 }
 

@@ -61,11 +61,11 @@ struct Gather {
   const std::vector<Share>& shares;
   int64_t R, C;
   float eps;
-  bool acc;
+  bool accumulate;
 
   // Row n of dinp. pull[r * rows_at_once] becomes q_r times the row's scale: its share in the query's gradient.
   void row(int64_t n, float* pull) const {
-    constexpr bool narrow = !std::is_same_v<S, float>;
+    constexpr bool in_bf16 = !std::is_same_v<S, float>;
     S* dx = dinp + n * C;
     const S* x = inp + n * C;
     float* sums = sums_of(dx, C);
@@ -75,7 +75,7 @@ struct Gather {
       w[r] = shares[static_cast<size_t>(r)].weights[n * shares[static_cast<size_t>(r)].stride];
       p[r] = 0;
     }
-    mix_row<true>(sums, p, x, dout.data(), w, R, n * C, C, acc && !narrow);
+    mix_row<true>(sums, p, x, dout.data(), w, R, n * C, C, accumulate && !in_bf16);
     const float scale = 1.f / std::sqrt(squares[n] / static_cast<float>(C) + eps);
     float through_norm = 0;
     for (int64_t r = 0; r < R; ++r) {
@@ -87,8 +87,8 @@ struct Gather {
     mix_row<false, float, float>(sums, nullptr, nullptr, queries.data(), qr, R, 0, C, true);
     const float factor = through_norm * scale * scale / static_cast<float>(C);
     const int64_t whole = C / lanes_of<Vec16> * lanes_of<Vec16>;
-    subtract_scaled<Vec16>(dx, sums, factor, x, 0, whole, acc && narrow);
-    subtract_scaled<float>(dx, sums, factor, x, whole, C, acc && narrow);
+    subtract_scaled<Vec16>(dx, sums, factor, x, 0, whole, accumulate && in_bf16);
+    subtract_scaled<float>(dx, sums, factor, x, whole, C, accumulate && in_bf16);
   }
   // Rows [begin, end), and their shares in the gradients of the queries: dqueries (R, C).
   void rows(int64_t begin, int64_t end, float* dqueries) const {
@@ -122,7 +122,7 @@ void add_to_trained(const std::vector<QueryReader>& readers, const float* dqueri
 
 template <class S>
 void query_mix_backward_cpu(S* dinp, const S* inp, const float* squares, const std::vector<QueryReader>& readers,
-                            int64_t N, int64_t C, float eps, bool acc) {
+                            int64_t N, int64_t C, float eps, bool accumulate) {
   const int64_t R = static_cast<int64_t>(readers.size());
   std::vector<Share>& shares = empty_list<Share>();
   for (const QueryReader& r : readers)
@@ -138,8 +138,8 @@ void query_mix_backward_cpu(S* dinp, const S* inp, const float* squares, const s
                          R,
                          C,
                          eps,
-                         acc};
-  const Split split(N, N * C * R, 4 * rows_at_once);
+                         accumulate};
+  const WorkSplit split(N, N * C * R, 4 * rows_at_once);
   float* dqueries = scratch_f32(static_cast<size_t>(split.blocks * R * C));
   parallel_for(split.blocks, split.grain(), [=, &gather](int64_t begin, int64_t end) {
     std::fill(dqueries + begin * R * C, dqueries + end * R * C, 0.f);
@@ -196,13 +196,13 @@ void query_mix_backward(const Grad& dinp, const Tensor& inp, const Tensor& squar
   dispatch(
       stream, dinp.dtype, [&] { query_mix_backward_cuda(dinp, inp, squares, readers, N, C, eps); },
       [&]<class S>(S) {
-        if (readers.empty() && !dinp.add) std::memset(dinp.data, 0, dinp.bytes());
+        if (readers.empty() && !dinp.accumulate) std::memset(dinp.data, 0, dinp.bytes());
         if (readers.empty()) return;
         query_mix_backward_cpu(dinp.as<S>(), inp.as<S>(), squares.as<float>(), readers, N, C, static_cast<float>(eps),
-                               dinp.add);
+                               dinp.accumulate);
       },
       [&]<class T>(T) {
-        query_mix_backward_ref(dinp.as<T>(), inp.as<T>(), squares.as<T>(), readers, N, C, eps, dinp.add);
+        query_mix_backward_ref(dinp.as<T>(), inp.as<T>(), squares.as<T>(), readers, N, C, eps, dinp.accumulate);
       });
 }
 

@@ -69,7 +69,7 @@ __global__ void query_mix_forward_kernel(S* out, float* logits, float* weights, 
 }
 
 template <class S>
-struct Readers {
+struct QueryReaderTable {
   const S* dout[max_inputs];
   const float* weights[max_inputs];  // weights[r][n * stride[r]], and so logits
   const float* logits[max_inputs];
@@ -82,14 +82,15 @@ struct Readers {
 // A block takes a row, as in vertical_backward. pulls: (N, readers), q times the row's scale.
 template <bool whole, class S>
 __global__ void __launch_bounds__(threads, 3)
-    query_mix_backward_kernel(S* dinp, float* pulls, const S* inp, const float* squares, const Readers<S> readers,
-                              int64_t C, int64_t padded, float eps, bool acc) {
+    query_mix_backward_kernel(S* dinp, float* pulls, const S* inp, const float* squares,
+                              const QueryReaderTable<S> readers, int64_t C, int64_t padded, float eps,
+                              bool accumulate) {
   float* totals = dynamic_shared<float>();                      // (C), and up to whole spans: padded
   float* sums = totals + padded;                                // (warps, readers)
   float* pull = sums + blockDim.x / warp_size * readers.count;  // (readers)
   const int64_t n = blockIdx.x, step = blockDim.x * widest<S>, own = threadIdx.x * widest<S>;
   const float scale = rsqrtf(squares[n] / static_cast<float>(C) + eps);
-  gather_row<whole>(totals, sums, inp, dinp, readers, n, C, acc);
+  gather_row<whole>(totals, sums, inp, dinp, readers, n, C, accumulate);
   __syncthreads();
   float through_norm = 0;  // every warp makes the sum of all for itself
   for (int r = static_cast<int>(threadIdx.x) % warp_size; r < readers.count; r += warp_size) {
@@ -156,8 +157,8 @@ __global__ void add_to_trained_kernel(const Trained trained, const float* partia
 }
 
 template <class S>
-Readers<S> table_of(const std::vector<QueryReader>& readers, int64_t N) {
-  Readers<S> table;
+QueryReaderTable<S> table_of(const std::vector<QueryReader>& readers, int64_t N) {
+  QueryReaderTable<S> table;
   table.count = 0;
   for (const QueryReader& r : readers) {
     const int i = table.count++;
@@ -200,7 +201,7 @@ void query_mix_forward_cuda(const Tensor& out, const QueryMix& mix, const std::v
 void query_mix_backward_cuda(const Grad& dinp, const Tensor& inp, const Tensor& squares,
                              const std::vector<QueryReader>& readers, int64_t N, int64_t C, double eps) {
   check_inputs("query_mix_backward", readers.size());
-  if (readers.empty() && !dinp.add) fill_device_memory(dinp.data, 0, dinp.bytes());
+  if (readers.empty() && !dinp.accumulate) fill_device_memory(dinp.data, 0, dinp.bytes());
   if (readers.empty()) return;
   const int64_t R = static_cast<int64_t>(readers.size()), parts = query_mix_parts(N);
   float *pulls = scratch<float>(N * R), *partial = scratch<float>(parts * R * C, 1);
@@ -213,7 +214,7 @@ void query_mix_backward_cuda(const Grad& dinp, const Tensor& inp, const Tensor& 
     with_whole<S>(columns_of(readers, C), {dinp.data, inp.data}, [&](auto whole) {
       launch({"query_mix_backward", static_cast<uint32_t>(N), row_threads, shared}, query_mix_backward_kernel<whole, S>,
              dinp.as<S>(), pulls, inp.as<S>(), squares.as<float>(), table_of<S>(readers, N), C, padded,
-             static_cast<float>(eps), dinp.add);
+             static_cast<float>(eps), dinp.accumulate);
     });
     const dim3 grid(blocks_of(C, elementwise_threads), static_cast<uint32_t>(parts), blocks_of(R, readers_at_once));
     launch({"query_mix_query_gradient", grid, elementwise_threads}, query_gradient_kernel<S>, partial, inp.as<S>(),

@@ -100,8 +100,8 @@ void query_mix_forward_ref(T* out, const QueryMixNumbers<T>& mix, const std::vec
 
 template <class T>
 void query_mix_backward_ref(T* dinp, const T* inp, const T* squares, const std::vector<QueryReader>& readers, int64_t N,
-                            int64_t C, double eps, bool acc) {
-  if (!acc) std::fill(dinp, dinp + N * C, T(0));
+                            int64_t C, double eps, bool accumulate) {
+  if (!accumulate) std::fill(dinp, dinp + N * C, T(0));
   for (const QueryReader& r : readers) {
     const int64_t S = r.mix.weights.numel() / N;
     const T *query = r.mix.query.as<T>(), *proj = r.mix.proj.as<T>(), *gain = r.mix.gain.as<T>();

@@ -19,15 +19,15 @@ struct Term {
 
 // Columns [d, d + Vecs * lanes) of the heads [o, o + Heads) of the token that starts at element `at`: they stay in
 // registers while all terms pass. In f32 each term is summed on its own first, for which bf16's rounding is too coarse.
-template <class Vec, int Vecs, int Heads, class S>
+template <class Vec, int Vecs, int HeadShape, class S>
 void mix_columns(S* out, const std::vector<Term<S>>& terms, int64_t at, int64_t K, int64_t D, int64_t o, int64_t d,
                  int64_t ahead) {
   constexpr bool apart = std::is_same_v<S, float>;
-  Vec total[Heads][Vecs] = {}, in;
+  Vec total[HeadShape][Vecs] = {}, in;
   for (const Term<S>& term : terms) {
     const S* x = term.block + at + d;
     if (term.coef == nullptr) {
-      for (int h = 0; h < Heads; ++h) {
+      for (int h = 0; h < HeadShape; ++h) {
         for (int v = 0; v < Vecs; ++v) {
           load(in, x + (o + h) * D + v * lanes_of<Vec>);
           total[h][v] += term.scale * in;
@@ -35,33 +35,33 @@ void mix_columns(S* out, const std::vector<Term<S>>& terms, int64_t at, int64_t 
       }
       continue;
     }
-    Vec own[Heads][Vecs] = {}, (&sum)[Heads][Vecs] = apart ? own : total;
+    Vec own[HeadShape][Vecs] = {}, (&sum)[HeadShape][Vecs] = apart ? own : total;
     for (int64_t i = 0; i < K; ++i) {
       const float* coef = term.coef + i * K + o;
       for (int v = 0; v < Vecs; ++v) {
         load(in, x + i * D + v * lanes_of<Vec>);
         if (o == 0 && v * lanes_of<Vec> * sizeof(S) % 64 == 0)
           __builtin_prefetch(x + i * D + v * lanes_of<Vec> + ahead);
-        for (int h = 0; h < Heads; ++h) sum[h][v] += coef[h] * in;
+        for (int h = 0; h < HeadShape; ++h) sum[h][v] += coef[h] * in;
       }
     }
-    for (int h = 0; h < Heads && apart; ++h)
+    for (int h = 0; h < HeadShape && apart; ++h)
       for (int v = 0; v < Vecs; ++v) total[h][v] += own[h][v];
   }
-  for (int h = 0; h < Heads; ++h)
+  for (int h = 0; h < HeadShape; ++h)
     for (int v = 0; v < Vecs; ++v) store(out + at + (o + h) * D + d + v * lanes_of<Vec>, total[h][v]);
 }
 
-template <int Heads, class S>
+template <int HeadShape, class S>
 void mix_tokens(S* out, const std::vector<Term<S>>& terms, int64_t begin, int64_t end, int64_t K, int64_t D,
                 int64_t ahead) {
   for (int64_t at = begin * K * D; at < end * K * D; at += K * D) {
-    for (int64_t o = 0; o < K; o += Heads) {
+    for (int64_t o = 0; o < K; o += HeadShape) {
       int64_t d = 0;
-      for (; d + 32 <= D; d += 32) mix_columns<Vec16, 2, Heads>(out, terms, at, K, D, o, d, ahead);
-      for (; d + 16 <= D; d += 16) mix_columns<Vec16, 1, Heads>(out, terms, at, K, D, o, d, ahead);
-      for (; d + 8 <= D; d += 8) mix_columns<Vec8, 1, Heads>(out, terms, at, K, D, o, d, ahead);
-      for (; d < D; ++d) mix_columns<float, 1, Heads>(out, terms, at, K, D, o, d, ahead);
+      for (; d + 32 <= D; d += 32) mix_columns<Vec16, 2, HeadShape>(out, terms, at, K, D, o, d, ahead);
+      for (; d + 16 <= D; d += 16) mix_columns<Vec16, 1, HeadShape>(out, terms, at, K, D, o, d, ahead);
+      for (; d + 8 <= D; d += 8) mix_columns<Vec8, 1, HeadShape>(out, terms, at, K, D, o, d, ahead);
+      for (; d < D; ++d) mix_columns<float, 1, HeadShape>(out, terms, at, K, D, o, d, ahead);
     }
   }
 }
@@ -78,16 +78,16 @@ void mix(S* out, const std::vector<Term<S>>& terms, int64_t begin, int64_t end, 
 }
 
 // dw[h,i] += sum over tokens and columns [d, end) of dout[t,h,:] * x[t,i,:], a square of Heads x Heads at a time.
-template <class Vec, int Heads, class S>
+template <class Vec, int HeadShape, class S>
 void correlate_columns(float* dw, const S* dout, const float* x, int64_t tokens, int64_t K, int64_t D, int64_t d,
                        int64_t end) {
-  for (int64_t h = 0; h < K; h += Heads) {
-    for (int64_t i = 0; i < K; i += Heads) {
-      Vec sum[Heads][Heads] = {};
+  for (int64_t h = 0; h < K; h += HeadShape) {
+    for (int64_t i = 0; i < K; i += HeadShape) {
+      Vec sum[HeadShape][HeadShape] = {};
       for (int64_t t = 0; t < tokens; ++t) {
         for (int64_t c = d; c < end; c += lanes_of<Vec>) {
-          for (int a = 0; a < Heads; ++a) {
-            for (int b = 0; b < Heads; ++b) {
+          for (int a = 0; a < HeadShape; ++a) {
+            for (int b = 0; b < HeadShape; ++b) {
               Vec dy, in;
               load(dy, dout + (t * K + h + a) * D + c);
               load(in, x + (t * K + i + b) * D + c);
@@ -96,18 +96,18 @@ void correlate_columns(float* dw, const S* dout, const float* x, int64_t tokens,
           }
         }
       }
-      for (int a = 0; a < Heads; ++a)
-        for (int b = 0; b < Heads; ++b) dw[(h + a) * K + i + b] += sum_of_lanes(sum[a][b]);
+      for (int a = 0; a < HeadShape; ++a)
+        for (int b = 0; b < HeadShape; ++b) dw[(h + a) * K + i + b] += sum_of_lanes(sum[a][b]);
     }
   }
 }
 
-template <int Heads, class S>
+template <int HeadShape, class S>
 void correlate(float* dw, const S* dout, const float* x, int64_t tokens, int64_t K, int64_t D) {
   const int64_t end16 = D / 16 * 16, end8 = D / 8 * 8;
-  if (end16 > 0) correlate_columns<Vec16, Heads>(dw, dout, x, tokens, K, D, 0, end16);
-  if (end8 > end16) correlate_columns<Vec8, Heads>(dw, dout, x, tokens, K, D, end16, end8);
-  if (D > end8) correlate_columns<float, Heads>(dw, dout, x, tokens, K, D, end8, D);
+  if (end16 > 0) correlate_columns<Vec16, HeadShape>(dw, dout, x, tokens, K, D, 0, end16);
+  if (end8 > end16) correlate_columns<Vec8, HeadShape>(dw, dout, x, tokens, K, D, end16, end8);
+  if (D > end8) correlate_columns<float, HeadShape>(dw, dout, x, tokens, K, D, end8, D);
 }
 
 // The term of reading block `s` through a router: forward [i = h', o = h], backward the transpose. Its coefficients, if
@@ -207,10 +207,10 @@ void check_router(const Router& router, int64_t layer, int64_t K) {
   CHECK_SHAPES(dweight.data == nullptr || dweight.shape == weight.shape, weight, dweight);
 }
 
-struct Heads {
+struct HeadShape {
   int64_t N, K, D;
 };
-Heads heads_of(const Tensor& out) {
+HeadShape heads_of(const Tensor& out) {
   const int rank = out.shape.rank;
   CHECK_SHAPES(rank >= 2, out);
   const int64_t K = out.dim(rank - 2), D = out.dim(rank - 1);

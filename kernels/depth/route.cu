@@ -36,12 +36,12 @@ struct Terms {
 // and nothing is written for them.
 
 // A thread's columns: `width` of token n from p * width on, for heads [first, first + heads).
-struct Place {
+struct HeadGroup {
   int64_t n, at;  // at: of the token's first head
   int first;
 };
 template <int heads, int width>
-__device__ Place place_of(uint32_t item, int64_t K, int64_t D) {
+__device__ HeadGroup place_of(uint32_t item, int64_t K, int64_t D) {
   const auto vectors = static_cast<uint32_t>(D / width), groups = static_cast<uint32_t>((K + heads - 1) / heads);
   const uint32_t token = item / (vectors * groups), rest = item % (vectors * groups);
   return {token, token * K * D + rest % vectors * width, static_cast<int>(rest / vectors * heads)};
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(threads, 4) mix_kernel(S* out, const S* slab, 
                                                          int64_t columns, int64_t N, int64_t K, int64_t D) {
   float* coef = dynamic_shared<float>();
   const int64_t stride = (K + heads - 1) / heads * heads;  // (K, stride) a term
-  const Place place = place_of<heads, width>(blockIdx.x * threads + threadIdx.x, K, D);
+  const HeadGroup place = place_of<heads, width>(blockIdx.x * threads + threadIdx.x, K, D);
   Floats<width> sum[heads];
 #pragma unroll
   for (int h = 0; h < heads; ++h)
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(threads, 4) mix_kernel(S* out, const S* slab, 
 }
 
 // The readers with weights.
-struct Readers {
+struct RouterGradientTable {
   float* dweight[max_layers];  // W's element [0, layer * K], or null if not wanted
   int16_t layer[max_layers];
   int count;
@@ -131,8 +131,8 @@ struct Readers {
 // heads x heads of them: block (reader and square, chunk). own comes from the L2 cache for all readers but one.
 template <int heads, int width, class S>
 __global__ void __launch_bounds__(threads, 3)
-    correlate_kernel(float* partial, const S* slab, const S* dout, const Readers readers, int layer, int64_t N,
-                     int64_t K, int64_t D) {
+    correlate_kernel(float* partial, const S* slab, const S* dout, const RouterGradientTable readers, int layer,
+                     int64_t N, int64_t K, int64_t D) {
   SHARED(sums, Array<Array<float, heads * heads>, threads / warp_size>);
   const auto groups = static_cast<int>((K + heads - 1) / heads);
   const int reader = static_cast<int>(blockIdx.x) % readers.count;
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(threads, 3)
 }
 
 // dweight of all readers += the chunks' sums.
-__global__ void add_chunks_kernel(const Readers readers, const float* partial, int64_t chunks, int64_t K) {
+__global__ void add_chunks_kernel(const RouterGradientTable readers, const float* partial, int64_t chunks, int64_t K) {
   const int64_t size = readers.count * K * K, e = static_cast<int64_t>(blockIdx.x) * warp_size + threadIdx.x;
   const float sum = sum_of_rows(partial, chunks, size, e);
   if (threadIdx.y > 0 || e >= size) return;
@@ -397,13 +397,14 @@ void mix(S* out, const S* slab, const Terms& terms, int64_t columns, int64_t N, 
   });
 }
 
-void add_chunks(const Readers& readers, const float* partial, int64_t chunks, int64_t K) {
+void add_chunks(const RouterGradientTable& readers, const float* partial, int64_t chunks, int64_t K) {
   launch({"route_add_chunks", blocks_of(readers.count * K * K, warp_size), dim3(warp_size, groups_of_rows)},
          add_chunks_kernel, readers, partial, chunks, K);
 }
 
 template <class S>
-void correlate(const Readers& readers, const S* slab, const S* dout, int layer, int64_t N, int64_t K, int64_t D) {
+void correlate(const RouterGradientTable& readers, const S* slab, const S* dout, int layer, int64_t N, int64_t K,
+               int64_t D) {
   with_heads<S>(K, D, {slab, dout}, [&](auto heads, auto width) {
     const int64_t items = N * (D / width), chunks = std::clamp<int64_t>(items / (8 * threads), 1, 512);
     const int64_t groups = blocks_of(K, heads);
@@ -419,7 +420,8 @@ void correlate(const Readers& readers, const S* slab, const S* dout, int layer, 
 // Whether tensor cores can do it: then launches the kernel and is true. columns, dout and readers as there.
 template <bool backward>
 bool mix_on_tensor_cores(const Tensor& out, const Tensor& slab, const Tensor& dout, const Terms& terms,
-                         const Readers& readers, int layer, int64_t columns, int64_t N, int64_t K, int64_t D) {
+                         const RouterGradientTable& readers, int layer, int64_t columns, int64_t N, int64_t K,
+                         int64_t D) {
   const int64_t pairs = (terms.trained + 1) / 2, units = N * (D / warp_size);
   const int64_t bytes = pairs * warp_size * int64_t{sizeof(Pairs)} * (backward ? 1 + mma_warps : 1);
   if (out.dtype != Dtype::bf16 || K > 8 || D % warp_size != 0 || !aligned16({out.data, slab.data, dout.data}) ||
@@ -439,7 +441,7 @@ bool mix_on_tensor_cores(const Tensor& out, const Tensor& slab, const Tensor& do
 void route_forward_cuda(const Tensor& out, const Tensor& slab, const Router& router, int64_t N, int64_t K, int64_t D) {
   CHECK_THAT(router.sources.size() <= max_layers, "route_forward: more than ", max_layers, " sources on a GPU");
   Terms terms;
-  Readers none;
+  RouterGradientTable none;
   terms.count = terms.trained = none.count = 0;
   for (int s : router.sources) add_term(terms, router, s, s, K);
   const int64_t columns = router.weight.dim(1);
@@ -452,7 +454,7 @@ void route_backward_cuda(const Tensor& dslice, const Tensor& slab, const Tensor&
                          const std::vector<Router>& routers, int layer, int64_t N, int64_t K, int64_t D) {
   CHECK_THAT(routers.size() <= max_layers, "route_backward: more than ", max_layers, " layers on a GPU");
   Terms terms;
-  Readers readers;
+  RouterGradientTable readers;
   terms.count = terms.trained = readers.count = 0;
   for (size_t r = static_cast<size_t>(layer); r < routers.size(); ++r) {
     const Router& router = routers[r];

@@ -11,11 +11,11 @@ namespace {
 constexpr int threads = 256, max_layers = 256;
 
 // For kernels to take by value.
-struct Sources {
+struct SourceLayers {
   int layer[max_layers];
   int count;
 };
-struct Readers {
+struct RouteReaderTable {
   const float* weight[max_layers];  // W_r[0, l K], or null: the mean
   float mean[max_layers];           // its weight
   int layer[max_layers];            // r
@@ -25,7 +25,7 @@ struct Readers {
 // A thread has an element of out. The K threads of a token's heads at column d all read the same K elements of each
 // source, and every one of their weights from memory.
 template <class S>
-__global__ void route_forward_kernel(S* out, const S* slab, const float* weight, Sources sources, int64_t columns,
+__global__ void route_forward_kernel(S* out, const S* slab, const float* weight, SourceLayers sources, int64_t columns,
                                      int64_t N, int64_t K, int64_t D) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t d = i % D, h = i / D % K, n = i / D / K;
@@ -43,7 +43,7 @@ __global__ void route_forward_kernel(S* out, const S* slab, const float* weight,
   from_float(out[i], sum);
 }
 
-// Of one reader with the gradient dy: a thread has an element of dW_r, K K in all, and adds up N D products for it, one
+// One reader, with the gradient dy: a thread has an element of dW_r, K K in all, and adds up N D products for it, one
 // after the other. So long a sum needs double to keep its digits. dweight: dW_r[0, l K].
 template <class S>
 __global__ void route_dweight_kernel(float* dweight, const S* own, const S* dy, int64_t columns, int64_t N, int64_t K,
@@ -58,7 +58,8 @@ __global__ void route_dweight_kernel(float* dweight, const S* own, const S* dy, 
 
 // A thread has an element of dslice, and gathers it from all readers.
 template <class S>
-__global__ void route_dslice_kernel(S* dslice, const S* slab, Readers readers, int64_t N, int64_t K, int64_t D) {
+__global__ void route_dslice_kernel(S* dslice, const S* slab, RouteReaderTable readers, int64_t N, int64_t K,
+                                    int64_t D) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t d = i % D, from = i / D % K, n = i / D / K;
   if (n >= N) return;
@@ -79,7 +80,7 @@ __global__ void route_dslice_kernel(S* dslice, const S* slab, Readers readers, i
 
 void route_forward_plain(const Tensor& out, const Tensor& slab, const Router& router, int64_t N, int64_t K, int64_t D) {
   CHECK_THAT(router.sources.size() <= max_layers, "route_forward_plain: more than ", max_layers, " sources");
-  Sources sources;
+  SourceLayers sources;
   sources.count = 0;
   for (const int s : router.sources) sources.layer[sources.count++] = s;
   with_storage(out.dtype, [&]<class S>(S) {
@@ -93,7 +94,7 @@ void route_backward_plain(const Tensor& dslice, const Tensor& slab, const Tensor
   CHECK_THAT(routers.size() <= max_layers, "route_backward_plain: more than ", max_layers, " layers");
   with_storage(dslice.dtype, [&]<class S>(S) {
     S* own = slab.as<S>() + layer * N * K * D;
-    Readers readers;
+    RouteReaderTable readers;
     readers.count = 0;
     for (int r = layer; r < static_cast<int>(routers.size()); ++r) {
       const Router& reader = routers[static_cast<size_t>(r)];

@@ -54,14 +54,14 @@ void select_heads_forward_cpu(S* out, const std::vector<const S*>& sources, cons
   });
 }
 
-// Columns [begin, end) of one head: dx = (acc ? dx : 0) + the sum of the `count` heads js of dy, rounded once.
+// Columns [begin, end) of one head: dx = (accumulate ? dx : 0) + the sum of the `count` heads js of dy, rounded once.
 template <class Vec, class S>
 void gather_columns(S* dx, const S* dy, const int64_t* js, int64_t count, int64_t D, int64_t begin, int64_t end,
-                    bool acc) {
+                    bool accumulate) {
   for (int64_t d = begin; d < end; d += lanes_of<Vec>) {
     Vec sum = {}, term;
     int64_t i = 0;
-    if (acc) load(sum, dx + d);
+    if (accumulate) load(sum, dx + d);
     else if (count > 0) load(sum, dy + js[i++] * D + d);
     for (; i < count; ++i) {
       load(term, dy + js[i] * D + d);
@@ -73,7 +73,7 @@ void gather_columns(S* dx, const S* dy, const int64_t* js, int64_t count, int64_
 
 template <class S>
 void select_heads_backward_cpu(S* dsource, const S* dout, const std::vector<HeadChoice>& choice, int source, int64_t N,
-                               int64_t K, int64_t D, bool acc) {
+                               int64_t K, int64_t D, bool accumulate) {
   // So that each element is written while it is in cache.
   static thread_local std::vector<int64_t> first, reader;
   const int64_t J = static_cast<int64_t>(choice.size());
@@ -87,13 +87,13 @@ void select_heads_backward_cpu(S* dsource, const S* dout, const std::vector<Head
       for (int64_t k = 0; k < K; ++k, dx += D) {
         const int64_t* js = reader + first[k];
         const int64_t count = first[k + 1] - first[k];
-        if (!acc && count == 0) {
+        if (!accumulate && count == 0) {
           clear_head(dx, D);
-        } else if (!acc && count == 1) {
+        } else if (!accumulate && count == 1) {
           copy_head(dx, dy + js[0] * D, D);
         } else if (count > 0) {
-          gather_columns<Vec16>(dx, dy, js, count, D, 0, whole, acc);
-          gather_columns<float>(dx, dy, js, count, D, whole, D, acc);
+          gather_columns<Vec16>(dx, dy, js, count, D, 0, whole, accumulate);
+          gather_columns<float>(dx, dy, js, count, D, whole, D, accumulate);
         }
       }
     }
@@ -135,10 +135,10 @@ void select_heads_backward(const Grad& dsource, const Tensor& dout, const std::v
   dispatch(
       stream, dout.dtype, [&] { select_heads_backward_cuda(dsource, dout, choice, source, K, D); },
       [&]<class S>(S) {
-        select_heads_backward_cpu(dsource.as<S>(), dout.as<S>(), choice, source, N, K, D, dsource.add);
+        select_heads_backward_cpu(dsource.as<S>(), dout.as<S>(), choice, source, N, K, D, dsource.accumulate);
       },
       [&]<class T>(T) {
-        select_heads_backward_ref(dsource.as<T>(), dout.as<T>(), choice, source, N, K, D, dsource.add);
+        select_heads_backward_ref(dsource.as<T>(), dout.as<T>(), choice, source, N, K, D, dsource.accumulate);
       });
 }
 

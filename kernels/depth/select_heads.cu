@@ -46,14 +46,14 @@ __global__ void __launch_bounds__(threads)
 }
 
 // As find_readers leaves them.
-struct Readers {
+struct HeadReaderTable {
   int16_t first[max_heads + 1], j[max_heads];
 };
 
 template <int width, class S>
-__global__ void __launch_bounds__(threads) gather_kernel(S* dsource, const S* dout, const Readers readers, int64_t n,
-                                                         int64_t K, int64_t J, int64_t D, bool acc) {
-  SHARED(table, Readers);
+__global__ void __launch_bounds__(threads) gather_kernel(S* dsource, const S* dout, const HeadReaderTable readers,
+                                                         int64_t n, int64_t K, int64_t J, int64_t D, bool accumulate) {
+  SHARED(table, HeadReaderTable);
   for (int i = static_cast<int>(threadIdx.x); i < max_heads + 1; i += threads) table.first[i] = readers.first[i];
   if (threadIdx.x < max_heads) table.j[threadIdx.x] = readers.j[threadIdx.x];
   __syncthreads();
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(threads) gather_kernel(S* dsource, const S* do
     const uint32_t head = static_cast<uint32_t>(vector) / head_vectors;
     const auto k = head % static_cast<uint32_t>(K), token = head / static_cast<uint32_t>(K);
     const S* dy = dout + token * J * D + static_cast<uint32_t>(vector) % head_vectors * width;
-    Floats<width> sum = load_if<width>(acc, dsource, vector * width);
+    Floats<width> sum = load_if<width>(accumulate, dsource, vector * width);
     for (int r = table.first[k]; r < table.first[k + 1]; ++r) {
       const Floats<width> term = load<width>(dy + table.j[r] * D);
 #pragma unroll
@@ -105,12 +105,12 @@ void select_heads_backward_cuda(const Grad& dsource, const Tensor& dout, const s
   const int64_t J = static_cast<int64_t>(choice.size());
   CHECK_THAT(K <= max_heads && J <= max_heads, "select_heads_backward: ", K, " or ", J,
              " heads are too many for a GPU");
-  Readers readers{};
+  HeadReaderTable readers{};
   find_readers(readers.first, readers.j, choice, source, K);
-  if (dsource.add && readers.first[K] == 0) return;
+  if (dsource.accumulate && readers.first[K] == 0) return;
   with_access(dsource.dtype, D, {dsource.data, dout.data}, [&]<class S>(S, auto width) {
     launch({"select_heads_backward", blocks_for<S>(dsource.numel(), width), threads}, gather_kernel<width, S>,
-           dsource.as<S>(), dout.as<S>(), readers, dsource.numel(), K, J, D, dsource.add);
+           dsource.as<S>(), dout.as<S>(), readers, dsource.numel(), K, J, D, dsource.accumulate);
   });
 }
 

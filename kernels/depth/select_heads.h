@@ -55,8 +55,8 @@ void select_heads_forward_ref(T* out, const std::vector<const T*>& sources, cons
 
 template <class T>
 void select_heads_backward_ref(T* dsource, const T* dout, const std::vector<HeadChoice>& choice, int source, int64_t N,
-                               int64_t K, int64_t D, bool acc) {
-  if (!acc) std::fill(dsource, dsource + N * K * D, T(0));
+                               int64_t K, int64_t D, bool accumulate) {
+  if (!accumulate) std::fill(dsource, dsource + N * K * D, T(0));
   for (int64_t n = 0; n < N; ++n) {
     for (const HeadChoice& c : choice) {
       if (c.source == source)

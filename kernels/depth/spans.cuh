@@ -12,7 +12,7 @@ namespace crossply {
 // Readers come in groups of four: their loads are under way together, and their dots are added up together.
 constexpr int group = 4;
 
-// The warp's sums of its dots with the readers from r on, set or added: sums[warp][reader].
+// The warp's sums of its dots with the readers from r on, overwritten or accumulated: sums[warp][reader].
 __device__ __forceinline__ void add_dots(float* sums, float (&dots)[group], int r, int readers, bool set) {
   const int lane = static_cast<int>(threadIdx.x) % warp_size, warp = static_cast<int>(threadIdx.x) / warp_size;
   const float dot = warp_sums<group>(dots);
@@ -49,16 +49,16 @@ __device__ __forceinline__ void store_span(S* row, int64_t c, int64_t C, const F
   }
 }
 
-// A block's row n of a gather over readers: totals (C), in shared memory, = (acc ? dinp : 0) + sum_r weight_r * dout_r,
-// and sums[warp][r] = the warp's part of <dout_r, inp>. Wait (__syncthreads) before reading either.
+// A block's row n of a gather over readers. totals (C), in shared memory, = (accumulate ? dinp : 0) + sum_r weight_r *
+// dout_r, and sums[warp][r] = the warp's part of <dout_r, inp>. Wait (__syncthreads) before reading either.
 template <bool whole, class S, class Readers>
 __device__ __forceinline__ void gather_row(float* totals, float* sums, const S* inp, const S* dinp,
-                                           const Readers& readers, int64_t n, int64_t C, bool acc) {
+                                           const Readers& readers, int64_t n, int64_t C, bool accumulate) {
   const int64_t step = blockDim.x * widest<S>, own = threadIdx.x * widest<S>;
   for (int64_t begin = 0; begin < C; begin += step) {
     const int64_t c = begin + own;
     const Floats<widest<S>> x = load_span<whole>(true, inp, n, c, C);
-    Floats<widest<S>> total = load_span<whole>(acc, dinp, n, c, C);
+    Floats<widest<S>> total = load_span<whole>(accumulate, dinp, n, c, C);
 #pragma unroll 1
     for (int r = 0; r < readers.count; r += group) {
       Floats<widest<S>> dy[group];

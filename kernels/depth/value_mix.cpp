@@ -13,16 +13,16 @@ namespace {
 
 constexpr int64_t grain = 32768;
 
-// dx = (acc ? dx : 0) + factor * dy, and <dy, x>, or 0 without x. dx may be dy.
-template <bool acc>
+// dx = (accumulate ? dx : 0) + factor * dy, and <dy, x>, or 0 without x. dx may be dy.
+template <bool accumulate>
 float scale_and_dot(float* dx, const float* dy, float factor, const float* x, int64_t n) {
   const float sum = x == nullptr ? 0.f : dot_of(dy, x, n);
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) dx[i] = acc ? dx[i] + factor * dy[i] : factor * dy[i];
+  for (int64_t i = 0; i < n; ++i) dx[i] = accumulate ? dx[i] + factor * dy[i] : factor * dy[i];
   return sum;
 }
 
-template <class Vec, bool acc>
+template <class Vec, bool accumulate>
 float scale_columns(bf16* dx, const bf16* dy, float factor, const bf16* x, int64_t begin, int64_t end) {
   Vec sum = {}, u, v;
   for (int64_t i = begin; i < end; i += lanes_of<Vec>) {
@@ -32,7 +32,7 @@ float scale_columns(bf16* dx, const bf16* dy, float factor, const bf16* x, int64
       sum += u * v;
     }
     u *= factor;
-    if constexpr (acc) {
+    if constexpr (accumulate) {
       load(v, dx + i);
       u += v;
     }
@@ -42,11 +42,12 @@ float scale_columns(bf16* dx, const bf16* dy, float factor, const bf16* x, int64
 }
 
 // The same in one pass: converting costs more than adding.
-template <bool acc>
+template <bool accumulate>
 float scale_and_dot(bf16* dx, const bf16* dy, float factor, const bf16* x, int64_t n) {
   const int64_t by16 = n / 16 * 16, by8 = n / 8 * 8;
-  return scale_columns<Vec16, acc>(dx, dy, factor, x, 0, by16) +
-         scale_columns<Vec8, acc>(dx, dy, factor, x, by16, by8) + scale_columns<float, acc>(dx, dy, factor, x, by8, n);
+  return scale_columns<Vec16, accumulate>(dx, dy, factor, x, 0, by16) +
+         scale_columns<Vec8, accumulate>(dx, dy, factor, x, by16, by8) +
+         scale_columns<float, accumulate>(dx, dy, factor, x, by8, n);
 }
 
 template <class S>
@@ -59,7 +60,7 @@ void value_mix_forward_cpu(S* out, const S* v, const S* v1, float own, float fir
 
 // In pieces that are short enough for f32 dot products, and for all steps to find dout in the L1 cache; over the pieces
 // the sums are in f64.
-template <bool acc_v, bool acc_v1, class S>
+template <bool accumulate_v, bool accumulate_v1, class S>
 void value_mix_backward_cpu(S* dv, S* dv1, float* d_own, float* d_first, const S* dout, const S* v, const S* v1,
                             float own, float first, int64_t n) {
   constexpr int64_t piece = 2048, max_blocks = 64;
@@ -73,10 +74,10 @@ void value_mix_backward_cpu(S* dv, S* dv1, float* d_own, float* d_first, const S
       Sums sums;
       for (int64_t p = pieces * b / blocks; p < pieces * (b + 1) / blocks; ++p) {
         const int64_t start = p * piece, count = std::min(piece, n - start);
-        sums.first += static_cast<double>(
-            scale_and_dot<acc_v1>(dv1 + start, dout + start, first, d_first == nullptr ? nullptr : v1 + start, count));
+        sums.first += static_cast<double>(scale_and_dot<accumulate_v1>(
+            dv1 + start, dout + start, first, d_first == nullptr ? nullptr : v1 + start, count));
         sums.own += static_cast<double>(
-            scale_and_dot<acc_v>(dv + start, dout + start, own, d_own == nullptr ? nullptr : v + start, count));
+            scale_and_dot<accumulate_v>(dv + start, dout + start, own, d_own == nullptr ? nullptr : v + start, count));
       }
       partial[b] = sums;
     }
@@ -98,13 +99,13 @@ void gated_mix_forward_cpu(S* out, const S* v, const S* v1, const float* alpha, 
   });
 }
 
-template <bool acc_v1, class S>
+template <bool accumulate_v1, class S>
 void gated_mix_backward_cpu(S* dv1, float* dalpha, const S* dout, const S* v1, const float* alpha, int64_t rows,
-                            int64_t D, bool acc_alpha) {
+                            int64_t D, bool accumulate_alpha) {
   parallel_for(rows, grain / D, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
-      const float sum = scale_and_dot<acc_v1>(dv1 + n * D, dout + n * D, alpha[n], v1 + n * D, D);
-      dalpha[n] = acc_alpha ? dalpha[n] + sum : sum;
+      const float sum = scale_and_dot<accumulate_v1>(dv1 + n * D, dout + n * D, alpha[n], v1 + n * D, D);
+      dalpha[n] = accumulate_alpha ? dalpha[n] + sum : sum;
     }
   });
 }
@@ -116,10 +117,11 @@ void scale_forward_cpu(S* out, const S* inp, float factor, int64_t n) {
 }
 
 template <class S>
-void scale_backward_cpu(S* dinp, float* dfactor, const S* dout, const S* inp, float factor, int64_t n, bool acc) {
+void scale_backward_cpu(S* dinp, float* dfactor, const S* dout, const S* inp, float factor, int64_t n,
+                        bool accumulate) {
   if (dfactor != nullptr) *dfactor += dot_of(dout, inp, n);
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) dinp[i] = acc ? dinp[i] + factor * dout[i] : factor * dout[i];
+  for (int64_t i = 0; i < n; ++i) dinp[i] = accumulate ? dinp[i] + factor * dout[i] : factor * dout[i];
 }
 
 }  // namespace
@@ -151,17 +153,17 @@ void value_mix_backward(const Grad& dv, const Grad& dv1, const MixWeight& d_own,
   dispatch(
       stream, dout.dtype, [&] { value_mix_backward_cuda(dv, dv1, d_own, d_first, dout, v, v1, own, first); },
       [&]<class S>(S) {
-        auto backward = dv.add
-                            ? dv1.add ? value_mix_backward_cpu<true, true, S> : value_mix_backward_cpu<true, false, S>
-                        : dv1.add ? value_mix_backward_cpu<false, true, S>
-                                  : value_mix_backward_cpu<false, false, S>;
+        auto backward = dv.accumulate    ? dv1.accumulate ? value_mix_backward_cpu<true, true, S>
+                                                          : value_mix_backward_cpu<true, false, S>
+                           : dv1.accumulate ? value_mix_backward_cpu<false, true, S>
+                                         : value_mix_backward_cpu<false, false, S>;
         backward(dv.as<S>(), dv1.as<S>(), number_of<float>(d_own), number_of<float>(d_first), dout.as<S>(),
                  needs_v ? v.as<S>() : nullptr, v1.as<S>(), *number_of<float>(own), *number_of<float>(first), n);
       },
       [&]<class T>(T) {
         value_mix_backward_ref(dv.as<T>(), dv1.as<T>(), number_of<T>(d_own), number_of<T>(d_first), dout.as<T>(),
                                needs_v ? v.as<T>() : nullptr, v1.as<T>(), *number_of<T>(own), *number_of<T>(first), n,
-                               dv.add, dv1.add);
+                               dv.accumulate, dv1.accumulate);
       });
 }
 
@@ -182,12 +184,13 @@ void gated_mix_backward(const Grad& dv1, const Grad& dalpha, const Tensor& dout,
   dispatch(
       stream, dout.dtype, [&] { gated_mix_backward_cuda(dv1, dalpha, dout, v1, alpha, D); },
       [&]<class S>(S) {
-        auto backward = dv1.add ? gated_mix_backward_cpu<true, S> : gated_mix_backward_cpu<false, S>;
-        backward(dv1.as<S>(), dalpha.as<float>(), dout.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D, dalpha.add);
+        auto backward = dv1.accumulate ? gated_mix_backward_cpu<true, S> : gated_mix_backward_cpu<false, S>;
+        backward(dv1.as<S>(), dalpha.as<float>(), dout.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D,
+                 dalpha.accumulate);
       },
       [&]<class T>(T) {
-        gated_mix_backward_ref(dv1.as<T>(), dalpha.as<T>(), dout.as<T>(), v1.as<T>(), alpha.as<T>(), rows, D, dv1.add,
-                               dalpha.add);
+        gated_mix_backward_ref(dv1.as<T>(), dalpha.as<T>(), dout.as<T>(), v1.as<T>(), alpha.as<T>(), rows, D,
+                               dv1.accumulate, dalpha.accumulate);
       });
 }
 
@@ -209,11 +212,11 @@ void scale_backward(const Grad& dinp, const Tensor& dfactor, const Tensor& dout,
       stream, dout.dtype, [&] { scale_backward_cuda(dinp, dfactor, dout, inp, factor); },
       [&]<class S>(S) {
         scale_backward_cpu(dinp.as<S>(), data_or_null<float>(dfactor), dout.as<S>(), inp.as<S>(), *factor.as<float>(),
-                           n, dinp.add);
+                           n, dinp.accumulate);
       },
       [&]<class T>(T) {
         scale_backward_ref(dinp.as<T>(), data_or_null<T>(dfactor), dout.as<T>(), inp.as<T>(), *factor.as<T>(), n,
-                           dinp.add);
+                           dinp.accumulate);
       });
 }
 
@@ -243,7 +246,7 @@ struct ValueMix : Node {  // in: v, v1, the own scalar, the first layer's
                        {input(2), own}, {input(3), first}, stream);
   }
   bool in_place() const override { return !in[2]->needs_grad; }  // else v is needed for the gradient of its scalar
-  bool only_adds(size_t i) const override { return i >= 2; }
+  bool only_accumulates(size_t i) const override { return i >= 2; }
   double flops() const override { return 3.0 * static_cast<double>(in[0]->shape.numel()); }
 };
 

@@ -33,13 +33,13 @@ __global__ void mix_kernel(S* out, const S* v, const S* v1, const float* own, co
   }
 }
 
-// One of the two inputs: d = factor * dout, set or added, and <dout, x>.
+// One of the two inputs: d = factor * dout, overwritten or accumulated, and <dout, x>.
 template <class S>
 struct Input {
   S* d;                 // null in v: there is no such input
   const S* x;           // null: the dot is not wanted
   const float* factor;  // one number
-  bool acc;
+  bool accumulate;
 };
 
 // The sums over the block's threads, for the first one. The whole block calls this, once in a kernel.
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(threads, 4)
       dy[k] = load_if<width>(at < n, dout, at);
       x[k] = load_if<width>(at < n && v.x != nullptr, v.x, at);
       x1[k] = load_if<width>(at < n && v1.x != nullptr, v1.x, at);
-      d[k] = load_if<width>(at < n && v.acc, v.d, at);
-      d1[k] = load_if<width>(at < n && v1.acc, v1.d, at);
+      d[k] = load_if<width>(at < n && v.accumulate, v.d, at);
+      d1[k] = load_if<width>(at < n && v1.accumulate, v1.d, at);
     }
 #pragma unroll
     for (int k = 0; k < vectors; ++k) {
@@ -115,7 +115,7 @@ __global__ void gated_forward_kernel(S* out, const S* v, const S* v1, const floa
 // `lanes` threads, a power of two, take a row.
 template <int width, class S>
 __global__ void gated_backward_kernel(S* dv1, float* dalpha, const S* dout, const S* v1, const float* alpha,
-                                      int64_t rows, int64_t D, int lanes, bool acc_v1, bool acc_alpha) {
+                                      int64_t rows, int64_t D, int lanes, bool accumulate_v1, bool accumulate_alpha) {
   const int64_t row = row_of_lanes<threads>(lanes);
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   float dot = 0;
@@ -123,14 +123,14 @@ __global__ void gated_backward_kernel(S* dv1, float* dalpha, const S* dout, cons
     const float a = alpha[row];
     for (int64_t at = row * D + lane * width; at < (row + 1) * D; at += lanes * width) {
       const Floats<width> dy = load<width>(dout + at), x = load<width>(v1 + at);
-      Floats<width> d = load_if<width>(acc_v1, dv1, at);
+      Floats<width> d = load_if<width>(accumulate_v1, dv1, at);
 #pragma unroll
       for (int i = 0; i < width; ++i) dot += dy[i] * x[i], d[i] += a * dy[i];
       store<width>(dv1 + at, d);
     }
   }
   dot = group_sum(dot, lanes);
-  if (lane == 0 && row < rows) dalpha[row] = acc_alpha ? dalpha[row] + dot : dot;
+  if (lane == 0 && row < rows) dalpha[row] = accumulate_alpha ? dalpha[row] + dot : dot;
 }
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -165,8 +165,8 @@ void value_mix_backward_cuda(const Grad& dv, const Grad& dv1, const MixWeight& d
   float *to_own = number_of<float>(d_own), *to_first = number_of<float>(d_first);
   with_storage(dout.dtype, [&]<class S>(S) {
     pass_back<S>(to_own, to_first, dout,
-                 {dv.as<S>(), to_own == nullptr ? nullptr : v.as<S>(), number_of<float>(own), dv.add},
-                 {dv1.as<S>(), to_first == nullptr ? nullptr : v1.as<S>(), number_of<float>(first), dv1.add});
+                 {dv.as<S>(), to_own == nullptr ? nullptr : v.as<S>(), number_of<float>(own), dv.accumulate},
+                 {dv1.as<S>(), to_first == nullptr ? nullptr : v1.as<S>(), number_of<float>(first), dv1.accumulate});
   });
 }
 
@@ -185,8 +185,8 @@ void gated_mix_backward_cuda(const Grad& dv1, const Grad& dalpha, const Tensor& 
   with_access(dout.dtype, D, {dv1.data, dout.data, v1.data}, [&]<class S>(S, auto width) {
     const int lanes = lanes_of_row(D / width);
     launch({"gated_mix_backward", blocks_of(rows * lanes, threads), threads}, gated_backward_kernel<width, S>,
-           dv1.as<S>(), dalpha.as<float>(), dout.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D, lanes, dv1.add,
-           dalpha.add);
+           dv1.as<S>(), dalpha.as<float>(), dout.as<S>(), v1.as<S>(), alpha.as<float>(), rows, D, lanes, dv1.accumulate,
+           dalpha.accumulate);
   });
 }
 
@@ -202,7 +202,7 @@ void scale_backward_cuda(const Grad& dinp, const Tensor& dfactor, const Tensor& 
                          const Tensor& factor) {
   with_storage(dinp.dtype, [&]<class S>(S) {
     pass_back<S>(nullptr, data_or_null<float>(dfactor), dout, {},
-                 {dinp.as<S>(), inp.as<S>(), factor.as<float>(), dinp.add});
+                 {dinp.as<S>(), inp.as<S>(), factor.as<float>(), dinp.accumulate});
   });
 }
 

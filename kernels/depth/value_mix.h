@@ -32,7 +32,7 @@ namespace crossply {
 
 using MixWeight = Element<Tensor>;
 
-// Where it is; null if it has no data.
+// The address of the weight; null if it has no data.
 template <class T>
 T* number_of(const MixWeight& weight) {
   if (weight.values.data == nullptr) return nullptr;
@@ -78,13 +78,13 @@ void value_mix_forward_ref(T* out, const T* v, const T* v1, T own, T first, int6
 // d_own and d_first point to one element each, or are null.
 template <class T>
 void value_mix_backward_ref(T* dv, T* dv1, T* d_own, T* d_first, const T* dout, const T* v, const T* v1, T own, T first,
-                            int64_t n, bool acc_v, bool acc_v1) {
+                            int64_t n, bool accumulate_v, bool accumulate_v1) {
   for (int64_t i = 0; i < n; ++i) {
     const T dy = dout[i];  // read once, because dv may be dout
     if (d_own != nullptr) *d_own += dy * v[i];
     if (d_first != nullptr) *d_first += dy * v1[i];
-    dv[i] = acc_v ? dv[i] + own * dy : own * dy;
-    dv1[i] = acc_v1 ? dv1[i] + first * dy : first * dy;
+    dv[i] = accumulate_v ? dv[i] + own * dy : own * dy;
+    dv1[i] = accumulate_v1 ? dv1[i] + first * dy : first * dy;
   }
 }
 
@@ -96,14 +96,14 @@ void gated_mix_forward_ref(T* out, const T* v, const T* v1, const T* alpha, int6
 
 template <class T>
 void gated_mix_backward_ref(T* dv1, T* dalpha, const T* dout, const T* v1, const T* alpha, int64_t rows, int64_t D,
-                            bool acc_v1, bool acc_alpha) {
+                            bool accumulate_v1, bool accumulate_alpha) {
   for (int64_t n = 0; n < rows; ++n) {
     T sum = 0;
     for (int64_t i = n * D; i < (n + 1) * D; ++i) {
       sum += dout[i] * v1[i];
-      dv1[i] = acc_v1 ? dv1[i] + alpha[n] * dout[i] : alpha[n] * dout[i];
+      dv1[i] = accumulate_v1 ? dv1[i] + alpha[n] * dout[i] : alpha[n] * dout[i];
     }
-    dalpha[n] = acc_alpha ? dalpha[n] + sum : sum;
+    dalpha[n] = accumulate_alpha ? dalpha[n] + sum : sum;
   }
 }
 
@@ -113,10 +113,10 @@ void scale_forward_ref(T* out, const T* inp, T factor, int64_t n) {
 }
 
 template <class T>
-void scale_backward_ref(T* dinp, T* dfactor, const T* dout, const T* inp, T factor, int64_t n, bool acc) {
+void scale_backward_ref(T* dinp, T* dfactor, const T* dout, const T* inp, T factor, int64_t n, bool accumulate) {
   for (int64_t i = 0; i < n; ++i) {
     if (dfactor != nullptr) *dfactor += dout[i] * inp[i];
-    dinp[i] = acc ? dinp[i] + factor * dout[i] : factor * dout[i];
+    dinp[i] = accumulate ? dinp[i] + factor * dout[i] : factor * dout[i];
   }
 }
 

@@ -50,7 +50,7 @@ constexpr size_t max_shared = 227 * 1024;  // of one block on sm_90 and sm_100
 constexpr size_t shared_unasked = 48 * 1024;
 constexpr uint8_t poison = 0xFF;  // of which floats, bf16 and doubles are NaN
 
-struct Copy {
+struct AsyncCopy {
   void* to;
   const void* from;
   size_t bytes;
@@ -107,19 +107,19 @@ struct Fiber {
   uint3 index{};
   bool ended = false;
   const char* waits = nullptr;  // for what; null: runs, or may run
-  Site site;
-  std::deque<std::vector<Copy>> copies;  // committed groups, and the open one
+  CallSite site;
+  std::deque<std::vector<AsyncCopy>> copies;  // committed groups, and the open one
 };
 
 // Lanes of a warp that wait for each other.
 struct Meeting {
   uint32_t mask, arrived;
   const char* what;
-  Site site;
+  CallSite site;
   void* operands[warp_lanes];
 };
 
-struct Block {
+struct ThreadBlock {
   std::vector<int> runnable;
   int alive = 0, at_barrier = 0;
   std::vector<Meeting> meetings[max_threads / warp_lanes];  // of each warp
@@ -131,7 +131,7 @@ std::vector<std::unique_ptr<Fiber>> fibers;
 std::map<const void*, std::pair<void*, size_t>> statics;  // of the present block
 Context scheduler{};
 const std::function<void()>* kernel_body = nullptr;
-Block now;
+ThreadBlock now;
 std::map<const void*, size_t> shared_limits;  // of kernels
 uint64_t lots = 1;
 
@@ -150,7 +150,7 @@ uint64_t lot(uint64_t below) {
   return (lots * 0x2545F4914F6CDD1Dull >> 33) % below;
 }
 
-std::string where(const Site& site) { return str(site.file, ":", site.line); }
+std::string where(const CallSite& site) { return str(site.file, ":", site.line); }
 std::string thread_name(int t) {
   const uint3 i = fibers[static_cast<size_t>(t)]->index;
   return str("thread (", i.x, ", ", i.y, ", ", i.z, ") of block (", blockIdx.x, ", ", blockIdx.y, ", ", blockIdx.z,
@@ -208,7 +208,7 @@ void fiber_main() {
 
 }  // namespace
 
-void inside::wait_for(const char* what, const Site& site) {
+void inside::wait_for(const char* what, const CallSite& site) {
   Fiber& self = *fibers[static_cast<size_t>(current)];
   self.waits = what, self.site = site;
   switch_to_scheduler(self, false);
@@ -364,7 +364,7 @@ void run(const char* name, const void* kernel, dim3 grid, dim3 block, size_t sha
 // -----------------------------------------------------------------------------------------------------------------
 // What kernels call.
 
-void synchronize_block(const Site& site) {
+void synchronize_block(const CallSite& site) {
   for (int t = 0; t < threads; ++t) {
     const Fiber& other = *fibers[static_cast<size_t>(t)];
     if (other.ended)
@@ -380,7 +380,7 @@ void synchronize_block(const Site& site) {
     if (t != current) wake(t);
 }
 
-void synchronize_warp(uint32_t mask, void* operand, Combine combine, const char* what, const Site& site) {
+void synchronize_warp(uint32_t mask, void* operand, Combine combine, const char* what, const CallSite& site) {
   const int first = current / warp_lanes * warp_lanes, lanes = std::min(warp_lanes, threads - first);
   const int own = current - first;
   if (!(mask >> own & 1)) fail_kernel(thread_name(current), " is not in its own mask in ", what, " at ", where(site));
@@ -401,7 +401,7 @@ void synchronize_warp(uint32_t mask, void* operand, Combine combine, const char*
     if (lane != own && (mask >> lane & 1)) wake(first + lane);
 }
 
-void fail_lane(const char* what, int lane, int from, const Site& site) {
+void fail_lane(const char* what, int lane, int from, const CallSite& site) {
   fail_kernel("lane ", lane, " reads lane ", from, ", which does not take part, in ", what, " at ", where(site));
 }
 
@@ -442,7 +442,7 @@ void commit_copies() { fibers[static_cast<size_t>(current)]->copies.emplace_back
 void wait_copies(int groups_left) {
   auto& groups = fibers[static_cast<size_t>(current)]->copies;
   for (; static_cast<int>(groups.size()) - 1 > groups_left; groups.pop_front())
-    for (const Copy& copy : groups.front()) {
+    for (const AsyncCopy& copy : groups.front()) {
       if (copy.from == nullptr) std::memset(copy.to, 0, copy.bytes);
       else std::memcpy(copy.to, copy.from, copy.bytes);
     }

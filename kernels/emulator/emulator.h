@@ -61,10 +61,10 @@ inline dim3 blockDim, gridDim;
 namespace crossply::emulator {
 
 // Where in a kernel a thread waits.
-struct Site {
+struct CallSite {
   const char* file;
   int line;
-  static Site here(const char* in = __builtin_FILE(), int at = __builtin_LINE()) { return {in, at}; }
+  static CallSite here(const char* in = __builtin_FILE(), int at = __builtin_LINE()) { return {in, at}; }
 };
 
 // Runs body once for every thread of every block. name: of the kernel, for errors. More than 48 KiB of shared memory
@@ -107,7 +107,7 @@ std::shared_ptr<Works>
 end_capture();  // throws Exit::internal if the compute lane does not wait for all transfers in it
 void abandon_capture();
 bool captures();
-// As CUDA may refuse a recording: from now on each one, at its begin or at its end.
+// From now on every recording is refused, at its begin or at its end, as CUDA may do.
 enum class Refused { nothing, begin, end };
 void refuse_captures(Refused at);
 bool refuses_capture(Refused at);
@@ -125,12 +125,12 @@ void seed_errors(uint64_t value);
 void* allocate(size_t bytes);
 void release(void* data);
 
-void synchronize_block(const Site& site);
+void synchronize_block(const CallSite& site);
 
 // Waits for the lanes of `mask`, each of which brings an operand; the last to come calls combine(operands, mask), with
 // null for lanes outside of the mask.
 using Combine = void (*)(void* const* operands, uint32_t mask);
-void synchronize_warp(uint32_t mask, void* operand, Combine combine, const char* what, const Site& site);
+void synchronize_warp(uint32_t mask, void* operand, Combine combine, const char* what, const CallSite& site);
 
 // The launch's shared memory, and a block's own variable of some bytes: one for every `key`.
 void* dynamic_shared();
@@ -143,7 +143,7 @@ void copy_async(void* to, const void* from, size_t bytes);
 void commit_copies();
 void wait_copies(int groups_left);
 
-[[noreturn]] void fail_lane(const char* what, int lane, int from, const Site& site);
+[[noreturn]] void fail_lane(const char* what, int lane, int from, const CallSite& site);
 
 template <class T>
 struct Exchanged {
@@ -152,7 +152,7 @@ struct Exchanged {
 };
 // Every lane's result is the value of lane `from`.
 template <class T>
-T exchange(uint32_t mask, T value, int from, const char* what, const Site& site) {
+T exchange(uint32_t mask, T value, int from, const char* what, const CallSite& site) {
   Exchanged<T> mine{value, value, from};
   const auto combine = [](void* const* operands, uint32_t present) {
     for (int lane = 0; lane < 32; ++lane) {
@@ -172,27 +172,31 @@ inline int lane() {
 
 }  // namespace crossply::emulator
 
-inline void __syncthreads(crossply::emulator::Site site = crossply::emulator::Site::here()) {
+inline void __syncthreads(crossply::emulator::CallSite site = crossply::emulator::CallSite::here()) {
   crossply::emulator::synchronize_block(site);
 }
-inline void __syncwarp(uint32_t mask = ~0u, crossply::emulator::Site site = crossply::emulator::Site::here()) {
+inline void __syncwarp(uint32_t mask = ~0u, crossply::emulator::CallSite site = crossply::emulator::CallSite::here()) {
   crossply::emulator::synchronize_warp(mask, nullptr, nullptr, "__syncwarp", site);
 }
 template <class T>
-T __shfl_xor_sync(uint32_t mask, T value, int lanes, crossply::emulator::Site site = crossply::emulator::Site::here()) {
+T __shfl_xor_sync(uint32_t mask, T value, int lanes,
+                  crossply::emulator::CallSite site = crossply::emulator::CallSite::here()) {
   return crossply::emulator::exchange(mask, value, crossply::emulator::lane() ^ lanes, "__shfl_xor_sync", site);
 }
 template <class T>
-T __shfl_sync(uint32_t mask, T value, int from, crossply::emulator::Site site = crossply::emulator::Site::here()) {
+T __shfl_sync(uint32_t mask, T value, int from,
+              crossply::emulator::CallSite site = crossply::emulator::CallSite::here()) {
   return crossply::emulator::exchange(mask, value, from & 31, "__shfl_sync", site);
 }
 template <class T>
-T __shfl_up_sync(uint32_t mask, T value, int by, crossply::emulator::Site site = crossply::emulator::Site::here()) {
+T __shfl_up_sync(uint32_t mask, T value, int by,
+                 crossply::emulator::CallSite site = crossply::emulator::CallSite::here()) {
   const int lane = crossply::emulator::lane();
   return crossply::emulator::exchange(mask, value, lane < by ? lane : lane - by, "__shfl_up_sync", site);
 }
 template <class T>
-T __shfl_down_sync(uint32_t mask, T value, int by, crossply::emulator::Site site = crossply::emulator::Site::here()) {
+T __shfl_down_sync(uint32_t mask, T value, int by,
+                   crossply::emulator::CallSite site = crossply::emulator::CallSite::here()) {
   const int lane = crossply::emulator::lane();
   return crossply::emulator::exchange(mask, value, lane + by > 31 ? lane : lane + by, "__shfl_down_sync", site);
 }

@@ -35,7 +35,7 @@ struct Barrier {
   std::map<int, Waits> waits;  // of each thread
 };
 
-struct Copy {
+struct TensorCopy {
   std::vector<std::pair<uint32_t, const std::byte*>> rows;  // to which address, from where, or null for zeros: not yet
   Barrier* barrier;
   int64_t phase;
@@ -44,13 +44,13 @@ struct Copy {
 
 struct Named {
   int count = 0, arrived = 0;
-  Site site{};
+  CallSite site{};
   std::vector<int> waiting;
 };
 
 // A product that was issued, and what it read. Registers are those of all lanes.
 struct Issued {
-  bool add;
+  bool accumulate;
   std::array<std::array<uint32_t, 4>, group_threads> a_registers;
   std::array<const uint32_t*, group_threads> a_places;
   std::vector<std::pair<uint32_t, uint16_t>> read;  // address and value of every element
@@ -67,7 +67,7 @@ struct Accumulator {
 struct Warpgroup {
   int arrived = 0, registers = 0;
   const char* what = nullptr;
-  Site site{};
+  CallSite site{};
   std::array<const void*, group_threads> operands;
   std::map<const float*, Accumulator> sums;
   std::deque<std::vector<Issued>> groups;  // the last one is open
@@ -79,7 +79,7 @@ struct Snapshot {
 };
 
 std::map<const void*, Barrier> barriers;
-std::vector<Copy> copies;
+std::vector<TensorCopy> copies;
 std::array<Named, 16> named;
 std::array<Warpgroup, max_groups> warpgroups;
 std::vector<std::vector<Snapshot>> fenced;   // of each thread, at its last fence
@@ -100,7 +100,7 @@ void check_window(const char* what, uint32_t address, size_t bytes) {
                 window_begin + dynamic_bytes);
 }
 
-Barrier& barrier_at(const void* p, const char* what, const Site& site) {
+Barrier& barrier_at(const void* p, const char* what, const CallSite& site) {
   const auto found = barriers.find(p);
   if (found == barriers.end()) fail_kernel(what, " at ", where(site), ": the barrier was not initialized");
   Barrier& barrier = found->second;
@@ -120,7 +120,7 @@ void complete_if_done(Barrier& barrier) {
 
 // Meets the other 127 threads of the warpgroup. Calls combine(operands) when all are there.
 template <class F>
-void meet_warpgroup(const void* operand, const char* what, const Site& site, F&& combine) {
+void meet_warpgroup(const void* operand, const char* what, const CallSite& site, F&& combine) {
   Warpgroup& group = own_group();
   if (group.arrived > 0 && (group.what != what || group.site.line != site.line))
     fail_kernel(thread_name(current), " is in ", what, " at ", where(site), ", others of its warpgroup in ", group.what,
@@ -153,7 +153,7 @@ void inside::begin_asynchronous() {
 bool inside::go_on(bool must) {
   if (copies.empty()) return false;
   const size_t n = lot(copies.size());
-  Copy& copy = copies[n];
+  TensorCopy& copy = copies[n];
   if (!must && lot(copy.slowness) > 0) return true;
   uint64_t left = 1 + lot(std::max<size_t>(copy.rows.size(), 1));
   for (; left > 0; --left) {
@@ -219,7 +219,7 @@ uint32_t shared_address(const void* p) {
   return window_begin + static_cast<uint32_t>(offset);
 }
 
-void barrier_init(void* barrier, uint32_t count, const Site& site) {
+void barrier_init(void* barrier, uint32_t count, const CallSite& site) {
   if (reinterpret_cast<uintptr_t>(barrier) % 8 != 0 || count < 1 || count >= 1u << 20)
     fail_kernel("a barrier of ", count, " arrivals, or not aligned to 8 bytes, at ", where(site));
   Barrier fresh;
@@ -230,19 +230,19 @@ void barrier_init_fence() {
   for (auto& [at, barrier] : barriers)
     if (barrier.owner == current && barrier.visible < 0) barrier.visible = block_barriers;
 }
-void barrier_arrive(void* at, const Site& site) {
+void barrier_arrive(void* at, const CallSite& site) {
   Barrier& barrier = barrier_at(at, "an arrival", site);
   if (barrier.pending == 0) fail_kernel("more arrivals than ", barrier.count, " in a phase, at ", where(site));
   --barrier.pending;
   complete_if_done(barrier);
 }
-void barrier_expect(void* at, uint32_t bytes, const Site& site) {
+void barrier_expect(void* at, uint32_t bytes, const CallSite& site) {
   Barrier& barrier = barrier_at(at, "an arrival", site);
   barrier.bytes += bytes;
   if (std::abs(barrier.bytes) >= 1 << 20) fail_kernel("a barrier expects ", barrier.bytes, " bytes at ", where(site));
   barrier_arrive(at, site);
 }
-void barrier_wait(void* at, uint32_t parity, const Site& site) {
+void barrier_wait(void* at, uint32_t parity, const CallSite& site) {
   Barrier& barrier = barrier_at(at, "a wait", site);
   Barrier::Waits& waits = barrier.waits[current];
   if (waits.count++ == 0) waits.first_parity = parity;
@@ -257,7 +257,7 @@ void barrier_wait(void* at, uint32_t parity, const Site& site) {
     fail_kernel("a wait for ", done, " phases of a barrier ends when ", barrier.phase, " are over, at ", where(site));
 }
 
-void named_barrier(int id, int count, bool wait, const Site& site) {
+void named_barrier(int id, int count, bool wait, const CallSite& site) {
   if (id < 1 || id > 15 || count < 32 || count % 32 != 0)
     fail_kernel("named barrier ", id, " of ", count, " threads at ", where(site));
   Named& barrier = named[static_cast<size_t>(id)];
@@ -274,7 +274,7 @@ void named_barrier(int id, int count, bool wait, const Site& site) {
   }
 }
 
-void set_registers(int count, bool more, const Site& site) {
+void set_registers(int count, bool more, const CallSite& site) {
   if (count < 24 || count > 256 || count % 8 != 0) fail_kernel(count, " registers at ", where(site));
   const auto group = static_cast<size_t>(current / group_threads);
   meet_warpgroup(nullptr, "set_registers", site, [&](Warpgroup& own) {
@@ -327,11 +327,11 @@ void proxy_fence() {
 // -----------------------------------------------------------------------------------------------------------------
 // Copies.
 
-void copy_box(void* to, const TensorMap& map, void* barrier, const int (&c)[5], const Site& site) {
+void copy_box(void* to, const TensorMap& map, void* barrier, const int (&c)[5], const CallSite& site) {
   const uint32_t address = shared_address(to);
   if (address % 1024 != 0) fail_kernel("a box goes to address ", address, ", no multiple of 1024, at ", where(site));
   Barrier& signalled = barrier_at(barrier, "a copy", site);
-  Copy copy{{}, &signalled, signalled.phase, uint64_t{1} << lot(16)};
+  TensorCopy copy{{}, &signalled, signalled.phase, uint64_t{1} << lot(16)};
   uint32_t row = address;
   const auto inside = [&](int d, int64_t at) { return at >= 0 && at < static_cast<int64_t>(map.dims[d]); };
   for (uint32_t i4 = 0; i4 < map.box[4]; ++i4)
@@ -482,7 +482,7 @@ void finish(Warpgroup& group, const Issued& done) {
   for (int m = 0; m < 64; ++m)
     for (int n = 0; n < N; ++n) {
       float& sum = sums.value[static_cast<size_t>(m * N + n)];
-      if (!done.add) sum = 0;
+      if (!done.accumulate) sum = 0;
       for (int k = 0; k < 16; ++k)
         sum = std::fma(done.a[static_cast<size_t>(m * 16 + k)], done.b[static_cast<size_t>(k * N + n)], sum);
     }
@@ -516,17 +516,17 @@ void warpgroup_fence(std::vector<Registers> of_products) {
   }
 }
 
-void warpgroup_multiply(const WarpgroupProduct& product, const Site& site) {
+void warpgroup_multiply(const WarpgroupProduct& product, const CallSite& site) {
   meet_warpgroup(&product, "wgmma", site, [&](Warpgroup& group) {
     const WarpgroupProduct* all[group_threads];
     for (int lane = 0; lane < group_threads; ++lane)
       all[lane] = static_cast<const WarpgroupProduct*>(group.operands[static_cast<size_t>(lane)]);
     const WarpgroupProduct& p = *all[0];
     for (const WarpgroupProduct* other : all)
-      if (other->N != p.N || other->of_a != p.of_a || other->of_b != p.of_b || other->add != p.add)
+      if (other->N != p.N || other->of_a != p.of_a || other->of_b != p.of_b || other->accumulate != p.accumulate)
         fail_kernel("threads of a warpgroup have different descriptors or flags for a product at ", where(site));
     const int first = current / group_threads * group_threads;
-    Issued issued{p.add, {}, {}, {}, {}, {}, p.d};
+    Issued issued{p.accumulate, {}, {}, {}, {}, {}, p.d};
     take_sums(group, all, first);
     if (p.a != nullptr) {
       take_a_registers(issued, all, first);
@@ -541,11 +541,11 @@ void warpgroup_multiply(const WarpgroupProduct& product, const Site& site) {
   });
 }
 
-void warpgroup_commit(const Site& site) {
+void warpgroup_commit(const CallSite& site) {
   meet_warpgroup(nullptr, "wgmma_commit", site, [](Warpgroup& group) { group.groups.emplace_back(); });
 }
 
-void warpgroup_wait(int groups_left, const Site& site) {
+void warpgroup_wait(int groups_left, const CallSite& site) {
   meet_warpgroup(nullptr, "wgmma_wait", site, [&](Warpgroup& group) {
     if (!group.groups.back().empty()) fail_kernel("wgmma_wait before the products are committed, at ", where(site));
     for (; static_cast<int>(group.groups.size()) - 1 > groups_left; group.groups.pop_front())

@@ -30,11 +30,11 @@ constexpr uint32_t swizzled(uint32_t address) { return address ^ (address >> 3 &
 
 // mbarrier, 8 bytes of shared memory each. A thread's waits for a barrier are for its phases one after the other,
 // either from the first on (parity 0, 1, 0 ...), or from one before that, which is over at the start (1, 0, 1 ...).
-void barrier_init(void* barrier, uint32_t count, const Site& site);
+void barrier_init(void* barrier, uint32_t count, const CallSite& site);
 void barrier_init_fence();
-void barrier_arrive(void* barrier, const Site& site);
-void barrier_expect(void* barrier, uint32_t bytes, const Site& site);  // and arrive
-void barrier_wait(void* barrier, uint32_t parity, const Site& site);
+void barrier_arrive(void* barrier, const CallSite& site);
+void barrier_expect(void* barrier, uint32_t bytes, const CallSite& site);  // and arrive
+void barrier_wait(void* barrier, uint32_t parity, const CallSite& site);
 
 // What a box is cut from: dims[0] elements of bf16 in a row, then whatever, with the strides (bytes) of dims 1 to 4.
 struct TensorMap {
@@ -43,15 +43,15 @@ struct TensorMap {
   uint32_t box[5];
 };
 // The box from coordinate c on to rows of 128 bytes; what is outside of the dims becomes 0.
-void copy_box(void* to, const TensorMap& map, void* barrier, const int (&c)[5], const Site& site);
+void copy_box(void* to, const TensorMap& map, void* barrier, const int (&c)[5], const CallSite& site);
 
 // Ordinary accesses to shared memory that copies and products touch, too, and the fence between the two kinds.
 void will_store_shared(const void* p, size_t bytes);
 void will_load_shared(const void* p, size_t bytes);
 void proxy_fence();
 
-void named_barrier(int id, int count, bool wait, const Site& site);
-void set_registers(int count, bool more, const Site& site);
+void named_barrier(int id, int count, bool wait, const CallSite& site);
+void set_registers(int count, bool more, const CallSite& site);
 
 // d (64, N) = or += a (64, 16) b (16, N). a: four registers of each lane, or null and a descriptor.
 struct WarpgroupProduct {
@@ -59,15 +59,15 @@ struct WarpgroupProduct {
   float* d;           // N / 2
   const uint32_t* a;  // 4
   uint64_t of_a, of_b;
-  bool b_transposed, add;
+  bool b_transposed, accumulate;
 };
 struct Registers {
   const void* data;
   size_t bytes;
 };
 void warpgroup_fence(std::vector<Registers> of_products);
-void warpgroup_multiply(const WarpgroupProduct& product, const Site& site);
-void warpgroup_commit(const Site& site);
-void warpgroup_wait(int groups_left, const Site& site);
+void warpgroup_multiply(const WarpgroupProduct& product, const CallSite& site);
+void warpgroup_commit(const CallSite& site);
+void warpgroup_wait(int groups_left, const CallSite& site);
 
 }  // namespace crossply::emulator

@@ -18,14 +18,14 @@ extern size_t dynamic_bytes;
 
 uint64_t lot(uint64_t below);
 std::string thread_name(int thread);
-std::string where(const Site& site);
+std::string where(const CallSite& site);
 template <class... Args>
 [[noreturn]] void fail_kernel(const Args&... args) {
   fail(Exit::internal, "emulated kernel ", kernel_name, ": ", args...);
 }
 
 // Returns when somebody has made this thread runnable again.
-void wait_for(const char* what, const Site& site);
+void wait_for(const char* what, const CallSite& site);
 void wake(int thread);
 // Whether these bytes lie in one allocation of device memory.
 bool in_device_memory(const void* data, size_t bytes);

@@ -9,13 +9,13 @@
 namespace crossply {
 namespace {
 
-void adamw_row_cpu(float* params, float* m, float* v, bf16* narrow, const float* grads, const AdamwNumbers& numbers,
+void adamw_row_cpu(float* params, float* m, float* v, bf16* bf16_copy, const float* grads, const AdamwNumbers& numbers,
                    const AdamwRow& row, AdamwFactors s) {
   const auto f = [](double x) { return static_cast<float>(x); };
   const double lr = numbers.lr * row.lr_mul;
-  const float rate = f(lr * numbers.unbias_m), decay = f(lr * row.weight_decay);
+  const float step_size = f(lr * numbers.unbias_m), decay = f(lr * row.weight_decay);
   const float factor = f(numbers.factor), unbias_v = f(numbers.unbias_v);
-  constexpr int64_t chunk = 1024;  // what narrow is rounded from is still in the cache
+  constexpr int64_t chunk = 1024;  // what bf16_copy is rounded from is still in the cache
   for (int64_t first = row.begin; first < row.end; first += chunk) {
     const int64_t end = std::min(first + chunk, row.end);
 #pragma omp simd
@@ -23,20 +23,21 @@ void adamw_row_cpu(float* params, float* m, float* v, bf16* narrow, const float*
       const float g = factor * grads[i], m1 = s.beta1 * m[i] + s.in1 * g, v1 = s.beta2 * v[i] + s.in2 * g * g;
       m[i] = m1;
       v[i] = v1;
-      params[i] -= decay * params[i] + rate * m1 / (std::sqrt(v1) * unbias_v + s.eps);
+      params[i] -= decay * params[i] + step_size * m1 / (std::sqrt(v1) * unbias_v + s.eps);
     }
-    if (narrow != nullptr) write_floats(narrow + first, params + first, end - first);
+    if (bf16_copy != nullptr) write_floats(bf16_copy + first, params + first, end - first);
   }
 }
 
-void adamw_update_cpu(float* params, float* m, float* v, bf16* narrow, const float* grads, const AdamwNumbers& numbers,
-                      int64_t n, const std::vector<AdamwRow>& rows, const AdamwConstants& constants) {
+void adamw_update_cpu(float* params, float* m, float* v, bf16* bf16_copy, const float* grads,
+                      const AdamwNumbers& numbers, int64_t n, const std::vector<AdamwRow>& rows,
+                      const AdamwConstants& constants) {
   const AdamwFactors factors = factors_of(constants);
   parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
     for (AdamwRow row : rows) {
       row.begin = std::max(row.begin, begin);
       row.end = std::min(row.end, end);
-      if (row.begin < row.end) adamw_row_cpu(params, m, v, narrow, grads, numbers, row, factors);
+      if (row.begin < row.end) adamw_row_cpu(params, m, v, bf16_copy, grads, numbers, row, factors);
     }
   });
 }
@@ -46,12 +47,13 @@ void adamw_update_cpu(float* params, float* m, float* v, bf16* narrow, const flo
 // -----------------------------------------------------------------------------------------------------------------
 // Entry point.
 
-void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow, const Tensor& grads,
+void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& bf16_copy, const Tensor& grads,
                   const Tensor& numbers, const std::vector<AdamwRow>& rows, const AdamwConstants& constants,
                   Stream stream) {
   const int64_t n = params.numel();
   CHECK_SHAPES(m.numel() == n && v.numel() == n && grads.numel() == n, params, m, v, grads);
-  CHECK_SHAPES(narrow.data == nullptr || (narrow.numel() == n && stream.backend != Backend::reference), narrow, params);
+  CHECK_SHAPES(bf16_copy.data == nullptr || (bf16_copy.numel() == n && stream.backend != Backend::reference), bf16_copy,
+               params);
   CHECK_THAT(numbers.bytes() == sizeof(AdamwNumbers), numbers.str());
   int64_t last = 0;
   for (const AdamwRow& row : rows) {
@@ -60,10 +62,11 @@ void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const 
     last = row.end;
   }
   const auto* of_step = reinterpret_cast<const AdamwNumbers*>(numbers.as<double>());
-  if (stream.backend == Backend::cuda) return adamw_update_cuda(params, m, v, narrow, grads, of_step, rows, constants);
+  if (stream.backend == Backend::cuda)
+    return adamw_update_cuda(params, m, v, bf16_copy, grads, of_step, rows, constants);
   if (!std::isfinite(of_step->factor)) return;
   if (stream.backend == Backend::cpu)
-    return adamw_update_cpu(params.as<float>(), m.as<float>(), v.as<float>(), data_or_null<bf16>(narrow),
+    return adamw_update_cpu(params.as<float>(), m.as<float>(), v.as<float>(), data_or_null<bf16>(bf16_copy),
                             grads.as<float>(), *of_step, n, rows, constants);
   with_real(params.dtype, [&]<class T>(T) {
     for (const AdamwRow& row : rows)

@@ -1,4 +1,4 @@
-// Not yet run on hardware: only in the emulator.
+// Not yet span on hardware: only in the emulator.
 #include "kernels/optim/adamw.h"
 
 #include "kernels/cuda/cuda.cuh"
@@ -6,31 +6,31 @@
 namespace crossply {
 namespace {
 
-// A block takes a piece of one run, which is a row, or several without a gap and with the same rates. Bound by memory:
-// 28 bytes a parameter, 30 with narrow.
+// A block takes a piece of one span: a row, or several without a gap that have the same learning rate and decay. Bound
+// by memory: 28 bytes a parameter, 30 with bf16_copy.
 constexpr int threads = 256;
 constexpr int64_t piece = 4096;
 
-struct Run {
+struct RowSpan {
   int64_t begin, end;
   uint32_t first_block;
   double lr_mul, weight_decay;
 };
 // An argument by value, so that nothing is copied and waited for; at most 4 KiB together with the others.
-constexpr int max_runs = 96;
-struct Runs {
-  Run run[max_runs];
+constexpr int max_spans = 96;
+struct RowSpans {
+  RowSpan span[max_spans];
   int count;
 };
 
-// The factors of a run in this step.
-struct OfRun {
-  float factor, rate, decay, unbias_v;
+// The factors of a span in this step.
+struct SpanFactors {
+  float factor, step_size, decay, unbias_v;
 };
 
 template <int width>
-__device__ __forceinline__ void update(float* params, float* m, float* v, bf16* narrow, const float* grads, int64_t i,
-                                       const OfRun& r, const AdamwFactors& s) {
+__device__ __forceinline__ void update(float* params, float* m, float* v, bf16* bf16_copy, const float* grads,
+                                       int64_t i, const SpanFactors& r, const AdamwFactors& s) {
   Floats<width> p = load<width>(params + i), m1 = load<width>(m + i), v1 = load<width>(v + i);
   const Floats<width> g = load<width>(grads + i);
 #pragma unroll
@@ -38,37 +38,37 @@ __device__ __forceinline__ void update(float* params, float* m, float* v, bf16* 
     const float x = r.factor * g[k];
     m1[k] = s.beta1 * m1[k] + s.in1 * x;
     v1[k] = s.beta2 * v1[k] + s.in2 * x * x;
-    p[k] -= r.decay * p[k] + r.rate * m1[k] / (sqrtf(v1[k]) * r.unbias_v + s.eps);
+    p[k] -= r.decay * p[k] + r.step_size * m1[k] / (sqrtf(v1[k]) * r.unbias_v + s.eps);
   }
   store<width>(params + i, p);
   store<width>(m + i, m1);
   store<width>(v + i, v1);
-  if (narrow != nullptr) store<width>(narrow + i, p);
+  if (bf16_copy != nullptr) store<width>(bf16_copy + i, p);
 }
 
 template <int width>
-__global__ void adamw_kernel(float* params, float* m, float* v, bf16* narrow, const float* grads,
-                             const AdamwNumbers* numbers, const Runs runs, const AdamwFactors factors) {
+__global__ void adamw_kernel(float* params, float* m, float* v, bf16* bf16_copy, const float* grads,
+                             const AdamwNumbers* numbers, const RowSpans spans, const AdamwFactors factors) {
   const AdamwNumbers of_step = *numbers;
   if (!std::isfinite(of_step.factor)) return;
-  int r = 0;  // the last run that begins at this block or before
-  for (int beyond = runs.count; beyond - r > 1;) {
+  int r = 0;  // the last span that begins at this block or before
+  for (int beyond = spans.count; beyond - r > 1;) {
     const int middle = (r + beyond) / 2;
-    if (runs.run[middle].first_block <= blockIdx.x) r = middle;
+    if (spans.span[middle].first_block <= blockIdx.x) r = middle;
     else beyond = middle;
   }
-  const int64_t begin = runs.run[r].begin, end = runs.run[r].end;
-  const double lr = of_step.lr * runs.run[r].lr_mul;
-  const OfRun of{static_cast<float>(of_step.factor), static_cast<float>(lr * of_step.unbias_m),
-                 static_cast<float>(lr * runs.run[r].weight_decay), static_cast<float>(of_step.unbias_v)};
-  const int64_t first = begin / width * width + static_cast<int64_t>(blockIdx.x - runs.run[r].first_block) * piece;
+  const int64_t begin = spans.span[r].begin, end = spans.span[r].end;
+  const double lr = of_step.lr * spans.span[r].lr_mul;
+  const SpanFactors of{static_cast<float>(of_step.factor), static_cast<float>(lr * of_step.unbias_m),
+                       static_cast<float>(lr * spans.span[r].weight_decay), static_cast<float>(of_step.unbias_v)};
+  const int64_t first = begin / width * width + static_cast<int64_t>(blockIdx.x - spans.span[r].first_block) * piece;
   const int64_t last = first + piece < end ? first + piece : end;
   for (int64_t i = first + threadIdx.x * width; i < last; i += threads * width) {
     if (i >= begin && i + width <= end) {
-      update<width>(params, m, v, narrow, grads, i, of, factors);
+      update<width>(params, m, v, bf16_copy, grads, i, of, factors);
     } else {  // an end within a vector
       for (int64_t k = i < begin ? begin : i; k < i + width && k < end; ++k)
-        update<1>(params, m, v, narrow, grads, k, of, factors);
+        update<1>(params, m, v, bf16_copy, grads, k, of, factors);
     }
   }
 }
@@ -77,20 +77,20 @@ __global__ void adamw_kernel(float* params, float* m, float* v, bf16* narrow, co
 
 // -----------------------------------------------------------------------------------------------------------------
 
-void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow,
+void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& bf16_copy,
                        const Tensor& grads, const AdamwNumbers* numbers, const std::vector<AdamwRow>& rows,
                        const AdamwConstants& constants) {
   const AdamwFactors factors = factors_of(constants);
-  // So that every fourth element of all of them is; narrow's is half the others' size.
-  const bool aligned = aligned16({params.data, m.data, v.data, grads.data, narrow.data});
+  // So that every fourth element of all of them is; bf16_copy's is half the others' size.
+  const bool aligned = aligned16({params.data, m.data, v.data, grads.data, bf16_copy.data});
   const int64_t width = aligned ? 4 : 1;
-  Runs runs{};
+  RowSpans spans{};
   uint32_t blocks = 0;
-  const auto launch_runs = [&] {
-    if (runs.count > 0)
+  const auto launch_spans = [&] {
+    if (spans.count > 0)
       launch({"adamw", blocks, threads}, aligned ? adamw_kernel<4> : adamw_kernel<1>, params.as<float>(), m.as<float>(),
-             v.as<float>(), data_or_null<bf16>(narrow), grads.as<float>(), numbers, runs, factors);
-    runs.count = 0, blocks = 0;
+             v.as<float>(), data_or_null<bf16>(bf16_copy), grads.as<float>(), numbers, spans, factors);
+    spans.count = 0, blocks = 0;
   };
   for (size_t i = 0; i < rows.size();) {
     const AdamwRow& row = rows[i];
@@ -100,11 +100,11 @@ void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, c
     };
     for (++i; i < rows.size() && goes_on(rows[i]); ++i) end = rows[i].end;
     if (row.begin == end) continue;
-    if (runs.count == max_runs) launch_runs();
-    runs.run[runs.count++] = {row.begin, end, blocks, row.lr_mul, row.weight_decay};
+    if (spans.count == max_spans) launch_spans();
+    spans.span[spans.count++] = {row.begin, end, blocks, row.lr_mul, row.weight_decay};
     blocks += blocks_of(end - row.begin / width * width, piece);
   }
-  launch_runs();
+  launch_spans();
 }
 
 }  // namespace crossply

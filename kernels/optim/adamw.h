@@ -3,14 +3,14 @@
 //   g = factor * grads                                  the clipping (kernels/optim/clip.h)
 //   m = beta1 m + (1 - beta1) g;       v = beta2 v + (1 - beta2) g^2
 //   mhat = unbias_m m;                 vhat = unbias_v^2 v        unbias_m = 1 / (1 - beta1^step)
-//   rate = lr lr_mul                                              unbias_v = 1 / sqrt(1 - beta2^step)
-//   params -= rate weight_decay params + rate mhat / (sqrt(vhat) + eps)
+//   a = lr lr_mul                                                 unbias_v = 1 / sqrt(1 - beta2^step)
+//   params -= a weight_decay params + a mhat / (sqrt(vhat) + eps)
 //
-//   narrow = params                                     rounded to bf16, if it has data
+//   bf16_copy = params                                            rounded to bf16, if it has data
 //
-// params, m, v, grads, narrow: flat, the same size; params, m and v are read and written, grads is read. Nothing may
-// alias. narrow is bf16 and not for the reference; whoever has one writes all of it first, because what lies between
-// the rows stays as it is there too. numbers: an AdamwNumbers, (4) of f64 where the others are, so that an update may
+// params, m, v, grads, bf16_copy: flat, the same size; params, m and v are read and written, grads is read. Nothing may
+// alias. bf16_copy is bf16 and not for the reference. The caller first writes all of it, because what lies between the
+// rows stays as it is there too. numbers: an AdamwNumbers, (4) of f64 where the others are, so that an update may
 // be recorded and replayed for other steps. Where the factor is not finite, nothing is written. A NaN gradient makes
 // the parameter NaN.
 #pragma once
@@ -23,7 +23,7 @@
 
 namespace crossply {
 
-// A range of the arena with its own rate and decay.
+// A range of the arena with its own learning rate and weight decay.
 struct AdamwRow {
   int64_t begin, end;
   double lr_mul, weight_decay;
@@ -53,12 +53,12 @@ inline AdamwFactors factors_of(const AdamwConstants& s) {
 }
 
 // rows: ascending, without overlap. What lies between them stays as it is, moments included.
-void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow, const Tensor& grads,
+void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& bf16_copy, const Tensor& grads,
                   const Tensor& numbers, const std::vector<AdamwRow>& rows, const AdamwConstants& constants,
                   Stream stream);
 
 // kernels/optim/adamw.cu
-CUDA_TWIN void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& narrow,
+CUDA_TWIN void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, const Tensor& bf16_copy,
                                  const Tensor& grads, const AdamwNumbers* numbers, const std::vector<AdamwRow>& rows,
                                  const AdamwConstants& constants);
 
@@ -66,14 +66,14 @@ template <class T>
 void adamw_row_ref(T* params, T* m, T* v, const T* grads, const AdamwNumbers& numbers, const AdamwRow& row,
                    const AdamwConstants& constants) {
   using std::sqrt;
-  const double rate = numbers.lr * row.lr_mul;
+  const double lr = numbers.lr * row.lr_mul;
   const T unbias_m = T(numbers.unbias_m), unbias_v = T(numbers.unbias_v);
   for (int64_t i = row.begin; i < row.end; ++i) {
     const T g = T(numbers.factor) * grads[i];
     m[i] = T(constants.beta1) * m[i] + T(1 - constants.beta1) * g;
     v[i] = T(constants.beta2) * v[i] + T(1 - constants.beta2) * g * g;
-    params[i] -= T(rate * row.weight_decay) * params[i] +
-                 T(rate) * (m[i] * unbias_m) / (sqrt(v[i]) * unbias_v + T(constants.eps));
+    params[i] -=
+        T(lr * row.weight_decay) * params[i] + T(lr) * (m[i] * unbias_m) / (sqrt(v[i]) * unbias_v + T(constants.eps));
   }
 }
 

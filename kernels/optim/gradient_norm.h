@@ -1,14 +1,14 @@
-// Sums over elements, in double. Of squares, leaf by leaf: the gradient norm before the root, and the test for a finite
-// gradient; of the elements themselves: the loss.
+// Sums over elements, in double. The sum of squares, leaf by leaf, is the squared gradient norm, and is finite if the
+// gradient is. The sum of the elements themselves is the loss.
 //
 //   leaf_squares: to[l] = sum of x[i]^2 for l leaf <= i < (l + 1) leaf        add_sum: to += sum_i x[i]
 //   ordered_sum:  to = sum_k sums[order[k]]
 //
 // to: f64, where the stream's tensors are, so that none waits for the device; (ceil(n / leaf)), (1) and (1). x: any
-// shape, only read. order: i32, of the leaves' places, or those of any other sums; who adds what depends on its length
-// alone, so whoever lists the leaves in one order gets the same bits however the ranks of a job share them. The square
-// of an f32 neither overflows nor vanishes in double, so for f32 a sum of squares is NaN or infinite exactly when an
-// element is.
+// shape, only read. order: i32, the places of the leaves, or of any other sums. Which thread adds what depends on its
+// length alone: a caller that lists the leaves in one order gets the same bits however the ranks of a job share them.
+// The square of an f32 neither overflows nor vanishes in double, so for f32 a sum of squares is NaN or infinite exactly
+// when an element is.
 #pragma once
 
 #include "engine/buckets.h"

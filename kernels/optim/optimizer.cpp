@@ -6,12 +6,12 @@
 #include "kernels/optim/sum_slices.h"
 
 namespace crossply {
-void refresh_narrow(ParameterTable& params) {
-  if (params.narrow_bytes() == 0) return;
+void refresh_bf16_copy(ParameterTable& params) {
+  if (params.bf16_copy_bytes() == 0) return;
   const Stream stream = params.device().stream();
   const Range whole{0, params.values().numel()}, lent{whole.end, params.flat_size()};
-  convert(part_of(params.narrow(), whole), params.values(), stream);
-  if (params.lends()) convert(part_of(params.narrow(), lent), params.lent_values(), stream);
+  convert(part_of(params.bf16_copy(), whole), params.values(), stream);
+  if (params.lends()) convert(part_of(params.bf16_copy(), lent), params.lent_values(), stream);
 }
 
 Optimizer::Optimizer(ParameterTable& params, const Buckets& buckets, const AdamwOptions& options)
@@ -28,8 +28,8 @@ Optimizer::Optimizer(ParameterTable& params, const Buckets& buckets, const Adamw
 }
 
 Tensor Optimizer::own_values(const Bucket& bucket) const {
-  if (!params_.lends() || !bucket.narrow) return part_of(params_.values(), bucket.slice_of(buckets_.rank()));
-  const int64_t begin = bucket.own - params_.narrow_begin() / buckets_.size();
+  if (!params_.lends() || !bucket.bf16_only) return part_of(params_.values(), bucket.slice_of(buckets_.rank()));
+  const int64_t begin = bucket.own - params_.bf16_only_begin() / buckets_.size();
   return part_of(flat(masters_), {begin, begin + bucket.slice});
 }
 
@@ -39,13 +39,13 @@ void Optimizer::take_masters() {
     return part_of(params_.lent_values(), {range.begin - begin, range.end - begin});
   };
   for (const Bucket& bucket : buckets_.list())
-    if (params_.lends() && bucket.narrow)
+    if (params_.lends() && bucket.bf16_only)
       copy(own_values(bucket), from_second(bucket.slice_of(buckets_.rank())), params_.device().stream());
 }
 
 void Optimizer::return_masters() {
   for (const Bucket& bucket : buckets_.list())
-    if (params_.lends() && bucket.narrow)
+    if (params_.lends() && bucket.bf16_only)
       copy(part_of(params_.gradients(), bucket.slice_of(buckets_.rank())), own_values(bucket),
            params_.device().stream());
 }
@@ -77,7 +77,7 @@ void Optimizer::update() {
     const Bucket& bucket = buckets_.list()[i];
     const Range slice = bucket.slice_of(buckets_.rank());
     adamw_update(own_values(bucket), part_of(m(), bucket.own_range()), part_of(v(), bucket.own_range()),
-                 part_of(params_.narrow(), slice), part_of(params_.gradients(), slice), numbers, rows_[i],
+                 part_of(params_.bf16_copy(), slice), part_of(params_.gradients(), slice), numbers, rows_[i],
                  {options_.beta1, options_.beta2, options_.eps}, params_.device().stream());
   }
 }

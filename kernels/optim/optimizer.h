@@ -1,6 +1,6 @@
-// AdamW over the flat arrays of a parameter table, with per-row learning rate and weight decay. Of several ranks each
-// updates its own slices, of which it alone has the moments; and, where the ranks otherwise have them in bf16 only, the
-// f32 values, its masters.
+// AdamW over the flat arrays of a parameter table, with per-row learning rate and weight decay. With several ranks each
+// rank updates its own slices and alone has their moments. If the other ranks have the values in bf16 only, it also has
+// their f32 master weights.
 #pragma once
 
 #include <vector>
@@ -17,13 +17,14 @@ struct AdamwOptions {
 };
 
 // The table's bf16 copy again, after the values were changed by anything but the optimizer; without a copy, nothing.
-void refresh_narrow(ParameterTable& params);
+void refresh_bf16_copy(ParameterTable& params);
 
 class Optimizer {
  public:
   // The table must have its values, of which the masters are taken.
   Optimizer(ParameterTable& params, const Buckets& buckets, const AdamwOptions& options);
-  // The next step's numbers go to the device: its base rate, and `scale`, from the gradients as they are to the loss's.
+  // Copies the next step's scalars to the device: the base learning rate and `scale`, which turns the gradients as they
+  // are into those of the loss.
   void begin_step(double lr, double scale = 1);
   // One f64 each, on the device. clip_factor (kernels/optim/clip.h) makes the second from the first; until then it is
   // the same.
@@ -37,8 +38,8 @@ class Optimizer {
   // Arrays of own slices.
   Tensor m() const { return flat(m_); }
   Tensor v() const { return flat(v_); }
-  // Where narrow rows have lent their values' memory (ParameterTable::allocate): takes the own slices of the values as
-  // masters, and the other way: the own slices into the gradients' memory.
+  // If bf16_only rows have lent their values' memory (ParameterTable::allocate): copies the own slices of the values
+  // into the masters, and the masters back into the gradients' memory.
   void take_masters();
   void return_masters();
   size_t bytes() const { return m_.bytes() + v_.bytes() + masters_.bytes(); }

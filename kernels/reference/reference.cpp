@@ -24,13 +24,13 @@ const T* numbers(T* buffer, const Tensor& from, int64_t first, int64_t count) {
 }
 
 template <class S, class T>
-void write(S* to, const T* from, int64_t count, bool add) {
-  for (int64_t i = 0; i < count; ++i) to[i] = S(add ? T(to[i]) + from[i] : from[i]);
+void write(S* to, const T* from, int64_t count, bool accumulate) {
+  for (int64_t i = 0; i < count; ++i) to[i] = S(accumulate ? T(to[i]) + from[i] : from[i]);
 }
 template <class T>
-void write(const Tensor& to, int64_t first, const T* from, int64_t count, bool add) {
-  if (to.dtype == DtypeOf<T>::value) return write(to.as<T>() + first, from, count, add);
-  if constexpr (std::is_same_v<T, float>) write(to.as<bf16>() + first, from, count, add);
+void write(const Tensor& to, int64_t first, const T* from, int64_t count, bool accumulate) {
+  if (to.dtype == DtypeOf<T>::value) return write(to.as<T>() + first, from, count, accumulate);
+  if constexpr (std::is_same_v<T, float>) write(to.as<bf16>() + first, from, count, accumulate);
 }
 
 // What a thread needs of its own to call the loops, part after part.
@@ -79,7 +79,7 @@ struct Caller {
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const auto [count, whole] = node.inputs[i];
       if (!whole && node.in[i]->grad != nullptr)
-        write(node.in[i]->grad->tensor, part * count, din[i], count, node.grad_modes[i] != GradMode::set);
+        write(node.in[i]->grad->tensor, part * count, din[i], count, node.grad_modes[i] != GradMode::overwrite);
     }
   }
 };
@@ -128,7 +128,7 @@ void backward_of(const ReferenceNode& node) {
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     if (!node.inputs[i].whole) continue;
     if (node.in[i]->grad != nullptr)
-      write(node.in[i]->grad->tensor, 0, sums, node.inputs[i].size, node.grad_modes[i] != GradMode::set);
+      write(node.in[i]->grad->tensor, 0, sums, node.inputs[i].size, node.grad_modes[i] != GradMode::overwrite);
     sums += node.inputs[i].size;
   }
 }

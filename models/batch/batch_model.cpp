@@ -16,7 +16,7 @@ namespace {
 constexpr size_t max_gradients = size_t{1} << 20, max_activations = size_t{4} << 20;
 // Sequences go through together while they take no more than this: longer loops, fewer calls.
 constexpr size_t roomy = size_t{1} << 20;
-constexpr int64_t max_lanes = 16;  // so many threads can work; each costs a set of activations and gradients
+constexpr int64_t max_replicas = 16;  // so many threads can work; each costs a set of activations and gradients
 
 Tensor flat_gradients(const Arena& arena, const ParameterTable& params) {
   return Tensor{arena.data(), params.dtype(), Shape{params.flat_size()}};
@@ -49,19 +49,18 @@ Layout choose_layout(ParameterTable& params, const Config& config, const Batch& 
     Batch same = batch;
     same.plan = PlanMode::reuse;  // the other plans must give the same bits
     same.training = true;         // and so must evaluation
-    record_replay(tape, params, config, same, {sequences, 1});
+    record_batch(tape, params, config, same, {sequences, 1});
     return tape.arena_bytes();
   };
   const size_t one = arena_of(1);
   if (one > max_activations) return whole;
   int64_t sequences = 1;
   for (int64_t n = 2; n * 2 <= batch.B && static_cast<size_t>(n) * one <= roomy; ++n)
-    if (batch.B % n == 0 && batch.B / n >= std::min(max_lanes, batch.B / 2)) sequences = n;
-  return {sequences, std::min(max_lanes, batch.B / sequences)};
+    if (batch.B % n == 0 && batch.B / n >= std::min(max_replicas, batch.B / 2)) sequences = n;
+  return {sequences, std::min(max_replicas, batch.B / sequences)};
 }
 
-Graph record_replay(Tape& tape, ParameterTable& params, const Config& config, const Batch& batch,
-                    const Layout& layout) {
+Graph record_batch(Tape& tape, ParameterTable& params, const Config& config, const Batch& batch, const Layout& layout) {
   if (batch.eight_bits) tape.use_eight_bits();
   const Graph graph = record_model(tape, params, config, layout.sequences, batch.T, batch.teacher);
   if (batch.training) tape.differentiate();
@@ -71,8 +70,8 @@ Graph record_replay(Tape& tape, ParameterTable& params, const Config& config, co
 
 size_t memory_of(const Layout& layout, const Tape& tape, const ParameterTable& params, bool training) {
   const size_t gradients =
-      layout.lanes > 1 && training ? static_cast<size_t>(params.flat_size()) * size_of(params.dtype()) : 0;
-  return static_cast<size_t>(layout.lanes) * (tape.arena_bytes() + gradients);
+      layout.replicas > 1 && training ? static_cast<size_t>(params.flat_size()) * size_of(params.dtype()) : 0;
+  return static_cast<size_t>(layout.replicas) * (tape.arena_bytes() + gradients);
 }
 
 BatchModel::BatchModel(Device& device, ParameterTable& params, const Config& config, const Batch& batch)
@@ -80,53 +79,54 @@ BatchModel::BatchModel(Device& device, ParameterTable& params, const Config& con
       params_(params),
       batch_(batch),
       layout_(choose_layout(params, config, batch, device.stream().backend)),
-      sums_(device, "sums of losses", static_cast<size_t>(layout_.lanes) * sizeof(double)),
-      host_sums_(static_cast<size_t>(layout_.lanes)) {
-  for (int64_t i = 0; i < layout_.lanes; ++i) {
-    Lane& lane = *lanes_.emplace_back(std::make_unique<Lane>(batch.dtype));
-    lane.graph = record_replay(lane.tape, params, config, batch, layout_);
-    if (layout_.lanes > 1 && batch.training)
-      lane.gradients = Arena(device, "gradients of a lane", params.gradients().bytes());
-    const Tensor own = flat_gradients(lane.gradients, params);
+      sums_(device, "sums of losses", static_cast<size_t>(layout_.replicas) * sizeof(double)),
+      host_sums_(static_cast<size_t>(layout_.replicas)) {
+  for (int64_t i = 0; i < layout_.replicas; ++i) {
+    Replica& replica = *replicas_.emplace_back(std::make_unique<Replica>(batch.dtype));
+    replica.graph = record_batch(replica.tape, params, config, batch, layout_);
+    if (layout_.replicas > 1 && batch.training)
+      replica.gradients = Arena(device, "gradients of a replica", params.gradients().bytes());
+    const Tensor own = flat_gradients(replica.gradients, params);
     const Tensor gradients = own.data != nullptr ? own : params.gradients();
-    lane.tape.allocate(device, batch.training ? &gradients : nullptr);
+    replica.tape.allocate(device, batch.training ? &gradients : nullptr);
   }
 }
 
-void BatchModel::run_lane(int64_t lane, const int32_t* tokens, const int32_t* targets, const Step& step,
-                          const Tensor& losses) {
-  Lane& l = *lanes_[static_cast<size_t>(lane)];
-  Step replay = step;
-  const int64_t replays = batch_.B / layout_.sequences, width = layout_.sequences * batch_.T;
-  const int64_t begin = replays * lane / layout_.lanes;
-  for (int64_t r = begin; r < replays * (lane + 1) / layout_.lanes; ++r) {
-    if (l.gradients.data() != nullptr) replay.overwrite = step.training && r == begin;  // its own
+void BatchModel::run_replica(int64_t replica, const int32_t* tokens, const int32_t* targets, const Step& step,
+                             const Tensor& losses) {
+  Replica& l = *replicas_[static_cast<size_t>(replica)];
+  Step of_run = step;
+  const int64_t runs = batch_.B / layout_.sequences, width = layout_.sequences * batch_.T;
+  const int64_t begin = runs * replica / layout_.replicas;
+  for (int64_t r = begin; r < runs * (replica + 1) / layout_.replicas; ++r) {
+    if (l.gradients.data() != nullptr) of_run.overwrite = step.training && r == begin;  // its own
     load_batch(device_, l.graph, tokens + r * width, targets + r * width);
-    l.tape.run(replay);
-    add_sum(part_of(losses, {lane, lane + 1}), l.graph.losses->tensor, device_.stream());
-    if (const int64_t at = layout_.lanes + lane; at < losses.numel())
+    l.tape.run(of_run);
+    add_sum(part_of(losses, {replica, replica + 1}), l.graph.losses->tensor, device_.stream());
+    if (const int64_t at = layout_.replicas + replica; at < losses.numel())
       add_sum(part_of(losses, {at, at + 1}), l.graph.ce->tensor, device_.stream());
   }
 }
 
 void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& step, const Tensor& losses) {
-  const bool with_ce = step.training && batch_.teacher != nullptr && losses.numel() == 2 * layout_.lanes;
-  CHECK_THAT(with_ce || losses.numel() == layout_.lanes, losses.str(), " for the losses of ", layout_.lanes, " lanes");
+  const bool with_ce = step.training && batch_.teacher != nullptr && losses.numel() == 2 * layout_.replicas;
+  CHECK_THAT(with_ce || losses.numel() == layout_.replicas, losses.str(), " for the losses of ", layout_.replicas,
+             " replicas");
   if (step.training) params_.lend_values(true);
-  if (layout_.lanes == 1) return run_lane(0, tokens, targets, step, losses);
+  if (layout_.replicas == 1) return run_replica(0, tokens, targets, step, losses);
 #pragma omp parallel for schedule(static, 1)
-  for (int64_t i = 0; i < layout_.lanes; ++i) {
-    Lane& lane = *lanes_[static_cast<size_t>(i)];
+  for (int64_t i = 0; i < layout_.replicas; ++i) {
+    Replica& replica = *replicas_[static_cast<size_t>(i)];
     try {
-      run_lane(i, tokens, targets, step, losses);
+      run_replica(i, tokens, targets, step, losses);
     } catch (...) {  // no exception may leave a parallel region
-      lane.error = std::current_exception();
+      replica.error = std::current_exception();
     }
   }
-  for (const auto& lane : lanes_)
-    if (lane->error) std::rethrow_exception(std::exchange(lane->error, nullptr));
-  for (size_t i = 0; step.training && i < lanes_.size(); ++i)
-    accumulate({params_.gradients(), !step.overwrite || i > 0}, flat_gradients(lanes_[i]->gradients, params_),
+  for (const auto& replica : replicas_)
+    if (replica->error) std::rethrow_exception(std::exchange(replica->error, nullptr));
+  for (size_t i = 0; step.training && i < replicas_.size(); ++i)
+    accumulate({params_.gradients(), !step.overwrite || i > 0}, flat_gradients(replicas_[i]->gradients, params_),
                device_.stream());
   for (size_t i = 0; step.last && i < waiting_; ++i) ready_(i);
 }
@@ -139,8 +139,8 @@ double BatchModel::take_losses() {
 
 void BatchModel::when_final(const std::vector<size_t>& nodes, const std::function<void(size_t i)>& ready) {
   ready_ = ready, waiting_ = nodes.size();
-  if (layout_.lanes > 1) return;
-  for (size_t i = 0; i < nodes.size(); ++i) lanes_[0]->tape.after_backward(nodes[i], [this, i] { ready_(i); });
+  if (layout_.replicas > 1) return;
+  for (size_t i = 0; i < nodes.size(); ++i) replicas_[0]->tape.after_backward(nodes[i], [this, i] { ready_(i); });
 }
 
 double BatchModel::training_flops() const {
@@ -148,13 +148,13 @@ double BatchModel::training_flops() const {
 }
 
 void BatchModel::start_profile() {
-  for (const auto& lane : lanes_) lane->tape.start_profile();
+  for (const auto& replica : replicas_) replica->tape.start_profile();
 }
 
 std::vector<OpCost> BatchModel::costs() const {
   std::vector<OpCost> sums;
-  for (const auto& lane : lanes_)
-    for (const OpCost& cost : lane->tape.costs()) add_cost(sums, cost);
+  for (const auto& replica : replicas_)
+    for (const OpCost& cost : replica->tape.costs()) add_cost(sums, cost);
   return sums;
 }
 

@@ -1,8 +1,8 @@
-// Checkpoints as directories that survive a kill and a power loss at any moment. A checkpoint is valid when its
-// manifest.json, written last, lists every file with its size and SHA-256, and all of them are as listed.
-//
-// All of it is built under a temporary name beside the final one, .tmp-NAME-PID, and brought to the disk. The rename to
-// the final name is the moment from which a kill leaves it to be found.
+// Checkpoints are directories that survive a kill and a power loss at any moment. One comes into being in three steps:
+//   1. complete: all files are on the disk in a temporary directory, .tmp-NAME-PID. manifest.json is written last and
+//      lists every file with its size and SHA-256. A checkpoint is valid if its files are as listed.
+//   2. visible: the rename to the final name. From here on a resume finds it.
+//   3. durable: the parent directory is synced. From here on it survives a power loss.
 // A directory that holds a file which no checkpoint lists, somebody's notes, is never removed.
 //
 // Several processes write one together: the first begins it and tells the others building(), they join(), all write

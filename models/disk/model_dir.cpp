@@ -203,9 +203,9 @@ std::vector<double> read_tensor(const Found& source, Dtype dtype) {
   std::vector<double> host(
       static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<int64_t>())));
   source.file->read_f64(*source.info, host.data());
-  const bool narrow = dtype != Dtype::f64;
+  const bool in_f32 = dtype != Dtype::f64;
   const auto bad = std::find_if(host.begin(), host.end(), [&](double weight) {
-    return !std::isfinite(narrow ? static_cast<double>(static_cast<float>(weight)) : weight);
+    return !std::isfinite(in_f32 ? static_cast<double>(static_cast<float>(weight)) : weight);
   });
   if (bad == host.end()) return host;
   // What is not finite itself comes first, wherever in the tensor it is.

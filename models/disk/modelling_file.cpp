@@ -26,17 +26,17 @@ std::string file_of(const std::string& arch) {
 using Imports = std::set<std::pair<std::string, std::string>>;
 
 // A file of dev/reference, taken apart.
-struct Part {
+struct PythonModule {
   std::string docstring;  // without its quotes
   Imports imports;        // of modules that are not in dev/reference
   std::string code;
 };
 
-Part take_apart(const std::string& text) {
+PythonModule take_apart(const std::string& text) {
   const std::string quotes = "\"\"\"";
   const size_t begin = quotes.size(), end = text.find(quotes, begin);
   CHECK_THAT(text.starts_with(quotes) && end != std::string::npos, "a file of dev/reference begins with no docstring");
-  Part part;
+  PythonModule part;
   part.docstring = text.substr(begin, end - begin);
   std::istringstream lines(text.substr(end + quotes.size()));
   for (std::string line; std::getline(lines, line);) {
@@ -74,7 +74,7 @@ std::string modelling_file(const std::string& arch) {
   if (own != files.back()) files.push_back(own);
   const size_t main = files.size() - 1;
   files.push_back("hf.py");
-  std::vector<Part> parts;
+  std::vector<PythonModule> parts;
   Imports standard, others;
   for (const std::string& file : files) {
     parts.push_back(take_apart(python_files().at(file)));

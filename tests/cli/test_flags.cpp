@@ -179,10 +179,10 @@ TEST_CASE("flags: --help has groups, types and at most 80 columns") {
 }
 
 TEST_CASE("defaults on files: two epochs, at most 20 tokens a parameter; the rates of our trials and of the papers") {
-  CHECK(usual_seq_of(100'000) == 64);
-  CHECK(usual_seq_of(1'000'000) == 128);
-  CHECK(usual_seq_of(100'000'000) == 256);
-  CHECK(usual_seq_of(1'000'000'000) == 512);
+  CHECK(usual_seq_len(100'000) == 64);
+  CHECK(usual_seq_len(1'000'000) == 128);
+  CHECK(usual_seq_len(100'000'000) == 256);
+  CHECK(usual_seq_len(1'000'000'000) == 512);
   CHECK(usual_steps_of(1000, 64, 16, 1'000'000) == 125);
   CHECK(usual_steps_of(100'000'000, 64, 16, 1024) == 20);
   CHECK(usual_steps_of(3, 64, 16, 1'000'000) == 1);

@@ -77,10 +77,10 @@ TEST_CASE("text: sizes that are too small, too many samples, missing files, unkn
   check_fails(Exit::bad_data, {"short", "19 bytes", "at least 20"},
               [&] { open_dataset(data_options("text:" + dir.file("short"), 9)); });
   check_fails(Exit::bad_data, {"empty", "0 bytes"},
-              [&] { open_dataset(data_options("text:" + dir.file("empty"), 0)); });
-  check_fails(Exit::no_input, {"missing"}, [&] { open_dataset(data_options("text:" + dir.file("missing"), 0)); });
+              [&] { open_dataset(data_options("text:" + dir.file("empty"), 9)); });
+  check_fails(Exit::no_input, {"missing"}, [&] { open_dataset(data_options("text:" + dir.file("missing"), 9)); });
   check_fails(Exit::no_input, {dir.path.string(), ".txt", ".md"},
-              [&] { open_dataset(data_options("text:" + dir.path.string(), 0)); });
+              [&] { open_dataset(data_options("text:" + dir.path.string(), 9)); });
   DataOptions o = data_options("text:" + dir.file("two"), 9);
   o.train_samples = 2;
   check_fails(Exit::usage, {"asked for 2 train samples", "only 1"}, [&] { open_dataset(o); });

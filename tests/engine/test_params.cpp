@@ -39,7 +39,7 @@ TEST_CASE("params: a value that is lent to its gradient is refused until it is b
   const auto device = make_device("cpu");
   ParameterTable params;
   params.add("own", {64}, Init::constant(2), Role::input_projection);
-  params.add("lent", {64}, Init::constant(3), Role::input_projection).narrow_only = true;
+  params.add("lent", {64}, Init::constant(3), Role::input_projection).bf16_only = true;
   params.allocate(*device, Dtype::f32, true, true);
   params.initialise(11);
   const Parameter &own = params.rows()[0], &lent = params.rows()[1];
@@ -65,10 +65,10 @@ TEST_CASE("params: initialised by threads and in pieces, the numbers are those o
     const auto device = make_device(name);
     ParameterTable params;
     declare(params);
-    const bool wide = std::string(name) == "reference";
-    params.allocate(*device, wide ? Dtype::f64 : Dtype::f32, false);
+    const bool in_f64 = std::string(name) == "reference";
+    params.allocate(*device, in_f64 ? Dtype::f64 : Dtype::f32, false);
     params.initialise(11);
-    CHECK((wide ? first_difference<double>(params, 11) : first_difference<float>(params, 11)) == "");
+    CHECK((in_f64 ? first_difference<double>(params, 11) : first_difference<float>(params, 11)) == "");
     const Parameter& row = params.rows()[0];
     CHECK(params.read(row.value)[14] == static_cast<float>(row.init.at(11, stream_of("few"), 14)));
   }

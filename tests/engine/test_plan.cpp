@@ -44,7 +44,8 @@ double taken(const TrainPlan& o, const Source& data) {
   trainer.step();
   trainer.evaluate(data, 1);
   if (data.task() != nullptr)
-    answer_task(trainer.device(), trainer.params(), o.config, data, o.answer_samples, answer_rows(o), *one_rank_job());
+    answer_task(trainer.device(), trainer.params(), o.config, data, o.answer_samples, answer_rows(o),
+                *one_rank_group());
   return static_cast<double>(max_device_memory() - before);
 }
 
@@ -140,7 +141,7 @@ TEST_CASE("plan: a run that is larger than the GPU is refused before it leaves a
   o.data.seq_len = 64, o.out = dir.file("run");
   o.batch = 1'000'000'000;
   try {
-    std::shared_ptr<Job> job = one_rank_job();
+    std::shared_ptr<ProcessGroup> job = one_rank_group();
     claim_run_dir(o, job);
     FAIL("not refused");
   } catch (const Error& error) {

@@ -47,11 +47,11 @@ TEST_CASE("tape: the first writer in reverse order sets a gradient, the others a
   t.record(nothing({z, x}, {t.result("loss", Shape{1})}));
   t.differentiate();
   const auto& nodes = t.nodes();
-  constexpr GradMode set = GradMode::set, add = GradMode::add;
-  CHECK(nodes[3]->grad_modes == std::vector{set, set});       // z and x: first writers
-  CHECK(nodes[2]->grad_modes == std::vector{add, set, add});  // x again, y first, w always
-  CHECK(nodes[1]->grad_modes == std::vector{add});
-  CHECK(nodes[0]->grad_modes == std::vector{add});
+  constexpr GradMode overwrite = GradMode::overwrite, accumulate = GradMode::accumulate;
+  CHECK(nodes[3]->grad_modes == std::vector{overwrite, overwrite});               // z and x: first writers
+  CHECK(nodes[2]->grad_modes == std::vector{accumulate, overwrite, accumulate});  // x again, y first, w always
+  CHECK(nodes[1]->grad_modes == std::vector{accumulate});
+  CHECK(nodes[0]->grad_modes == std::vector{accumulate});
   CHECK_THROWS_AS(t.differentiate(), Error);
 }
 

@@ -116,13 +116,13 @@ TEST_CASE("decode: bf16 is about as far from fp32 as the training tape's bf16 is
   for (const Case& c : cases()) {
     if (has_loops(c.config, /*per_sequence=*/true)) continue;
     CAPTURE(c.name);
-    TinyModel exact(c.config), narrow(c.config, "cpu", PlanMode::reuse, Dtype::bf16);
-    narrow.take(exact);
-    refresh_narrow(narrow.params);
-    exact.loss(), narrow.loss();
+    TinyModel exact(c.config), bf16_model(c.config, "cpu", PlanMode::reuse, Dtype::bf16);
+    bf16_model.take(exact);
+    refresh_bf16_copy(bf16_model.params);
+    exact.loss(), bf16_model.loss();
     const auto want = exact.values<float>(exact.graph.losses->tensor);
-    const auto trained = narrow.values<float>(narrow.graph.losses->tensor);
-    Decoder decoder(*narrow.device, narrow.params, c.config, TinyModel::B, TinyModel::T, Dtype::bf16);
+    const auto trained = bf16_model.values<float>(bf16_model.graph.losses->tensor);
+    Decoder decoder(*bf16_model.device, bf16_model.params, c.config, TinyModel::B, TinyModel::T, Dtype::bf16);
     double of_training = 0, of_decoder = 0, largest = 0;
     for (int64_t t = 0; t < TinyModel::T; ++t) {
       const auto& logits =

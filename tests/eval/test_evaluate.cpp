@@ -59,9 +59,9 @@ TEST_CASE("evaluation: --eval-samples 0 is all of the test set, as evaluate has 
 
   TinyModel model(tiny_config("llama"), "cpu");
   BatchModel batches(*model.device, model.params, model.config, {2, 6, Dtype::f32, false});
-  const MeanLoss all = mean_loss(batches, Counting(5), 0, *one_rank_job());
+  const MeanLoss all = mean_loss(batches, Counting(5), 0, *one_rank_group());
   CHECK(all.sequences == 5);
-  CHECK(all.loss == mean_loss(batches, Counting(5), 5, *one_rank_job()).loss);
+  CHECK(all.loss == mean_loss(batches, Counting(5), 5, *one_rank_group()).loss);
 }
 
 TEST_CASE("evaluation: a part of the test sequences is spread over all of them: floor((i + 0.5) N / n)") {

@@ -218,7 +218,7 @@ TEST_CASE("dump: all values of a model, as the probe sees them, from weights in 
   const TempDir scratch;
   make_bytes_model(scratch.file("model"), "satformer");
   {  // the same in bf16
-    std::filesystem::copy(scratch.file("model"), scratch.file("narrow"));
+    std::filesystem::copy(scratch.file("model"), scratch.file("in_bf16"));
     const SafetensorsFile file(scratch.file("model") + "/model.safetensors");
     std::map<std::string, std::vector<uint16_t>> numbers;
     std::vector<TensorToWrite> tensors;
@@ -230,11 +230,11 @@ TEST_CASE("dump: all values of a model, as the probe sees them, from weights in 
       }
       tensors.push_back({info.name, "BF16", info.shape, numbers[info.name].data()});
     }
-    write_safetensors(scratch.file("narrow") + "/model.safetensors", tensors);
+    write_safetensors(scratch.file("in_bf16") + "/model.safetensors", tensors);
   }
   write_text(scratch.file("text"), letters(300));
   const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
-  for (const char* name : {"model", "narrow"}) {
+  for (const char* name : {"model", "in_bf16"}) {
     CAPTURE(name);
     const Outcome got =
         run_program_inside(scratch, {"analyze", "--model", scratch.file(name), "--data", data, "--dump", "*",

@@ -106,8 +106,8 @@ TEST_CASE("scorer: the sum over a batch is evaluate's loss") {
   Scored model("llama");
   const Counting source(9, 6);
   BatchModel batches(*model.device, model.params, model.config, Batch{3, 6, Dtype::f32, /*training=*/false});
-  const auto job = one_rank_job();
-  const MeanLoss mean = mean_loss(batches, source, 0, *job);
+  const auto group = one_rank_group();
+  const MeanLoss mean = mean_loss(batches, source, 0, *group);
   std::vector<Passage> passages;
   for (int64_t i = 0; i < source.size(); ++i) {
     std::vector<int32_t> tokens(6), targets(6);

@@ -44,7 +44,7 @@ struct Fault {
 };
 
 // A directory of its own for the program: DIR/data.txt and DIR/run.
-struct Place {
+struct RunDirectory {
   std::string dir;
   std::string run() const { return dir + "/run"; }
   std::string log() const { return dir + ".log"; }
@@ -137,7 +137,7 @@ std::vector<std::string> command(const Options& o, const std::string& scenario, 
   return words;
 }
 
-void prepare_preload(const Options& o, const Place& place, const Fault* fault) {
+void prepare_preload(const Options& o, const RunDirectory& place, const Fault* fault) {
   ::setenv("LD_PRELOAD", o.preload.c_str(), 1);
   ::setenv("FAULT_DIR", place.dir.c_str(), 1);
   if (fault == nullptr) {
@@ -150,7 +150,7 @@ void prepare_preload(const Options& o, const Place& place, const Fault* fault) {
 }
 
 // Runs a program, with its calls counted, and maybe one of them not as usual. Returns wait's status.
-int execute(const Options& o, const Place& place, const std::string& scenario, const Fault* fault, bool counted,
+int execute(const Options& o, const RunDirectory& place, const std::string& scenario, const Fault* fault, bool counted,
             bool again = false) {
   const auto words = command(o, scenario, again);
   const pid_t child = ::fork();
@@ -233,7 +233,7 @@ class Experiment {
   Exit run() {
     std::string text;
     for (uint64_t i = 0; i < 2000; ++i) text += static_cast<char>('a' + random_bits(1, 1, i) % 26);
-    for (const Place& place : {nothing_, whole_, part_}) {
+    for (const RunDirectory& place : {nothing_, whole_, part_}) {
       fs::create_directory(place.dir);
       write_file(place.dir + "/data.txt", text);
       write_file(place.dir + "/more.jsonl", "{\"text\": \"" + text + "\"}\n{\"text\": \"more\"}\n");
@@ -250,8 +250,8 @@ class Experiment {
   }
 
  private:
-  std::vector<std::string> calls_of(const std::string& scenario, const Place& start) {
-    const Place place = fresh(start, 0);
+  std::vector<std::string> calls_of(const std::string& scenario, const RunDirectory& start) {
+    const RunDirectory place = fresh(start, 0);
     const int status = execute(o_, place, scenario, nullptr, true);
     if (!ended_with(status, 0)) fail(Exit::internal, scenario, " fails by itself: ", read_file(place.output()));
     if (scenario == "evaluate") scores_ = read_file(place.output());
@@ -264,8 +264,8 @@ class Experiment {
   }
 
   // A copy of a place to work in.
-  Place fresh(const Place& start, int job) const {
-    const Place place{scratch() + "/job" + std::to_string(job)};
+  RunDirectory fresh(const RunDirectory& start, int job) const {
+    const RunDirectory place{scratch() + "/job" + std::to_string(job)};
     fs::remove_all(place.dir);
     fs::remove(place.log());
     fs::create_directory(place.dir);
@@ -275,7 +275,7 @@ class Experiment {
 
   // The place where a scenario starts: train from nothing; resume where the last line of the metrics was cut by a kill.
   // All jobs read it, none writes there.
-  const Place& start_of(const std::string& scenario) const {
+  const RunDirectory& start_of(const std::string& scenario) const {
     return scenario == "train" ? nothing_ : scenario == "resume" ? part_ : whole_;
   }
 
@@ -328,7 +328,7 @@ class Experiment {
   bool work(const std::vector<Fault>& faults, size_t job, size_t jobs) noexcept {
     bool good = true;
     for (size_t i = job; i < faults.size(); i += jobs) {
-      const Place place = fresh(start_of(faults[i].scenario), static_cast<int>(job));
+      const RunDirectory place = fresh(start_of(faults[i].scenario), static_cast<int>(job));
       const std::string what = try_fault(faults[i], place);
       if (what.empty()) continue;
       good = false;
@@ -339,7 +339,7 @@ class Experiment {
   }
 
   // "" if all is well, else what is wrong.
-  std::string try_fault(const Fault& fault, const Place& place) const {
+  std::string try_fault(const Fault& fault, const RunDirectory& place) const {
     const int status = execute(o_, place, fault.scenario, &fault, true);
     const std::string output = read_file(place.output());
     const bool killed = fault.kind == "kill" || fault.kind == "tear";
@@ -359,18 +359,18 @@ class Experiment {
     return check_same(place);
   }
 
-  static std::string contents(const Place& place, const std::string& file) {
+  static std::string contents(const RunDirectory& place, const std::string& file) {
     return fs::exists(place.dir + "/" + file) ? read_file(place.dir + "/" + file) : "";
   }
 
   // "" if all files of a program are there and as they should be; else the first that is not.
-  std::string other_file(const Fault& fault, const Place& place) const {
+  std::string other_file(const Fault& fault, const RunDirectory& place) const {
     for (const auto& [file, whole] : results_.at(fault.scenario))
       if (contents(place, file) != whole) return file;
     return "";
   }
 
-  std::string check_program(const Fault& fault, const Place& place, bool done) const {
+  std::string check_program(const Fault& fault, const RunDirectory& place, bool done) const {
     const Program& program = programs().at(fault.scenario);
     for (const auto& [file, whole] : results_.at(fault.scenario))
       if (const std::string now = contents(place, file); program.again.empty() && !now.empty() && now != whole)
@@ -397,7 +397,7 @@ class Experiment {
     return step;
   }
 
-  std::string check_left(const Fault& fault, const Place& place) const {
+  std::string check_left(const Fault& fault, const RunDirectory& place) const {
     int newest = 0;
     for (const std::string& name : names_in(place.run())) {
       if (name.starts_with("damaged_")) return "a good checkpoint is called " + name;
@@ -415,7 +415,7 @@ class Experiment {
     return lines == all ? "" : "other metrics";
   }
 
-  std::string check_same(const Place& place) const {
+  std::string check_same(const RunDirectory& place) const {
     const std::string run = place.run(), whole = whole_.run(), last = "/" + step_name(last_step);
     auto names = names_in(run);
     // A complete checkpoint that was to be removed may stay, where there was no later save.
@@ -428,7 +428,7 @@ class Experiment {
   }
 
   Options o_;
-  Place nothing_, whole_, part_;
+  RunDirectory nothing_, whole_, part_;
   std::map<std::string, std::vector<std::string>> calls_;              // by scenario
   std::map<std::string, std::map<std::string, std::string>> results_;  // of programs, by scenario and file
   std::string scores_;                                                 // what evaluate says

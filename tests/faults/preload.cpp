@@ -34,7 +34,7 @@ std::string variable(const char* name) {
   return value != nullptr ? value : "";
 }
 
-struct Plan {
+struct FaultPlan {
   std::string dir = variable("FAULT_DIR"), kind = variable("FAULT_KIND");
   long at = std::atol(variable("FAULT_AT").c_str()), count = 0;
   // By the system call itself: the functions here are the ones that are replaced.
@@ -42,8 +42,8 @@ struct Plan {
       ::syscall(SYS_openat, AT_FDCWD, variable("FAULT_LOG").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
 };
 
-Plan& plan() {
-  static Plan the_plan;
+FaultPlan& plan() {
+  static FaultPlan the_plan;
   return the_plan;
 }
 
@@ -67,7 +67,7 @@ enum class Fate { pass, fail, shorten, tear };
 // Counts a call on one of our paths and says what becomes of it.
 Fate fate(const char* call, const std::string& path) {
   if (path.empty()) return Fate::pass;
-  Plan& p = plan();
+  FaultPlan& p = plan();
   ++p.count;
   const std::string line = std::string(call) + " " + path + "\n";
   if (p.log >= 0) (void)!::syscall(SYS_write, p.log, line.data(), line.size());

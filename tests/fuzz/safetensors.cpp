@@ -20,11 +20,11 @@ void try_file(const std::string& bytes) {
       require(file.find(info.name) == &info, "find() gives another tensor");
       require(info.end - info.begin <= bytes.size(), "a tensor is larger than the file");
       std::vector<double> numbers(static_cast<size_t>(info.numel()));
-      std::vector<float> narrow(numbers.size());
+      std::vector<float> in_f32(numbers.size());
       std::vector<char> raw(info.end - info.begin);
       file.read_raw(info, info.dtype, raw.data());
       accept_or_refuse([&] { file.read_f64(info, numbers.data()); });
-      accept_or_refuse([&] { file.read_f32(info, narrow.data()); });
+      accept_or_refuse([&] { file.read_f32(info, in_f32.data()); });
     }
   });
 }

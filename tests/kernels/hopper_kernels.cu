@@ -248,7 +248,7 @@ template <auto mistake>
 constexpr bool there = mistake == decltype(mistake){} || !is_gpu;
 
 template <Broken broken, int N, int K, bool in_registers, bool transposed>
-bool multiplied(float* d, const bf16* a, const bf16* b, const Factors& f) {
+bool multiplied(float* d, const bf16* a, const bf16* b, const WgmmaShape& f) {
   if (f.N != N || f.K != K || f.in_registers != in_registers || f.transposed != transposed) return false;
   launch({"product", 1, 128, (64 + N) * K * sizeof(bf16)}, product_kernel<N, K, in_registers, transposed, broken>, d, a,
          b);
@@ -256,7 +256,7 @@ bool multiplied(float* d, const bf16* a, const bf16* b, const Factors& f) {
 }
 
 template <Broken broken>
-bool multiplied_small(float* d, const bf16* a, const bf16* b, const Factors& f) {
+bool multiplied_small(float* d, const bf16* a, const bf16* b, const WgmmaShape& f) {
   if constexpr (there<broken>)
     return multiplied<broken, 64, 64, false, false>(d, a, b, f) || multiplied<broken, 64, 64, true, false>(d, a, b, f);
   return false;
@@ -283,7 +283,7 @@ void take_box(bf16* to, const bf16* x, int row, int head, int batch) {
   launch({"box", 1, 32, B::box_rows * B::D * sizeof(bf16) + 8}, box_kernel, to, map, row, head, batch);
 }
 
-void multiply(float* d, const bf16* a, const bf16* b, const Factors& f, Broken broken, uint64_t seed) {
+void multiply(float* d, const bf16* a, const bf16* b, const WgmmaShape& f, Broken broken, uint64_t seed) {
   seeded(seed);
   bool done = false;
   const auto with = [&]<Broken... all>(std::integer_sequence<Broken, all...>) {

@@ -27,12 +27,12 @@ constexpr int64_t place_in_panels(int row, int column) {
 }
 
 // d (64, N) += a b by one warpgroup; a (64, K) from panels or from registers, b (N, K) or, transposed, (K, N).
-struct Factors {
+struct WgmmaShape {
   int N, K;
   bool in_registers, transposed;
 };
 enum class Broken { none, fence, early_look, proxy, step, touched };  // but for the first in the emulator only
-void multiply(float* d, const bf16* a, const bf16* b, const Factors& factors, Broken broken, uint64_t seed);
+void multiply(float* d, const bf16* a, const bf16* b, const WgmmaShape& factors, Broken broken, uint64_t seed);
 
 // out (128, 64) = the sum over `tiles` tiles (64, 64) of q (128, 64) tile^T, as attention would: a producer that fills
 // a ring of two stages, two warpgroups that take 64 rows of q each, in turns, and give the stages back.

@@ -9,14 +9,14 @@ using namespace crossply::test;
 
 namespace {
 
-// Three ranges with their own rate and decay, and three gaps: before, between, behind.
+// Three ranges with their own learning rate and decay, and three gaps: before, between, behind.
 constexpr int64_t n = 40009;
 const std::vector<AdamwRow> rows{{3, 20, 0.5, 0.1}, {20, 301, 0.02, 0.0}, {333, 40000, 0.1, 0.3}};
 constexpr double usual = 0.7;
 
 bool in_gap(int64_t i) { return i < 3 || (i >= 301 && i < 333) || i >= 40000; }
 
-// At a base rate of 1.
+// At a base learning rate of 1.
 std::vector<double> numbers_of(const AdamwConstants& constants, int64_t step, double factor) {
   const AdamwNumbers of = adamw_numbers(constants, step, 1, factor);
   return {of.factor, of.lr, of.unbias_m, of.unbias_v};
@@ -26,11 +26,11 @@ template <class T>
 struct State {
   std::vector<T> params = random_vector<T>(n, 1), m = std::vector<T>(n, T(0)), v = m;
 
-  void update(const std::vector<T>& grads, int64_t step, double eps, Backend backend, Tensor narrow = {},
+  void update(const std::vector<T>& grads, int64_t step, double eps, Backend backend, Tensor bf16_copy = {},
               double factor = usual) {
     const AdamwConstants constants{0.9, 0.95, eps};
     const auto numbers = numbers_of(constants, step, factor);
-    run_on(backend, {view(params), view(m), view(v), narrow, view(grads), view(numbers)},
+    run_on(backend, {view(params), view(m), view(v), bf16_copy, view(grads), view(numbers)},
            [=](auto& t, Stream stream) { adamw_update(t[0], t[1], t[2], t[3], t[4], t[5], rows, constants, stream); });
   }
 };
@@ -88,8 +88,8 @@ void check_parts(const std::vector<T>& got, const std::vector<double>& want, dou
 
 }  // namespace
 
-// An update moves a parameter by up to the rate, 0.5, in five steps of about eight roundings each; 1e-6 is 17 units of
-// 2^-24. The large eps is of the size of the gradients, so that a misplaced eps would show.
+// A step moves a parameter by up to the learning rate, 0.5; five steps have about eight roundings each; 1e-6 is 17
+// units of 2^-24. The large eps is of the size of the gradients, so that a misplaced eps would show.
 TEST_CASE("adamw: all backends equal the textbook over five steps") {
   for (double grad_size : {1e-6, 1e-2, 1e3}) {
     for (double eps : {1e-8, 1e-2}) {
@@ -116,7 +116,7 @@ TEST_CASE("adamw: what lies outside the rows is untouched, and threads do not ma
   check_same_bits_on_any_threads<float>([] { return run<float>(1.0, 1e-8, Backend::cpu); });
 }
 
-TEST_CASE("adamw: a rate of zero moves the moments and not the parameter") {
+TEST_CASE("adamw: a learning rate of zero moves the moments and not the parameter") {
   for (const Backend backend : all_backends()) {
     std::vector<float> p{1.f, 2.f}, m(2, 0.f), v(2, 0.f), g{0.5f, -4.f};
     const AdamwConstants constants{0.9, 0.95, 1e-8};
@@ -148,13 +148,13 @@ TEST_CASE("adamw: a factor that is not finite leaves everything as it is") {
       CAPTURES(backend, factor);
       State<float> state;
       const State<float> before = state;
-      auto narrow = std::vector<bf16>(n, 7.f);
+      auto bf16_copy = std::vector<bf16>(n, 7.f);
       state.update(random_vector<float>(n, 2), 1, 1e-8, backend,
-                   backend == Backend::reference ? Tensor{} : view(narrow, {n}), factor);
+                   backend == Backend::reference ? Tensor{} : view(bf16_copy, {n}), factor);
       CHECK(state.params == before.params);
       CHECK(state.m == before.m);
       CHECK(state.v == before.v);
-      CHECK(std::all_of(narrow.begin(), narrow.end(), [](bf16 x) { return static_cast<float>(x) == 7.f; }));
+      CHECK(std::all_of(bf16_copy.begin(), bf16_copy.end(), [](bf16 x) { return static_cast<float>(x) == 7.f; }));
     }
   }
 }
@@ -170,24 +170,24 @@ TEST_CASE("adamw: rows that overlap, run backwards or leave the arena are refuse
     CHECK_THROWS_AS(adamw_update(t, t, t, Tensor{}, t, view(numbers), bad, constants, Stream{}), Error);
 }
 
-TEST_CASE("adamw: narrow is the updated parameter rounded, and changes nothing else") {
+TEST_CASE("adamw: bf16_copy is the updated parameter rounded, and changes nothing else") {
   const auto grads = random_vector<float>(n, 2);
   for (const Backend backend : fast_backends()) {
     State<float> plain, with;
-    auto narrow = std::vector<bf16>(n, 7.f);
+    auto bf16_copy = std::vector<bf16>(n, 7.f);
     plain.update(grads, 1, 1e-8, backend);
-    with.update(grads, 1, 1e-8, backend, view(narrow, {n}));
+    with.update(grads, 1, 1e-8, backend, view(bf16_copy, {n}));
     CHECK(with.params == plain.params);
     CHECK(with.m == plain.m);
     CHECK(with.v == plain.v);
     for (int64_t i = 0; i < n; ++i) {
       const size_t k = static_cast<size_t>(i);
-      REQUIRE(static_cast<float>(narrow[k]) == (in_gap(i) ? 7.f : static_cast<float>(bf16(plain.params[k]))));
+      REQUIRE(static_cast<float>(bf16_copy[k]) == (in_gap(i) ? 7.f : static_cast<float>(bf16(plain.params[k]))));
     }
-    CHECK_THROWS_AS(with.update(grads, 2, 1e-8, backend, view(narrow, {n - 1})), Error);
+    CHECK_THROWS_AS(with.update(grads, 2, 1e-8, backend, view(bf16_copy, {n - 1})), Error);
   }
-  auto narrow = std::vector<bf16>(n, 7.f);
-  CHECK_THROWS_AS(State<float>().update(grads, 2, 1e-8, Backend::reference, view(narrow, {n})), Error);
+  auto bf16_copy = std::vector<bf16>(n, 7.f);
+  CHECK_THROWS_AS(State<float>().update(grads, 2, 1e-8, Backend::reference, view(bf16_copy, {n})), Error);
 }
 
 // Many short rows: more than one launch has room for; some without a gap and alike, some empty, at every alignment, as

@@ -70,9 +70,9 @@ TEST_CASE_TEMPLATE("add: NaN and infinity stay, and ties go to even", T, float, 
 
 TEST_CASE("add: sizes and types must agree") {
   const std::vector<float> x(40), shorter(39);
-  const std::vector<bf16> narrow(40);
+  const std::vector<bf16> half(40);
   CHECK_THROWS_AS(add_forward(view(x), view(x), view(shorter), Stream{}), Error);
   CHECK_THROWS_AS(accumulate({view(x), true}, view(shorter), Stream{}), Error);
-  CHECK_THROWS_AS(add_forward(view(narrow), view(x), view(narrow), Stream{}), Error);
-  CHECK_THROWS_AS(add_forward(view(narrow), view(narrow), view(narrow), Stream{Backend::reference}), Error);
+  CHECK_THROWS_AS(add_forward(view(half), view(x), view(half), Stream{}), Error);
+  CHECK_THROWS_AS(add_forward(view(half), view(half), view(half), Stream{Backend::reference}), Error);
 }

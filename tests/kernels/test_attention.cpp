@@ -72,12 +72,13 @@ struct Case {
              else attention_forward(t[0], t[1], t[2], t[3], t[4], scale, stream);
            });
   }
-  void backward(double scale, Backend backend, bool acc_q = false, bool acc_k = false, bool acc_v = false) {
+  void backward(double scale, Backend backend, bool accumulate_q = false, bool accumulate_k = false,
+                bool accumulate_v = false) {
     run_on(backend,
            {of_queries(dq), of_keys(dk), of_keys(dv), of_queries(dout), of_queries(out), of_queries(q), of_keys(k),
             of_keys(v), view(lse, {z.B, z.H, z.T})},
            [&](auto& t, Stream stream) {
-             const Grad to_q{t[0], acc_q}, to_k{t[1], acc_k}, to_v{t[2], acc_v};
+             const Grad to_q{t[0], accumulate_q}, to_k{t[1], accumulate_k}, to_v{t[2], accumulate_v};
              if (is_plain(kernels, stream))
                attention_backward_plain(to_q, to_k, to_v, t[3], t[4], t[5], t[6], t[7], t[8], sizes(),
                                         static_cast<float>(scale));
@@ -90,11 +91,11 @@ double usual_scale(const Size& z) { return 1 / std::sqrt(static_cast<double>(z.D
 
 // What rounding to bf16 must cost: exact, but that the weights of a tile, the gradients of its scores and the results
 // are rounded. The weights sum to one before they are rounded.
-void plain_bf16(Case<double>& c, double scale, bool acc) {
+void plain_bf16(Case<double>& c, double scale, bool accumulate) {
   const auto rounded = [](double x) { return static_cast<double>(bf16(static_cast<float>(x))); };
   const auto [B, T, H, K, D] = c.z;
   std::vector<double> p(T), dq(D), dk(c.dk.size()), dv(c.dv.size());
-  if (acc) dk = c.dk, dv = c.dv;
+  if (accumulate) dk = c.dk, dv = c.dv;
   for (int64_t b = 0; b < B; ++b)
     for (int64_t h = 0; h < H; ++h)
       for (int64_t t = 0; t < T; ++t) {
@@ -113,7 +114,7 @@ void plain_bf16(Case<double>& c, double scale, bool acc) {
           c.out[row + d] = rounded(out / sum);
           delta += c.dout[row + d] * c.out[row + d];
         }
-        for (int64_t d = 0; d < D; ++d) dq[d] = acc ? c.dq[row + d] : 0;
+        for (int64_t d = 0; d < D; ++d) dq[d] = accumulate ? c.dq[row + d] : 0;
         for (int64_t j = 0; j <= t; ++j) {
           const int64_t at = key + j * stride;
           double dp = 0;
@@ -149,16 +150,16 @@ void check_rounding(const std::string& what, const std::vector<bf16>& got, const
   for (int i = 0; i < 2; ++i) CHECK(mine[i] <= 2 * allowed[i] + 1e-6);
 }
 
-void check_against_reference(Case<float>& fast, Backend backend, double scale, double tolerance, bool acc_q = false,
-                             bool acc_k = false, bool acc_v = false) {
+void check_against_reference(Case<float>& fast, Backend backend, double scale, double tolerance,
+                             bool accumulate_q = false, bool accumulate_k = false, bool accumulate_v = false) {
   CAPTURE(static_cast<int>(backend));
   Case<double> want(fast);
   fast.forward(scale, backend);
   want.forward(scale, Backend::reference);
   check_close("out", fast.out, want.out, tolerance);
   check_close("lse", fast.lse, want.lse, tolerance);
-  fast.backward(scale, backend, acc_q, acc_k, acc_v);
-  want.backward(scale, Backend::reference, acc_q, acc_k, acc_v);
+  fast.backward(scale, backend, accumulate_q, accumulate_k, accumulate_v);
+  want.backward(scale, Backend::reference, accumulate_q, accumulate_k, accumulate_v);
   check_close("dq", fast.dq, want.dq, tolerance);
   check_close("dk", fast.dk, want.dk, tolerance);
   check_close("dv", fast.dv, want.dv, tolerance);
@@ -233,12 +234,13 @@ TEST_CASE("attention: narrow heads of every width, at the ends of vectors and bl
       const Size z{T < 20 ? 3 : 1, T, 6, (D + T) % 2 == 0 ? 6 : 2 + D % 2, D};
       CAPTURE(z.str());
       // One position has gradients of nothing but rounding: seen from what they are added to, it is that small.
-      const bool acc_q = T == 1 || (D + T) % 3 == 0, acc_k = T == 1 || D % 2 == 0, acc_v = T % 2 == 0;
+      const bool accumulate_q = T == 1 || (D + T) % 3 == 0, accumulate_k = T == 1 || D % 2 == 0,
+                 accumulate_v = T % 2 == 0;
       Case<float> c(z);
-      if (acc_q) c.dq = random_vector<float>(z.queries(), 5);
-      if (acc_k) c.dk = random_vector<float>(z.keys(), 6);
-      if (acc_v) c.dv = random_vector<float>(z.keys(), 7);
-      check_against_reference(c, Backend::cpu, usual_scale(z), 1e-5, acc_q, acc_k, acc_v);
+      if (accumulate_q) c.dq = random_vector<float>(z.queries(), 5);
+      if (accumulate_k) c.dk = random_vector<float>(z.keys(), 6);
+      if (accumulate_v) c.dv = random_vector<float>(z.keys(), 7);
+      check_against_reference(c, Backend::cpu, usual_scale(z), 1e-5, accumulate_q, accumulate_k, accumulate_v);
     }
 }
 
@@ -247,20 +249,20 @@ const std::vector<Size> small_sizes_bf16{{1, 1, 1, 1, 8},     {2, 17, 4, 2, 16},
                                          {1, 150, 1, 1, 64},  {1, 43, 2, 1, 13},  {1, 65, 1, 1, 88},
                                          {1, 131, 1, 1, 128}, {1, 70, 1, 1, 200}, {1, 33, 2, 1, 104}};
 
-void check_bf16(const Size& z, Backend backend, bool acc, Kernels kernels = Kernels::fast) {
-  CAPTURES(z.str(), backend, acc, kernels);
+void check_bf16(const Size& z, Backend backend, bool accumulate, Kernels kernels = Kernels::fast) {
+  CAPTURES(z.str(), backend, accumulate, kernels);
   const double scale = usual_scale(z);
   Case<bf16> c(z, 3);
   c.kernels = kernels;
-  if (acc) c.dq = random_vector<bf16>(z.queries(), 5), c.dk = c.k, c.dv = c.v;
+  if (accumulate) c.dq = random_vector<bf16>(z.queries(), 5), c.dk = c.k, c.dv = c.v;
   Case<double> want(c), plain(c);
   c.forward(scale, backend);
   want.forward(scale, Backend::reference);
-  plain_bf16(plain, scale, acc);
+  plain_bf16(plain, scale, accumulate);
   check_close("lse", c.lse, want.lse, 1e-5);
   check_rounding("out", c.out, plain.out, want.out);
-  c.backward(scale, backend, acc, acc, acc);
-  want.backward(scale, Backend::reference, acc, acc, acc);
+  c.backward(scale, backend, accumulate, accumulate, accumulate);
+  want.backward(scale, Backend::reference, accumulate, accumulate, accumulate);
   check_rounding("dq", c.dq, plain.dq, want.dq);
   check_rounding("dk", c.dk, plain.dk, want.dk);
   check_rounding("dv", c.dv, plain.dv, want.dv);
@@ -269,7 +271,7 @@ void check_bf16(const Size& z, Backend backend, bool acc, Kernels kernels = Kern
 TEST_CASE("attention: fast CPU in bf16 loses no more than bf16 must") {
   on_every_unit([] {
     for (const Size& z : sizes)
-      for (bool acc : {false, true}) check_bf16(z, Backend::cpu, acc);
+      for (bool accumulate : {false, true}) check_bf16(z, Backend::cpu, accumulate);
   });
 }
 
@@ -287,7 +289,7 @@ TEST_CASE("attention: the warpgroup products of sm_90 in bf16 lose no more than 
                                        {1, 129, 1, 1, 64}, {1, 191, 2, 2, 64}, {1, 193, 4, 1, 128}, {1, 193, 4, 2, 64},
                                        {1, 320, 1, 1, 64}, {1, 320, 2, 1, 128}};
   for (const Size& z : around_tiles)
-    for (const bool acc : {false, true}) check_bf16(z, Backend::cuda, acc);
+    for (const bool accumulate : {false, true}) check_bf16(z, Backend::cuda, accumulate);
 }
 
 TEST_CASE("attention: large logits") {
@@ -337,15 +339,15 @@ TEST_CASE("attention: gradients are set, or added where asked") {
     for (const Kernels kernels : kernels_of(backend))
       for (const Size& z : std::vector<Size>{{1, 10, 4, 2, 9}, {1, 67, 4, 2, 8}, {5, 20, 4, 2, 17}})
         for (int flags = 0; flags < 8; ++flags) {
-          const bool acc_q = flags & 1, acc_k = flags & 2, acc_v = flags & 4;
+          const bool accumulate_q = flags & 1, accumulate_k = flags & 2, accumulate_v = flags & 4;
           if (is_slow(backend) && z.T > 10) continue;
           CAPTURES(z.str(), flags, kernels);
           Case<float> c(z);
           c.kernels = kernels;
-          if (acc_q) c.dq = random_vector<float>(z.queries(), 5);
-          if (acc_k) c.dk = random_vector<float>(z.keys(), 6);
-          if (acc_v) c.dv = random_vector<float>(z.keys(), 7);
-          check_against_reference(c, backend, 0.3, 1e-5, acc_q, acc_k, acc_v);
+          if (accumulate_q) c.dq = random_vector<float>(z.queries(), 5);
+          if (accumulate_k) c.dk = random_vector<float>(z.keys(), 6);
+          if (accumulate_v) c.dv = random_vector<float>(z.keys(), 7);
+          check_against_reference(c, backend, 0.3, 1e-5, accumulate_q, accumulate_k, accumulate_v);
         }
 }
 

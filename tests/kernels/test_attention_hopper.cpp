@@ -129,9 +129,9 @@ struct Backward {
                                .lse = on_lse.data,
                                .delta = on_delta.data,
                                .scale = 0.125f,
-                               .acc_q = false,
-                               .acc_k = false,
-                               .acc_v = false},
+                               .accumulate_q = false,
+                               .accumulate_k = false,
+                               .accumulate_v = false},
                               s.sizes());
     dq = on_dq.host(), dk = on_dk.host(), dv = on_dv.host();
   }

@@ -81,10 +81,10 @@ struct ProblemOf {
     dweight = poisoned<float>(size.V * size.C);
     call(true, false, scale);
   }
-  void call(bool gradients, bool add, double scale) {
+  void call(bool gradients, bool accumulate, double scale) {
     run_on(backend, tensors(losses, dinp, dweight, inp, weight), [&](auto& t, Stream stream) {
       const Tensor dx = gradients ? t[1] : Tensor{};
-      const Grad dw = gradients ? Grad{t[2], add} : Grad{};
+      const Grad dw = gradients ? Grad{t[2], accumulate} : Grad{};
       if (is_plain(kernels, stream)) cross_entropy_forward_plain(t[0], dx, dw, t[3], t[4], t[5], scale);
       else cross_entropy_forward(t[0], dx, dw, t[3], t[4], t[5], scale, stream);
     });
@@ -98,13 +98,13 @@ struct ProblemOf {
 using Problem = ProblemOf<float>;
 
 // And a third answer: the plain bf16 computation's, which rounds logits, dz and dinp once each.
-struct NarrowProblem : ProblemOf<bf16> {
+struct Bf16Problem : ProblemOf<bf16> {
   std::vector<double> plain_losses, plain_dinp, plain_dweight;
 
-  NarrowProblem(const Size& s, Scored scored)
+  Bf16Problem(const Size& s, Scored scored)
       : ProblemOf(s, scored, 2.0), plain_losses(losses64), plain_dinp(s.rows * s.C, 0.0), plain_dweight(dweight64) {}
 
-  static double narrow(double x) { return static_cast<double>(static_cast<float>(bf16(static_cast<float>(x)))); }
+  static double round_to_bf16(double x) { return static_cast<double>(static_cast<float>(bf16(static_cast<float>(x)))); }
 
   void plain(double scale) {
     const auto x = convert<double>(inp), w = convert<double>(weight);
@@ -117,16 +117,17 @@ struct NarrowProblem : ProblemOf<bf16> {
       for (size_t v = 0; v < V; ++v) {
         double dot = 0;
         for (size_t c = 0; c < C; ++c) dot += x[n * C + c] * w[v * C + c];
-        z[v] = narrow(dot);
+        z[v] = round_to_bf16(dot);
         sum += std::exp(z[v]);
       }
       plain_losses[n] = std::log(sum) - z[static_cast<size_t>(targets[n])];
       for (size_t v = 0; v < V; ++v) {
-        const double dz = narrow(scale * (std::exp(z[v]) / sum - (static_cast<int32_t>(v) == targets[n] ? 1.0 : 0.0)));
+        const double dz =
+            round_to_bf16(scale * (std::exp(z[v]) / sum - (static_cast<int32_t>(v) == targets[n] ? 1.0 : 0.0)));
         for (size_t c = 0; c < C; ++c)
           plain_dinp[n * C + c] += dz * w[v * C + c], plain_dweight[v * C + c] += dz * x[n * C + c];
       }
-      for (size_t c = 0; c < C; ++c) plain_dinp[n * C + c] = narrow(plain_dinp[n * C + c]);
+      for (size_t c = 0; c < C; ++c) plain_dinp[n * C + c] = round_to_bf16(plain_dinp[n * C + c]);
     }
   }
 };
@@ -147,7 +148,7 @@ TEST_CASE("cross_entropy: bf16 is at most twice as far from the exact answer as 
         const Size size = c.size;
         if (size.V > 10000 && scored != Scored::all) continue;
         CAPTURES(c.backend, kernels, size.rows, size.V, scored);
-        NarrowProblem p(size, scored);
+        Bf16Problem p(size, scored);
         p.backend = c.backend, p.kernels = kernels;
         p.forward_backward(0.5), p.reference(0.5), p.plain(0.5);
         // 1e-6: where nothing is scored nothing is rounded either.

@@ -285,14 +285,14 @@ TEST_CASE_TEMPLATE("depth_mix: without readers dinp is 0, or unchanged if added"
   const auto inp = random_vector<T>(60, 1), before = random_vector<T>(60, 3);
   const auto squares = random_vector<float>(3, 2);
   for (const Backend backend : backends_of<T>()) {
-    for (bool acc : {false, true}) {
-      auto plain = acc ? before : poisoned<T>(60), vertical = plain;
+    for (bool accumulate : {false, true}) {
+      auto plain = accumulate ? before : poisoned<T>(60), vertical = plain;
       run_on(backend, {view(plain, {3, 20}), view(vertical, {3, 20}), view(inp, {3, 20}), view(squares, {3})},
              [&](auto& t, Stream there) {
-               depth_mix_backward({t[0], acc}, t[2], {}, there);
-               vertical_backward({t[1], acc}, t[2], t[3], {}, eps, there);
+               depth_mix_backward({t[0], accumulate}, t[2], {}, there);
+               vertical_backward({t[1], accumulate}, t[2], t[3], {}, eps, there);
              });
-      const auto want = acc ? before : std::vector<T>(60, 0.f);
+      const auto want = accumulate ? before : std::vector<T>(60, 0.f);
       CHECK(plain == want);
       CHECK(vertical == want);
     }
@@ -353,18 +353,18 @@ TEST_CASE("depth_mix: activations of one call have one type, weights and statist
   const std::vector<bf16> half(20), half_out(20);
   const std::vector<float> whole(20);
   const float* const f32 = whole.data();
-  const Tensor x = view(half, {4, 5}), out = view(half_out, {4, 5}), wide = view(f32, {4, 5});
+  const Tensor x = view(half, {4, 5}), out = view(half_out, {4, 5}), in_f32 = view(f32, {4, 5});
   const Tensor square = view(f32, {4}), score = view(f32, {1}), table = view(f32, {4, 1});
-  const Tensor narrow = view(half.data(), {1}), narrow_column = view(half.data(), {4});
+  const Tensor bf16_score = view(half.data(), {1}), bf16_column = view(half.data(), {4});
   const Grad d{out, false};
-  CHECK_THROWS_AS(depth_mix_forward(out, {wide}, score, fast), Error);
-  CHECK_THROWS_AS(depth_mix_forward(out, {x}, narrow, fast), Error);
+  CHECK_THROWS_AS(depth_mix_forward(out, {in_f32}, score, fast), Error);
+  CHECK_THROWS_AS(depth_mix_forward(out, {x}, bf16_score, fast), Error);
   CHECK_THROWS_AS(depth_mix_forward(out, {x}, score, reference), Error);
-  CHECK_THROWS_AS(depth_mix_backward(d, wide, {{x, score, score, 0, {}}}, fast), Error);
-  CHECK_THROWS_AS(depth_mix_backward(d, x, {{x, score, narrow, 0, {}}}, fast), Error);
-  CHECK_THROWS_AS(vertical_dot(narrow_column, x, x, fast), Error);
-  CHECK_THROWS_AS(vertical_forward(out, table, {x}, {narrow_column}, score, eps, fast), Error);
-  CHECK_THROWS_AS(vertical_backward(d, x, square, {{wide, table, score, 0, square}}, eps, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(d, in_f32, {{x, score, score, 0, {}}}, fast), Error);
+  CHECK_THROWS_AS(depth_mix_backward(d, x, {{x, score, bf16_score, 0, {}}}, fast), Error);
+  CHECK_THROWS_AS(vertical_dot(bf16_column, x, x, fast), Error);
+  CHECK_THROWS_AS(vertical_forward(out, table, {x}, {bf16_column}, score, eps, fast), Error);
+  CHECK_THROWS_AS(vertical_backward(d, x, square, {{in_f32, table, score, 0, square}}, eps, fast), Error);
 }
 
 TEST_CASE("depth_mix: wrong shapes are errors") {

@@ -79,7 +79,7 @@ struct ProblemOf {
 };
 using Problem = ProblemOf<float>;
 
-double narrow(double x) { return static_cast<double>(static_cast<float>(bf16(static_cast<float>(x)))); }
+double round_to_bf16(double x) { return static_cast<double>(static_cast<float>(bf16(static_cast<float>(x)))); }
 
 // exp(z) / sum exp(z) and the logarithm of it.
 void log_softmax(std::vector<double>& z, double tau) {
@@ -90,10 +90,10 @@ void log_softmax(std::vector<double>& z, double tau) {
 }
 
 // And a third answer: the plain bf16 computation's, which rounds both logits, dz and dinp once each.
-struct NarrowProblem : ProblemOf<bf16> {
+struct Bf16Problem : ProblemOf<bf16> {
   std::vector<double> plain_losses, plain_dinp, plain_dweight;
 
-  NarrowProblem(const Size& s, const Distillation& d, bool some)
+  Bf16Problem(const Size& s, const Distillation& d, bool some)
       : ProblemOf(s, d, some, 2.0),
         plain_losses(s.rows, 0.0),
         plain_dinp(s.rows * s.C, 0.0),
@@ -105,7 +105,7 @@ struct NarrowProblem : ProblemOf<bf16> {
       for (int64_t c = 0; c < C; ++c)
         z[static_cast<size_t>(v)] +=
             static_cast<double>(float(x[c])) * static_cast<double>(float(weight[static_cast<size_t>(v * C + c)]));
-      z[static_cast<size_t>(v)] = narrow(z[static_cast<size_t>(v)]);
+      z[static_cast<size_t>(v)] = round_to_bf16(z[static_cast<size_t>(v)]);
     }
     return z;
   }
@@ -123,13 +123,13 @@ struct NarrowProblem : ProblemOf<bf16> {
           distill_row_ref(dz.data(), &ignored, p.data(), s.data(), t.data(), target, how, V);
       for (int64_t v = 0; v < V; ++v)
         for (int64_t c = 0; c < C; ++c) {
-          const double d = narrow(scale * dz[static_cast<size_t>(v)]);
+          const double d = round_to_bf16(scale * dz[static_cast<size_t>(v)]);
           const size_t x = static_cast<size_t>(n * C + c), w = static_cast<size_t>(v * C + c);
           plain_dinp[x] += d * static_cast<double>(float(weight[w]));
           plain_dweight[w] += d * static_cast<double>(float(inp[x]));
         }
     }
-    for (double& x : plain_dinp) x = narrow(x);
+    for (double& x : plain_dinp) x = round_to_bf16(x);
   }
 };
 
@@ -258,7 +258,7 @@ TEST_CASE("distill: bf16 is at most twice as far from the exact answer as the pl
     for (const Distillation& how : {Distillation{0.6, 1, false}, Distillation{0.3, 2, false}})
       for (const bool some : {false, true}) {
         CAPTURES(c.backend, c.size.rows, c.size.V, some, how.tau);
-        NarrowProblem p(c.size, how, some);
+        Bf16Problem p(c.size, how, some);
         p.backend = c.backend;
         p.run(0.5), p.reference(0.5), p.plain(0.5);
         CHECK(distance(p.losses, p.losses64) <= 2 * distance(p.plain_losses, p.losses64) + 1e-6);

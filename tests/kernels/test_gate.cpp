@@ -82,13 +82,13 @@ TEST_CASE("gate: golden values") {
 
 // Also from bf16 out is f32 and computed from the same numbers.
 TEST_CASE_TEMPLATE("gate: the fast backends equal the reference, set and added", T, float, bf16) {
-  constexpr bool narrow = std::is_same_v<T, bf16>;
+  constexpr bool in_bf16 = std::is_same_v<T, bf16>;
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
-    for (double scale : {1e-3, 1.0, narrow ? 6.0 : 20.0})
+    for (double scale : {1e-3, 1.0, in_bf16 ? 6.0 : 20.0})
       for (Gate gate : gates) {
         CAPTURES(scale, gate);
         // All cancellation, perhaps, or the gradient of a constant: beside its terms, K * dout, of size 0.58 K.
-        const bool cancels = has_softmax(gate) && (size.K == 1 || (!narrow && scale > 1));
+        const bool cancels = has_softmax(gate) && (size.K == 1 || (!in_bf16 && scale > 1));
         const double terms = cancels ? 0.4 * static_cast<double>(size.K) : 0;
         // A slope of at most 1 times a dout of at most 1 may cancel with the gradient that it is added to.
         const double slope = gate == Gate::sigmoid || gate == Gate::tanh ? slope_tolerance(backend) : 0;

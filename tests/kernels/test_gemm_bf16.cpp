@@ -53,10 +53,10 @@ struct Case {
   int64_t b_col() const { return form.b_k_inner ? b_line() : 1; }
 
   template <class C>
-  std::vector<C> run(const std::vector<C>& before, bool add) const {
-    std::vector<C> c = add ? before : poisoned<C>(size.M * size.N);
-    const std::vector<Product<C, T>> product{
-        {c.data(), {a.data(), a_row(), a_col()}, {b.data(), b_row(), b_col()}, size.N, size.K, add}};
+  std::vector<C> run(const std::vector<C>& before, bool accumulate) const {
+    std::vector<C> c = accumulate ? before : poisoned<C>(size.M * size.N);
+    const std::vector<GemmProduct<C, T>> product{
+        {c.data(), {a.data(), a_row(), a_col()}, {b.data(), b_row(), b_col()}, size.N, size.K, accumulate}};
     if constexpr (std::is_same_v<T, bf16>) gemm_rows_bf16(product, size.M);
     else gemm_rows_bf16x3(product, size.M);
     return c;
@@ -134,10 +134,10 @@ TEST_CASE("gemm_bf16: a sum is rounded once, after c's old value was added") {
   on_every_unit([] {
     // Products of 2^-8: alone each would vanish beside 256.
     const std::vector<bf16> a(static_cast<size_t>(40 * 5000), bf16(0x1p-4f)), b(a);
-    for (bool add : {false, true}) {
+    for (bool accumulate : {false, true}) {
       std::vector<bf16> c(1600, bf16(256.f));
-      gemm_rows_bf16<bf16>({{c.data(), {a.data(), 5000, 1}, {b.data(), 1, 5000}, 40, 5000, add}}, 40);
-      const float want = bf16((add ? 256.f : 0.f) + 5000 * 0x1p-8f);
+      gemm_rows_bf16<bf16>({{c.data(), {a.data(), 5000, 1}, {b.data(), 1, 5000}, 40, 5000, accumulate}}, 40);
+      const float want = bf16((accumulate ? 256.f : 0.f) + 5000 * 0x1p-8f);
       CHECK(std::all_of(c.begin(), c.end(), [&](bf16 x) { return static_cast<float>(x) == want; }));
     }
   });
@@ -175,10 +175,12 @@ TEST_CASE("gemm_bf16: several products give the bits of one after the other") {
       auto compute = [&](bool together) {
         auto c = poisoned<float>(2 * M * 200);
         float* d = c.data() + M * 200;
-        std::vector<Product<float, bf16>> list{{c.data(), {a.data(), K, 1}, {b.data(), 40, 1}, 40, K, false},
-                                               {c.data() + M * 40, {a.data(), K, 1}, {b.data(), 1, K}, 160, K, false}};
-        std::vector<Product<float, float>> list32{{d, {a32.data(), K, 1}, {b32.data(), 40, 1}, 40, K, false},
-                                                  {d + M * 40, {a32.data(), K, 1}, {b32.data(), 1, K}, 160, K, false}};
+        std::vector<GemmProduct<float, bf16>> list{
+            {c.data(), {a.data(), K, 1}, {b.data(), 40, 1}, 40, K, false},
+            {c.data() + M * 40, {a.data(), K, 1}, {b.data(), 1, K}, 160, K, false}};
+        std::vector<GemmProduct<float, float>> list32{
+            {d, {a32.data(), K, 1}, {b32.data(), 40, 1}, 40, K, false},
+            {d + M * 40, {a32.data(), K, 1}, {b32.data(), 1, K}, 160, K, false}};
         if (together) gemm_rows_bf16(list, M), gemm_rows_bf16x3(list32, M);
         for (size_t i = 0; i < 2 && !together; ++i) {
           gemm_rows_bf16<float>({list[i]}, M);
@@ -204,15 +206,15 @@ TEST_CASE("gemm_bf16: NaN and infinity reach exactly the elements they belong to
           const int64_t i = size.M - 2, k = size.K - 1;
           x.a[static_cast<size_t>(i * x.a_row() + k * x.a_col())] = bad;
           y.a[static_cast<size_t>(i * y.a_row() + k * y.a_col())] = bad;
-          const auto wide = x.run<float>({}, false), split = y.run<float>({}, false);
+          const auto reference = x.run<float>({}, false), split = y.run<float>({}, false);
           const auto rounded = x.run<bf16>({}, false);
           int64_t wrong = 0;
           for (int64_t n = 0; n < size.M * size.N; ++n) {
             const size_t at = static_cast<size_t>(n);
             const bool finite = n / size.N != i;
-            wrong += std::isfinite(wide[at]) != finite || std::isfinite(static_cast<float>(rounded[at])) != finite ||
-                     std::isfinite(split[at]) != finite;
-            if (std::isnan(bad) && !finite) wrong += !std::isnan(wide[at]) || !std::isnan(split[at]);
+            wrong += std::isfinite(reference[at]) != finite ||
+                     std::isfinite(static_cast<float>(rounded[at])) != finite || std::isfinite(split[at]) != finite;
+            if (std::isnan(bad) && !finite) wrong += !std::isnan(reference[at]) || !std::isnan(split[at]);
           }
           CHECK(wrong == 0);
         }

@@ -22,12 +22,12 @@ bool is_there() {
   return there;
 }
 
-const std::vector<Factors> products{{8, 64, false, false},  {8, 64, true, false},    {64, 64, false, false},
-                                    {64, 64, true, false},  {64, 128, false, false}, {128, 128, false, false},
-                                    {128, 64, true, false}, {64, 64, true, true},    {64, 128, true, true},
-                                    {128, 64, true, true},  {128, 128, true, true}};
+const std::vector<WgmmaShape> products{{8, 64, false, false},  {8, 64, true, false},    {64, 64, false, false},
+                                       {64, 64, true, false},  {64, 128, false, false}, {128, 128, false, false},
+                                       {128, 64, true, false}, {64, 64, true, true},    {64, 128, true, true},
+                                       {128, 64, true, true},  {128, 128, true, true}};
 
-std::vector<float> multiplied(const Factors& f, const std::vector<bf16>& a, const std::vector<bf16>& b,
+std::vector<float> multiplied(const WgmmaShape& f, const std::vector<bf16>& a, const std::vector<bf16>& b,
                               const std::vector<float>& before, Broken broken = Broken::none) {
   const OnDevice d(before);
   const OnDevice on_a(a), on_b(b);
@@ -39,7 +39,7 @@ struct Compared {
   std::vector<float> got;
   std::vector<double> want;
 };
-Compared compared(const Factors& f, Broken broken = Broken::none) {
+Compared compared(const WgmmaShape& f, Broken broken = Broken::none) {
   const auto N = static_cast<size_t>(f.N), K = static_cast<size_t>(f.K);
   const auto a = random_vector<bf16>(64 * f.K, 1), b = random_vector<bf16>(f.N * f.K, 2);
   const auto before = random_vector<float>(64 * f.N, 3);
@@ -122,7 +122,7 @@ TEST_CASE("hopper: a single one in the first factor selects a column of the seco
 TEST_CASE("hopper: products of a warpgroup equal plain loops, from shared memory and from registers") {
   if (!is_there()) return;
   const WithHopper hopper;
-  for (const Factors& f : products) {
+  for (const WgmmaShape& f : products) {
     CAPTURES(f.N, f.K, f.in_registers, f.transposed);
     const Compared p = compared(f);
     check_close("d", p.got, p.want, 1e-6);
@@ -181,7 +181,7 @@ TEST_CASE("hopper: rates of products and exponentials") {
 
 TEST_CASE("hopper: mistakes around a product are caught") {
   const WithHopper hopper;
-  const Factors registers{64, 64, true, false}, memory{64, 64, false, false};
+  const WgmmaShape registers{64, 64, true, false}, memory{64, 64, false, false};
   const auto fails = [&](Broken broken, const std::string& says) {
     check_fails(Exit::internal, {says}, [&] { compared(registers, broken); });
   };

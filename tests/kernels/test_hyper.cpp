@@ -7,16 +7,16 @@ using namespace crossply::test;
 
 namespace {
 
-struct Kind {
+struct HyperVariant {
   std::string name;
   bool dynamic;
   HyperNorm norm;
   double eps;
 };
-const std::vector<Kind> kinds = {{"static", false, HyperNorm::layernorm_no_affine, 1e-5},
-                                 {"layernorm_no_affine", true, HyperNorm::layernorm_no_affine, 1e-5},
-                                 {"layernorm", true, HyperNorm::layernorm, 1e-5},
-                                 {"rmsnorm", true, HyperNorm::rmsnorm, 1e-6}};
+const std::vector<HyperVariant> kinds = {{"static", false, HyperNorm::layernorm_no_affine, 1e-5},
+                                         {"layernorm_no_affine", true, HyperNorm::layernorm_no_affine, 1e-5},
+                                         {"layernorm", true, HyperNorm::layernorm, 1e-5},
+                                         {"rmsnorm", true, HyperNorm::rmsnorm, 1e-6}};
 
 const HyperWeights<const char*> names{"static_alpha", "static_beta", "alpha_proj",  "beta_proj",
                                       "alpha_scale",  "beta_scale",  "norm_weight", "norm_bias"};
@@ -30,7 +30,7 @@ struct Size {
 
 // Those of `names` that the kind has. Scales around 1 and projections of size 1/sqrt(C): the tanhs are neither flat nor
 // linear.
-std::vector<Operand> parameters(const Kind& kind, int64_t E, int64_t C) {
+std::vector<Operand> parameters(const HyperVariant& kind, int64_t E, int64_t C) {
   const auto around = [](double middle, Operand operand) {
     for (const double x : random_vector<double>(operand.shape.numel(), 10)) operand.given.push_back(x + middle);
     return operand;
@@ -47,7 +47,7 @@ std::vector<Operand> parameters(const Kind& kind, int64_t E, int64_t C) {
 }
 
 // scale, mean: of the streams.
-Op read(const Size& s, const Kind& kind, double scale = 1, double mean = 0) {
+Op read(const Size& s, const HyperVariant& kind, double scale = 1, double mean = 0) {
   const int64_t B = s.B, T = s.T, E = s.E, C = s.C;
   Operand streams = input("streams", {B, T, E, C});
   for (const double x : random_vector<double>(s.streams(), 1, scale)) streams.given.push_back(x + mean);
@@ -100,7 +100,7 @@ constexpr double exact = 3e-6;
 }  // namespace
 
 TEST_CASE("hyper: reference backward of the read is the derivative of its reference forward") {
-  for (const Kind& kind : kinds)
+  for (const HyperVariant& kind : kinds)
     for (const int64_t E : {1, 2, 3, 4})
       for (const double scale : {1e-2, 1.0, 1e2}) {
         CAPTURES(kind.name, scale);
@@ -109,7 +109,7 @@ TEST_CASE("hyper: reference backward of the read is the derivative of its refere
 }
 
 TEST_CASE("hyper: the fast backends equal the reference, set and added") {
-  for (const Kind& kind : kinds) {
+  for (const HyperVariant& kind : kinds) {
     const std::vector<Size> of_cpu{{1, 1, 1, 1},  {1, 3, 1, 33},   {2, 5, 2, 16},   {2, 100, 2, 129},
                                    {1, 7, 3, 40}, {3, 100, 4, 67}, {1, 200, 4, 64}, {1, 5, 5, 21},
                                    {1, 9, 6, 32}, {2, 65, 7, 18},  {1, 4, 8, 259}};
@@ -216,7 +216,7 @@ TEST_CASE_TEMPLATE("hyper: streams are copied and summed, with one rounding", T,
 }
 
 TEST_CASE("hyper: at the initial values the read picks one stream, exactly, and the coefficients are those of a sum") {
-  for (const Kind& kind : kinds)
+  for (const HyperVariant& kind : kinds)
     for (const Backend backend : all_backends())
       for (const int64_t E : {1, 2, 3, 4, 8}) {
         const Size s{2, 3, E, 37};
@@ -262,7 +262,7 @@ TEST_CASE("hyper: large and tiny projections have the right tanh, and NaN stays 
 }
 
 TEST_CASE("hyper: NaN stays in its token and reaches every sum over tokens; the threads do not matter") {
-  for_sizes(kinds, kinds, [](Backend backend, const Kind& kind) {
+  for_sizes(kinds, kinds, [](Backend backend, const HyperVariant& kind) {
     CAPTURE(kind.name);
     const bool on_cpu = backend == Backend::cpu;
     const Size s = on_cpu ? Size{2, 150, 4, 35} : Size{1, 9, 4, 24};
@@ -290,7 +290,7 @@ TEST_CASE("hyper: NaN stays in its token and reaches every sum over tokens; the 
 }
 
 TEST_CASE("hyper: gradients that nobody wants are skipped, the others do not notice") {
-  for (const Kind& kind : kinds)
+  for (const HyperVariant& kind : kinds)
     for (const Backend backend : all_backends()) {
       if (is_slow(backend) && kind.norm != HyperNorm::layernorm) continue;  // the one with all of them
       CAPTURE(kind.name);
@@ -309,7 +309,7 @@ TEST_CASE("hyper: gradients that nobody wants are skipped, the others do not not
 }
 
 TEST_CASE("hyper: wrong shapes and missing parameters are refused") {
-  const Kind kind = kinds[2];
+  const HyperVariant kind = kinds[2];
   const Op op = read({1, 2, 2, 4}, kind), wide = read({1, 2, 9, 4}, kinds[0]);
   CHECK_NOTHROW(Trial(op, Dtype::f32).forward(Backend::cpu));
   std::vector<std::string> needed{"stats"};

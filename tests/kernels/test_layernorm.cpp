@@ -75,10 +75,10 @@ TEST_CASE("layernorm: every row of the output has mean 0 and variance 1") {
 TEST_CASE("layernorm: a gain of ones and a bias of zeros are none, a bias moves columns") {
   for (const Backend backend : all_backends())
     for (const Size& size : std::vector<Size>{{1, 3}, {5, 31}, {40, 96}})
-      for (const unsigned add : {0u, 1u}) {
-        CAPTURES(backend, size.C, add);
+      for (const unsigned accumulate : {0u, 1u}) {
+        CAPTURES(backend, size.C, accumulate);
         const Op with = layernorm(size, gain_and_bias), without = layernorm(size, none);
-        Trial got(with, Dtype::f32, add), want(without, Dtype::f32, add);
+        Trial got(with, Dtype::f32, accumulate), want(without, Dtype::f32, accumulate);
         const size_t C = static_cast<size_t>(size.C);
         got.x["weight"].assign(C, 1.0), got.x["bias"].assign(C, 0.0);
         got.run(backend), want.run(backend);

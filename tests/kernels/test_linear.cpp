@@ -36,26 +36,26 @@ struct Layers {
   Value *x, *addend = nullptr;
   std::vector<Value*> outs;
 
-  explicit Layers(bool eight_bits, bool adds = false) {
+  explicit Layers(bool eight_bits, bool accumulates = false) {
     params.add("source", Shape{1}, Init::constant(0), Role::bias);
     for (size_t i = 0; i < 2; ++i)
       params.add(str("w", i), Shape{widths[i], C}, Init::normal(0.3), Role::input_projection);
     params.add("bias", Shape{widths[0]}, Init::normal(1), Role::bias);
     params.allocate(*device, Dtype::f32, true);
-    params.allocate_narrow();
+    params.allocate_bf16_copy();
     params.initialise(7);
-    refresh_narrow(params);
+    refresh_bf16_copy(params);
     if (eight_bits) tape.use_eight_bits();
     Value* source = tape.parameter(params.at("source"));
     x = silent(tape, "x", {source}, Shape{rows, C});
-    if (adds) addend = silent(tape, "addend", {source}, Shape{rows, widths[0]});
+    if (accumulates) addend = silent(tape, "addend", {source}, Shape{rows, widths[0]});
     std::vector<ops::Projection> list = {{"a", weight(0), Shape{rows, widths[0]}, tape.parameter(params.at("bias"))},
                                          {"b", weight(1), Shape{rows, widths[1]}}};
-    if (adds) list = {{"a", weight(0), Shape{rows, widths[0]}}};
+    if (accumulates) list = {{"a", weight(0), Shape{rows, widths[0]}}};
     outs = ops::linears(tape, "layers", x, list);
-    Value* end = adds ? ops::add(tape, "sum", addend, outs[0]) : nullptr;
-    silent(tape, "end", adds ? std::vector<Value*>{end} : outs, Shape{1});
-    if (adds) outs = {end};
+    Value* end = accumulates ? ops::add(tape, "sum", addend, outs[0]) : nullptr;
+    silent(tape, "end", accumulates ? std::vector<Value*>{end} : outs, Shape{1});
+    if (accumulates) outs = {end};
     ops::fuse_linears(tape);
     tape.differentiate();
     tape.plan(PlanMode::distinct);
@@ -85,11 +85,11 @@ struct Layers {
 };
 
 // What eight bits keep of the numbers at this scale.
-template <class Narrow, class From>
+template <class Stored, class From>
 std::vector<double> kept(const std::vector<From>& x, float scale) {
   std::vector<double> list;
   for (const From v : x)
-    list.push_back(static_cast<double>(static_cast<float>(Narrow(static_cast<float>(v) * scale))) /
+    list.push_back(static_cast<double>(static_cast<float>(Stored(static_cast<float>(v) * scale))) /
                    static_cast<double>(scale));
   return list;
 }
@@ -196,9 +196,9 @@ TEST_CASE("linear: in eight bits it is the product of the rounded numbers, and f
   for (size_t i = 0; i < 2; ++i) {
     dy.push_back(random_vector<bf16>(rows * widths[i], 5 + i, 0.01));
     layers.put(layers.outs[i]->grad->tensor, dy[i]);
-    w.push_back(layers.get<bf16>(layers.params.at(str("w", i)).narrow));
+    w.push_back(layers.get<bf16>(layers.params.at(str("w", i)).bf16_copy));
   }
-  const auto bias = layers.get<bf16>(layers.params.at("bias").narrow);
+  const auto bias = layers.get<bf16>(layers.params.at("bias").bf16_copy);
   Step step{true, 1, 0};
   step.overwrite = step.new_weights = true;
   layers.tape.run(step);
@@ -230,7 +230,8 @@ TEST_CASE("linear: in eight bits it is the product of the rounded numbers, and f
   CHECK(amaxes == std::vector<float>{largest(x), largest(w[0]), largest(dy[0]), largest(w[1]), largest(dy[1])});
 }
 
-TEST_CASE("linear: in eight bits weights are rounded in a first replay only; evaluation and measuring are in bf16") {
+TEST_CASE(
+    "linear: in eight bits weights are rounded in a first micro-step only; evaluation and measuring are in bf16") {
   if (!available(Backend::cuda)) return;
   Layers layers(true), plain(false);
   CHECK(plain.tape.scaled().empty());
@@ -260,9 +261,10 @@ TEST_CASE("linear: in eight bits weights are rounded in a first replay only; eva
   CHECK(out(layers, later) == rounded);
   for (Parameter& row : layers.params.rows())  // no weight is what it was
     layers.params.write(row, std::vector<double>(static_cast<size_t>(row.shape.numel()), 0.25).data());
-  refresh_narrow(layers.params);
-  layers.device->copy_in(layers.params.at("bias").narrow.data, plain.get<bf16>(plain.params.at("bias").narrow).data(),
-                         layers.params.at("bias").narrow.bytes());
+  refresh_bf16_copy(layers.params);
+  layers.device->copy_in(layers.params.at("bias").bf16_copy.data,
+                         plain.get<bf16>(plain.params.at("bias").bf16_copy).data(),
+                         layers.params.at("bias").bf16_copy.bytes());
   CHECK(out(layers, later) == rounded);
   CHECK(out(layers, first) != rounded);
 }
@@ -278,7 +280,7 @@ TEST_CASE("linear: in eight bits it adds its output to the sum that comes next")
   step.overwrite = step.new_weights = true;
   layers.put(layers.outs[0]->grad->tensor, random_vector<bf16>(rows * widths[0], 3));
   layers.tape.run(step);
-  const auto x8 = kept<e4m3>(x, 64), w8 = kept<e4m3>(layers.get<bf16>(layers.params.at("w0").narrow), 256);
+  const auto x8 = kept<e4m3>(x, 64), w8 = kept<e4m3>(layers.get<bf16>(layers.params.at("w0").bf16_copy), 256);
   std::vector<double> want;
   for (int64_t n = 0; n < rows; ++n)
     for (int64_t o = 0; o < widths[0]; ++o) {

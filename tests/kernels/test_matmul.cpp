@@ -25,7 +25,7 @@ struct Size {
 double tolerance(int64_t K) { return 5 * 0x1p-24 * std::sqrt(static_cast<double>(K)); }
 
 // Of `count` weights on one input.
-Op matmul(const Size& s, int64_t count = 1, double scale = 1, Products products = Products::f32) {
+Op matmul(const Size& s, int64_t count = 1, double scale = 1, MatmulPrecision precision = MatmulPrecision::f32) {
   const int64_t rows = s.rows, C = s.C, O = s.O;
   std::vector<Operand> operands{input("inp", {rows, C}, scale)};
   for (int64_t i = 0; i < count; ++i) {
@@ -35,12 +35,12 @@ Op matmul(const Size& s, int64_t count = 1, double scale = 1, Products products 
   }
   return {operands,
           [=](auto& t, Stream stream) {
-            stream.products = products;
+            stream.precision = precision;
             const auto get = [&](const std::string& name) { return t[name]; };
             matmul_forward(several(count, "out", get), t["inp"], several(count, "weight", get), stream);
           },
           [=](auto& t, Stream stream) {
-            stream.products = products;
+            stream.precision = precision;
             const auto get = [&](const std::string& name) { return t[name]; };
             matmul_backward_input(t.grad("inp"), several(count, "dout", get), several(count, "weight", get), stream);
             for (int64_t i = 0; i < count; ++i)
@@ -57,13 +57,13 @@ void check_against_reference(const Op& op, const Size& s, Dtype dtype, bool add,
   CAPTURES(backend, add);
   Trial got(op, dtype, add ? ~0u : 0), want = got.exact();
   got.run(backend), want.run(Backend::reference);
-  const bool narrow = dtype == Dtype::bf16;
+  const bool in_bf16 = dtype == Dtype::bf16;
   for (const auto& [name, type] : got.results()) {
-    double allowed = narrow ? 0x1p-8 : tolerance(name == "dinp" ? s.O : s.C);
+    double allowed = in_bf16 ? 0x1p-8 : tolerance(name == "dinp" ? s.O : s.C);
     if (name.starts_with("dweight")) allowed = tolerance(s.rows);
     // Of several weights the CPU rounds to bf16 once, the GPU after each: sums that may be some times as large as the
     // result.
-    if (name == "dinp" && narrow && backend == Backend::cuda) allowed = 0x1p-6;
+    if (name == "dinp" && in_bf16 && backend == Backend::cuda) allowed = 0x1p-6;
     check_close(name, got[name], want[name], allowed);
   }
 }
@@ -408,7 +408,7 @@ TEST_CASE_TEMPLATE("matmul: biases, of all weights or some, and beside an addend
   const auto inp = random_vector<T>(rows * C, 1), weight = random_vector<T>(2 * O * C, 2),
              addend = random_vector<T>(rows * O, 3);
   const auto bias = random_vector<T>(2 * O, 4);
-  const auto wide_bias = convert<Wide<T>>(bias);  // on a CPU
+  const auto wide_bias = convert<AccumulationType<T>>(bias);  // on a CPU
   for (const Backend backend : fast_backends()) {
     for (const bool added : {false, true}) {  // one weight with an addend, or two of which the second has a bias
       CAPTURES(backend, added);
@@ -448,7 +448,7 @@ TEST_CASE_TEMPLATE("matmul: biases, of all weights or some, and beside an addend
 
 TEST_CASE("matmul: f32 by bf16x3 is what the stream asks for, and close to f32") {
   for (const Size& size : std::vector<Size>{{5, 200, 67}, {700, 32, 21}, {300, 193, 161}}) {
-    const Op split = matmul(size, 1, 1, Products::bf16x3), whole = matmul(size);
+    const Op split = matmul(size, 1, 1, MatmulPrecision::bf16x3), whole = matmul(size);
     const Trial got = Trial(split, Dtype::f32, ~0u).run(Backend::cpu);
     const Trial want = Trial(whole, Dtype::f32, ~0u).run(Backend::cpu);
     for (const char* name : {"out0", "dinp", "dweight0"})
@@ -480,14 +480,14 @@ TEST_CASE(
     forget_choices();
     for (const bool add : {false, true})
       check_against_reference(matmul(n.size, 2), n.size, Dtype::bf16, add, Backend::cuda);
-    bool narrow = false;
+    bool few_columns = false;
     for (const auto& [product, choice] : choices_as_text()) {
       std::vector<int64_t> kind;
       for (const std::string& number : split_words(product)) kind.push_back(std::stoll(number));
       REQUIRE(kind.size() == ProductKind().size());
-      for (const size_t matrix : {5, 9, 13}) narrow |= kind[matrix] / 2 == bf16_type && kind[matrix + 1] % 8 != 0;
-      for (const size_t size : {0, 1, 2}) narrow |= kind[size] == n.size.O && n.size.O % 8 != 0;
+      for (const size_t matrix : {5, 9, 13}) few_columns |= kind[matrix] / 2 == bf16_type && kind[matrix + 1] % 8 != 0;
+      for (const size_t size : {0, 1, 2}) few_columns |= kind[size] == n.size.O && n.size.O % 8 != 0;
     }
-    CHECK(narrow == (!n.padded && n.size.O != 16));
+    CHECK(few_columns == (!n.padded && n.size.O != 16));
   }
 }

@@ -13,26 +13,28 @@ struct Size {
   int64_t rows() const { return B * T; }
 };
 
-struct Kind {
+struct MhcVariant {
   const char* name;
   Mixing mixing;
   bool reads = true;     // or the next sublayer does, by these coefficients
   bool squared = false;  // the squares are given
   int64_t iterations = 20;
 };
-const std::vector<Kind> kinds = {{"merge", Mixing::merge},
-                                 {"merge, squared", Mixing::merge, true, true},
-                                 {"identity", Mixing::identity},
-                                 {"permutations", Mixing::permutations},
-                                 {"sinkhorn", Mixing::sinkhorn},
-                                 {"sinkhorn of one step", Mixing::sinkhorn, true, true, 1},
-                                 {"identity, no read", Mixing::identity, false},
-                                 {"permutations, no read", Mixing::permutations, false, true},
-                                 {"sinkhorn, no read", Mixing::sinkhorn, false, true, 3}};
-bool fits(const Kind& kind, int64_t E) { return kind.mixing != Mixing::permutations || E <= max_permuted_streams; }
+const std::vector<MhcVariant> kinds = {{"merge", Mixing::merge},
+                                       {"merge, squared", Mixing::merge, true, true},
+                                       {"identity", Mixing::identity},
+                                       {"permutations", Mixing::permutations},
+                                       {"sinkhorn", Mixing::sinkhorn},
+                                       {"sinkhorn of one step", Mixing::sinkhorn, true, true, 1},
+                                       {"identity, no read", Mixing::identity, false},
+                                       {"permutations, no read", Mixing::permutations, false, true},
+                                       {"sinkhorn, no read", Mixing::sinkhorn, false, true, 3}};
+bool fits(const MhcVariant& kind, int64_t E) {
+  return kind.mixing != Mixing::permutations || E <= max_permuted_streams;
+}
 
 // A read of the streams. What the kind has none of is not there.
-Op mhc(const Size& s, const Kind& kind, double spread = 1, double eps = 1e-3) {
+Op mhc(const Size& s, const MhcVariant& kind, double spread = 1, double eps = 1e-3) {
   const int64_t B = s.B, T = s.T, E = s.E, C = s.C;
   const MhcForm form{kind.mixing, kind.iterations, eps, 1e-4};
   const int64_t M = mhc_rows(form.mixing, E), G = mhc_groups(form.mixing);
@@ -82,7 +84,7 @@ double sum_of(const Trial& a, int64_t E, int64_t n, int64_t line, bool column) {
 }  // namespace
 
 TEST_CASE("mhc: reference backward is the derivative of the reference forward") {
-  for (const Kind& kind : kinds)
+  for (const MhcVariant& kind : kinds)
     for (const int64_t E : {1, 2, 3, 4})
       for (const double spread : {0.1, 1.0, 4.0}) {
         if (!fits(kind, E)) continue;
@@ -97,7 +99,7 @@ TEST_CASE("mhc: the fast backends equal the reference, set and added") {
                                  {3, 100, 4, 64}, {1, 9, 5, 21}, {1, 5, 8, 67},  {1, 300, 2, 16}};
   const std::vector<Size> of_gpu{{1, 3, 3, 40}, {1, 37, 4, 24}, {1, 2, 2, 33},
                                  {1, 70, 1, 8}, {1, 5, 8, 20},  {1, 2, 6, 16}};
-  for (const Kind& kind : kinds)
+  for (const MhcVariant& kind : kinds)
     for_sizes(of_cpu, of_gpu, [&](Backend backend, const Size& s) {
       if (!fits(kind, s.E)) return;
       for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
@@ -206,7 +208,7 @@ TEST_CASE("mhc: equal streams stay equal, and nothing tells them apart, where al
 TEST_CASE("mhc: logits far beyond what exp can hold, and a NaN that stays in its token") {
   const Size s{1, 20, 4, 16};
   for (const Backend backend : fast_backends())
-    for (const Kind& kind : kinds)
+    for (const MhcVariant& kind : kinds)
       for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
         CAPTURE(kind.name);
         const Op op = mhc(s, kind, 1e6);
@@ -230,6 +232,6 @@ TEST_CASE("mhc: logits far beyond what exp can hold, and a NaN that stays in its
 }
 
 TEST_CASE("mhc: the same bits on any number of threads") {
-  for (const Kind& kind : kinds)
+  for (const MhcVariant& kind : kinds)
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) check_threads(mhc({2, 90, 4, 33}, kind), dtype);
 }

@@ -185,7 +185,7 @@ TEST_CASE("multiway_mix: shapes that do not fit") {
   refuses([](auto& wrong) { wrong.weight.shape = Shape{2, 3, 5}; });
   CHECK_THROWS_AS(multiway_mix_forward(out, Tensor{}, mix, 1e-6, fast), Error);
   CHECK_THROWS_AS(multiway_mix_forward(std::vector<Tensor>(5, out[0]), saved, mix, 1e-6, fast), Error);
-  MultiwayMix<Grad, Tensor> adds = gradients;
-  adds.weight.add = true;  // which is always set
-  CHECK_THROWS_AS(multiway_mix_backward(adds, out, saved, mix, reference), Error);
+  MultiwayMix<Grad, Tensor> accumulates = gradients;
+  accumulates.weight.accumulate = true;  // which is always set
+  CHECK_THROWS_AS(multiway_mix_backward(accumulates, out, saved, mix, reference), Error);
 }

@@ -132,12 +132,12 @@ TEST_CASE_TEMPLATE("query_mix: without readers dinp is 0, or unchanged if added"
   const auto inp = random_vector<T>(60, 1), before = random_vector<T>(60, 3);
   const std::vector<float> squares(3, 1.f);
   for (const Backend backend : backends_of<T>())
-    for (const bool acc : {false, true}) {
-      auto dinp = acc ? before : poisoned<T>(60);
+    for (const bool accumulate : {false, true}) {
+      auto dinp = accumulate ? before : poisoned<T>(60);
       run_on(backend, {view(dinp, {3, 20}), view(inp, {3, 20}), view(squares, {3})}, [&](auto& t, Stream there) {
-        query_mix_backward({t[0], acc}, t[1], t[2], {}, 1e-6, there);
+        query_mix_backward({t[0], accumulate}, t[1], t[2], {}, 1e-6, there);
       });
-      CHECK(dinp == (acc ? before : std::vector<T>(60, T(0.f))));
+      CHECK(dinp == (accumulate ? before : std::vector<T>(60, T(0.f))));
     }
 }
 

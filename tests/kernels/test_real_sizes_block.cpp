@@ -54,20 +54,20 @@ TEST_CASE("comparing at real sizes: a wrong element is found") {
   CHECK(first_wrong(view(want), view(got), 1) == 1);
   CHECK(relative_distance(view(convert<float>(want)), view(want)) == 0);
   CHECK(std::isnan(relative_distance(view(got), view(want))));
-  const std::vector<bf16> narrow{1, 2, 3};
-  auto next = narrow;
+  const std::vector<bf16> bf16_row{1, 2, 3};
+  auto next = bf16_row;
   next[1] = 2 + 0x1p-6f;
-  CHECK(first_wrong(view(next), view(narrow), 1e-6) == -1);
-  CHECK(first_wrong(view(next), view(narrow), exact) == 1);
+  CHECK(first_wrong(view(next), view(bf16_row), 1e-6) == -1);
+  CHECK(first_wrong(view(next), view(bf16_row), exact) == 1);
   next[1] = 2 + 0x1p-5f;
-  CHECK(first_wrong(view(next), view(narrow), 1e-6) == 1);
+  CHECK(first_wrong(view(next), view(bf16_row), 1e-6) == 1);
 }
 
 TEST_CASE("real sizes: add, gelu, swiglu and convert") {
   if (!available(Backend::cuda)) return;
   for (const Dtype dtype : storage_types)
-    for (const bool adds : {false, true}) {
-      CAPTURES(name_of(dtype), adds);
+    for (const bool accumulates : {false, true}) {
+      CAPTURES(name_of(dtype), accumulates);
       RealSizes at;
       const Shape shape{rows / 2, F};
       const size_t a = at.input("a", dtype, shape, 4), b = at.input("b", dtype, shape);
@@ -75,23 +75,23 @@ TEST_CASE("real sizes: add, gelu, swiglu and convert") {
       const size_t sum = at.output("sum", dtype, shape, exact), gelu = at.output("gelu", dtype, shape, pointwise);
       const size_t by_tanh = at.output("by_tanh", dtype, shape, pointwise);
       const size_t out = at.output("out", dtype, shape, pointwise);
-      const size_t copy = at.gradient("copy", dtype, shape, exact, adds);
-      const size_t dinp = at.gradient("dinp", dtype, shape, pointwise, adds);
-      const size_t dtanh = at.gradient("dtanh", dtype, shape, pointwise, adds);
-      const size_t dgate = at.gradient("dgate", dtype, shape, pointwise, adds);
-      const size_t dup = at.gradient("dup", dtype, shape, pointwise, !adds);
-      const size_t wide = at.input("wide", Dtype::f32, shape, 1e3);
-      const size_t narrow = at.output("narrow", Dtype::bf16, shape, exact);
+      const size_t copy = at.gradient("copy", dtype, shape, exact, accumulates);
+      const size_t dinp = at.gradient("dinp", dtype, shape, pointwise, accumulates);
+      const size_t dtanh = at.gradient("dtanh", dtype, shape, pointwise, accumulates);
+      const size_t dgate = at.gradient("dgate", dtype, shape, pointwise, accumulates);
+      const size_t dup = at.gradient("dup", dtype, shape, pointwise, !accumulates);
+      const size_t original = at.input("original", Dtype::f32, shape, 1e3);
+      const size_t bf16_copy = at.output("bf16 copy", Dtype::bf16, shape, exact);
       at.run([&](auto& t, Stream stream) {
         add_forward(t[sum], t[a], t[b], stream);
-        accumulate({t[copy], adds}, t[dout], stream);
+        accumulate({t[copy], accumulates}, t[dout], stream);
         gelu_forward(t[gelu], t[a], GeluKind::erf, stream);
-        gelu_backward({t[dinp], adds}, t[dout], t[a], GeluKind::erf, stream);
+        gelu_backward({t[dinp], accumulates}, t[dout], t[a], GeluKind::erf, stream);
         gelu_forward(t[by_tanh], t[a], GeluKind::tanh, stream);
-        gelu_backward({t[dtanh], adds}, t[dout], t[a], GeluKind::tanh, stream);
+        gelu_backward({t[dtanh], accumulates}, t[dout], t[a], GeluKind::tanh, stream);
         swiglu_forward(t[out], t[a], t[b], stream);
-        swiglu_backward({t[dgate], adds}, {t[dup], !adds}, t[dout], t[a], t[b], stream);
-        convert(t[narrow], t[wide], stream);
+        swiglu_backward({t[dgate], accumulates}, {t[dup], !accumulates}, t[dout], t[a], t[b], stream);
+        convert(t[bf16_copy], t[original], stream);
       });
     }
 }
@@ -142,8 +142,8 @@ TEST_CASE("more elements than an int counts: add, copy, gelu and swiglu") {
 TEST_CASE("real sizes: norms and softmax over a row") {
   if (!available(Backend::cuda)) return;
   for (const Dtype dtype : storage_types)
-    for (const bool adds : {false, true}) {
-      CAPTURES(name_of(dtype), adds);
+    for (const bool accumulates : {false, true}) {
+      CAPTURES(name_of(dtype), accumulates);
       RealSizes at;
       const Shape shape{rows, C};
       const size_t inp = at.input("inp", dtype, shape), dout = at.input("dout", dtype, shape);
@@ -161,20 +161,20 @@ TEST_CASE("real sizes: norms and softmax over a row") {
         layernorm_forward(t[affine], t[mean], t[rstd], t[inp], t[weight], t[bias], 1e-5, stream);
         softmax_forward(t[soft], t[inp], Pruning{}, stream);
       });
-      const size_t drms = at.gradient("drms", dtype, shape, of_sum(C), adds);
-      const size_t dlayer = at.gradient("dlayer", dtype, shape, of_sum(C), adds);
-      const size_t daffine = at.gradient("daffine", dtype, shape, of_sum(C), adds);
+      const size_t drms = at.gradient("drms", dtype, shape, of_sum(C), accumulates);
+      const size_t dlayer = at.gradient("dlayer", dtype, shape, of_sum(C), accumulates);
+      const size_t daffine = at.gradient("daffine", dtype, shape, of_sum(C), accumulates);
       const size_t dgain = at.sum("dgain", Dtype::f32, {C}, of_sum(rows));
       const size_t dbias = at.sum("dbias", Dtype::f32, {C}, of_sum(rows));
       const size_t dalpha = at.input("dalpha", Dtype::f32, shape);
-      const size_t dsoft = at.gradient("dsoft", dtype, shape, of_sum(C), adds);
+      const size_t dsoft = at.gradient("dsoft", dtype, shape, of_sum(C), accumulates);
       const size_t dweight = at.sum("dweight", Dtype::f32, {C}, of_sum(rows));
       at.run([&](auto& t, Stream stream) {
-        rmsnorm_backward({t[drms], adds}, t[dweight], t[dout], t[inp], t[weight], t[rrms], stream);
-        layernorm_backward({t[dlayer], adds}, {}, {}, t[dout], t[inp], {}, t[mean], t[rstd], stream);
-        layernorm_backward({t[daffine], adds}, t[dgain], t[dbias], t[dout], t[inp], t[weight], t[mean], t[rstd],
+        rmsnorm_backward({t[drms], accumulates}, t[dweight], t[dout], t[inp], t[weight], t[rrms], stream);
+        layernorm_backward({t[dlayer], accumulates}, {}, {}, t[dout], t[inp], {}, t[mean], t[rstd], stream);
+        layernorm_backward({t[daffine], accumulates}, t[dgain], t[dbias], t[dout], t[inp], t[weight], t[mean], t[rstd],
                            stream);
-        softmax_backward({t[dsoft], adds}, t[dalpha], t[inp], Pruning{}, stream);
+        softmax_backward({t[dsoft], accumulates}, t[dalpha], t[inp], Pruning{}, stream);
       });
     }
 }
@@ -252,12 +252,12 @@ TEST_CASE("real sizes: cross_entropy in several chunks of logits") {
   const int64_t width = sized(256, 8);
   for (const Dtype dtype : storage_types) {
     CAPTURES(name_of(dtype));
-    const bool narrow = dtype == Dtype::bf16;
-    const int64_t n = narrow ? sized(24 * 1024, 33) : sized(12 * 1024, 33);
+    const bool in_bf16 = dtype == Dtype::bf16;
+    const int64_t n = in_bf16 ? sized(24 * 1024, 33) : sized(12 * 1024, 33);
     RealSizes at;
     const size_t inp = at.input("inp", dtype, {n, width}), weight = at.input("weight", dtype, {V, width}, 0.3);
     const size_t targets = at.tokens("targets", {n}, V);
-    const double rounded = narrow ? of_bf16 : 0;
+    const double rounded = in_bf16 ? of_bf16 : 0;
     const size_t losses = at.output("losses", Dtype::f32, {n}, of_products(dtype, width) + rounded);
     const size_t dinp = at.output("dinp", dtype, {n, width}, of_products(dtype, V) + rounded);
     const size_t dweight = at.sum("dweight", Dtype::f32, {V, width}, of_products(dtype, n) + rounded);
@@ -302,8 +302,8 @@ TEST_CASE("real sizes: attention") {
              {1, 1000, 4, 2, 80},  {100, 64, 16, 16, 64}, {5000, 3, 16, 16, 64}, {1, 600, 3, 1, 200}};
   for (const Dtype dtype : storage_types)
     for (const Size& z : sizes)
-      for (const bool adds : {false, true}) {
-        CAPTURES(name_of(dtype), z.B, z.T, z.H, z.K, z.D, adds);
+      for (const bool accumulates : {false, true}) {
+        CAPTURES(name_of(dtype), z.B, z.T, z.H, z.K, z.D, accumulates);
         const Shape of_q{z.B, z.T, z.H, z.D}, of_k{z.B, z.T, z.K, z.D}, of_lse{z.B, z.H, z.T};
         const double scale = 1 / std::sqrt(static_cast<double>(z.D)), rounded = dtype == Dtype::bf16 ? of_bf16 : 0;
         // Scores reach 5, so their sums carry that many more units, which exp makes relative.
@@ -315,12 +315,12 @@ TEST_CASE("real sizes: attention") {
         const size_t out = at.output("out", dtype, of_q, of_products(dtype, z.T) + scored);
         const size_t lse = at.output("lse", Dtype::f32, of_lse, of_products(dtype, z.T) + 8 * of_sum(z.D));
         at.run([&](auto& t, Stream stream) { attention_forward(t[out], t[lse], t[q], t[k], t[v], scale, stream); });
-        const size_t dq = at.gradient("dq", dtype, of_q, of_products(dtype, z.T) + scored, adds);
-        const size_t dk = at.gradient("dk", dtype, of_k, of_products(dtype, readers) + scored, !adds);
-        const size_t dv = at.gradient("dv", dtype, of_k, of_products(dtype, readers) + scored, adds);
+        const size_t dq = at.gradient("dq", dtype, of_q, of_products(dtype, z.T) + scored, accumulates);
+        const size_t dk = at.gradient("dk", dtype, of_k, of_products(dtype, readers) + scored, !accumulates);
+        const size_t dv = at.gradient("dv", dtype, of_k, of_products(dtype, readers) + scored, accumulates);
         at.run([&](auto& t, Stream stream) {
-          attention_backward({t[dq], adds}, {t[dk], !adds}, {t[dv], adds}, t[dout], t[out], t[q], t[k], t[v], t[lse],
-                             scale, stream);
+          attention_backward({t[dq], accumulates}, {t[dk], !accumulates}, {t[dv], accumulates}, t[dout], t[out], t[q],
+                             t[k], t[v], t[lse], scale, stream);
         });
       }
 }
@@ -338,7 +338,8 @@ TEST_CASE("real sizes: adamw with many rates, the norm of all gradients, sums of
   RealSizes at;
   const size_t grads = at.input("grads", Dtype::f32, {n});
   const size_t params = at.sum("params", Dtype::f32, {n}, pointwise), m = at.sum("m", Dtype::f32, {n}, pointwise);
-  const size_t v = at.sum("v", Dtype::f32, {n}, pointwise), narrow = at.sum("narrow", Dtype::bf16, {n}, pointwise);
+  const size_t v = at.sum("v", Dtype::f32, {n}, pointwise),
+               bf16_copy = at.sum("bf16 copy", Dtype::bf16, {n}, pointwise);
   float* squares = at.numbers(v).as<float>();
   for (int64_t i = 0; i < n; ++i) squares[i] *= squares[i];
   std::vector<double> norms[2];
@@ -349,7 +350,7 @@ TEST_CASE("real sizes: adamw with many rates, the norm of all gradients, sums of
     std::vector<double> numbers{of_step.factor, of_step.lr, of_step.unbias_m, of_step.unbias_v};
     const OnDevice<double> there(numbers);
     const Tensor by{gpu ? there.data : numbers.data(), Dtype::f64, Shape{4}};
-    adamw_update(t[params], t[m], t[v], t[narrow], t[grads], by, of_model, constants, stream);
+    adamw_update(t[params], t[m], t[v], t[bf16_copy], t[grads], by, of_model, constants, stream);
     norms[gpu].resize(static_cast<size_t>(leaves_of(n)));
     const OnDevice<double> sums(norms[gpu]);
     leaf_squares({gpu ? sums.data : norms[0].data(), Dtype::f64, {leaves_of(n)}}, t[grads], stream);

@@ -274,7 +274,7 @@ namespace {
 // What both passes of the ops on values and heads read.
 struct ValueSizes {
   Dtype dtype;
-  bool adds;
+  bool accumulates;
   RealSizes at{};
   Shape shape{B, T, K, D}, wide{B, T, 2 * K, D};
   std::vector<HeadChoice> choice{};
@@ -298,7 +298,7 @@ struct ValueSizes {
     const size_t gated = at.output("gated", dtype, shape, pointwise);
     at.run([&](auto& t, Stream stream) { gated_mix_forward(t[gated], t[v], t[v + 1], t[alpha], stream); });
   }
-  size_t gradient(const std::string& name) { return at.gradient(name, dtype, shape, pointwise, adds); }
+  size_t gradient(const std::string& name) { return at.gradient(name, dtype, shape, pointwise, accumulates); }
   // A parameter's gradient, each element a sum of so many terms.
   size_t sum(const std::string& name, int64_t count, int64_t terms) {
     return at.sum(name, Dtype::f32, {count}, of_sum(terms), terms, 0.3);
@@ -309,18 +309,18 @@ struct ValueSizes {
     const size_t dchosen = several(3, "dchosen", [&](auto name) { return gradient(name); });
     const size_t dv = gradient("dv"), dfirst = gradient("dfirst"), dgated = gradient("dgated");
     const size_t dscaled = gradient("dscaled"), dhead = gradient("dhead");
-    const size_t dalpha = at.gradient("dalpha", Dtype::f32, {B, T, K}, of_sum(D), adds);
-    const size_t dopen = at.gradient("dopen", dtype, {B, T, K}, pointwise + of_sum(K), adds);
+    const size_t dalpha = at.gradient("dalpha", Dtype::f32, {B, T, K}, of_sum(D), accumulates);
+    const size_t dopen = at.gradient("dopen", dtype, {B, T, K}, pointwise + of_sum(K), accumulates);
     const size_t dw = sum("dw", 3, N * K * D), done = sum("done", 1, N * K * D), dfactor = sum("dfactor", K, N * D);
     at.run([&](auto& t, Stream stream) {
       for (int s = 0; s < 3; ++s)
-        select_heads_backward({t[dchosen + static_cast<size_t>(s)], adds}, t[dwide], choice, s, stream);
-      value_mix_backward({t[dv], adds}, {t[dfirst], adds}, {t[dw], 0}, {t[dw], 2}, t[dout], t[v], t[v + 1], {t[w], 0},
-                         {t[w], 2}, stream);
-      gated_mix_backward({t[dgated], adds}, {t[dalpha], adds}, t[dout], t[v + 1], t[alpha], stream);
-      gate_backward({t[dopen], adds}, t[dalpha_in], t[open], Gate::softmax_sigmoid, stream);
-      scale_backward({t[dscaled], adds}, t[done], t[dout], t[v], t[one], stream);
-      head_scale_backward({t[dhead], adds}, t[dfactor], t[dout], t[v], t[factor], stream);
+        select_heads_backward({t[dchosen + static_cast<size_t>(s)], accumulates}, t[dwide], choice, s, stream);
+      value_mix_backward({t[dv], accumulates}, {t[dfirst], accumulates}, {t[dw], 0}, {t[dw], 2}, t[dout], t[v],
+                         t[v + 1], {t[w], 0}, {t[w], 2}, stream);
+      gated_mix_backward({t[dgated], accumulates}, {t[dalpha], accumulates}, t[dout], t[v + 1], t[alpha], stream);
+      gate_backward({t[dopen], accumulates}, t[dalpha_in], t[open], Gate::softmax_sigmoid, stream);
+      scale_backward({t[dscaled], accumulates}, t[done], t[dout], t[v], t[one], stream);
+      head_scale_backward({t[dhead], accumulates}, t[dfactor], t[dout], t[v], t[factor], stream);
     });
   }
 };
@@ -330,9 +330,9 @@ struct ValueSizes {
 TEST_CASE("real sizes: values and heads of other layers") {
   if (!available(Backend::cuda)) return;
   for (const Dtype dtype : storage_types)
-    for (const bool adds : {false, true}) {
-      CAPTURES(name_of(dtype), adds);
-      ValueSizes sizes{dtype, adds};
+    for (const bool accumulates : {false, true}) {
+      CAPTURES(name_of(dtype), accumulates);
+      ValueSizes sizes{dtype, accumulates};
       sizes.forward(), sizes.backward();
     }
 }

@@ -125,7 +125,7 @@ class SmoothRead : public Connection {
   void declare(ParameterTable& params, const Config& c) const override {
     params.add("model.smooth.weight", Shape{c.hidden_size}, Init::constant(-2), Role::scalar, {.wd_mul = 0});
   }
-  Value* read(const Site& site) override {
+  Value* read(const Sublayer& site) override {
     Value* x = Connection::read(site);
     if (site.mlp) return x;
     return ops::from_reference(build_->tape, site.name() + ".smooth", {x, build_->parameter("model.smooth.weight")},
@@ -141,9 +141,9 @@ class TwoAttentions : public Connection {
     for (int n = 1; n < c.num_hidden_layers; ++n)
       params.add(factor(n), Shape{c.num_attention_heads}, Init::constant(0.3), Role::scalar, {.wd_mul = 0});
   }
-  Value* attend(int layer, Heads own) override {
+  Value* attend(int layer, QueryKeyValue own) override {
     Value* a = Connection::attend(layer, own);
-    const Heads below = std::exchange(below_, own);
+    const QueryKeyValue below = std::exchange(below_, own);
     if (layer == 0) return a;
     Tape& t = build_->tape;
     const std::string name = str("L", layer, ".below");
@@ -156,7 +156,7 @@ class TwoAttentions : public Connection {
  private:
   static std::string factor(int n) { return layer_name(n, "self_attn.below.weight"); }
   Shape factor_shape() const { return Shape{build_->config.num_attention_heads}; }
-  Heads below_{};
+  QueryKeyValue below_{};
 };
 
 template <class C>

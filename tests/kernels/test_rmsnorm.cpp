@@ -77,10 +77,10 @@ TEST_CASE_TEMPLATE("rmsnorm: the fast backends equal the reference, set and adde
 TEST_CASE("rmsnorm: without a gain it is the norm with a gain of ones") {
   for (Backend backend : {Backend::cpu, Backend::reference})
     for (const Size& size : std::vector<Size>{{1, 3}, {5, 31}, {300, 32}, {2000, 96}})
-      for (const unsigned add : {0u, 1u}) {
-        CAPTURES(backend, size.C, add);
+      for (const unsigned accumulate : {0u, 1u}) {
+        CAPTURES(backend, size.C, accumulate);
         const Op with = rmsnorm(size, true), without = rmsnorm(size, false);
-        Trial want(with, Dtype::f32, add), got(without, Dtype::f32, add);
+        Trial want(with, Dtype::f32, accumulate), got(without, Dtype::f32, accumulate);
         want.x["weight"].assign(static_cast<size_t>(size.C), 1.0);
         want.run(backend), got.run(backend);
         // The same sums, but a compiler may fuse and order them differently: some ulps (6e-8).

@@ -43,10 +43,10 @@ TEST_CASE("select_heads: reference backward is the derivative of the reference f
 TEST_CASE_TEMPLATE("select_heads: the fast backends equal the reference, set and added; a sum is rounded once", T,
                    float, bf16) {
   for_sizes(cases, cases, [](Backend backend, const Case& c) {
-    for (const unsigned adds : {0u, 7u}) {
-      CAPTURES(c.D, adds);
+    for (const unsigned accumulates : {0u, 7u}) {
+      CAPTURES(c.D, accumulates);
       const Op op = select_heads(c);
-      Trial heads(op, DtypeOf<T>::value, adds);
+      Trial heads(op, DtypeOf<T>::value, accumulates);
       Trial want = std::is_same_v<T, float> ? heads : heads.exact();  // f32: the same sums in the same order
       heads.run(backend), want.run(Backend::reference);
       for (const auto& [name, type] : heads.results()) CHECK(heads[name] == convert<double>(convert<T>(want[name])));
@@ -119,8 +119,8 @@ TEST_CASE("select_heads: wrong shapes and choices are errors") {
   CHECK_THROWS_AS(select_heads_backward({a, false}, b, good, 0, fast), Error);
   CHECK_THROWS_AS(select_heads_backward({a, false}, a, {{0, 0}, {1, 2}}, 0, fast), Error);
   const std::vector<bf16> half(24);
-  const Tensor narrow = view(half.data(), a.shape);
-  CHECK_THROWS_AS(select_heads_forward(narrow, {a}, good, fast), Error);
-  CHECK_THROWS_AS(select_heads_backward({narrow, false}, a, good, 0, fast), Error);
-  CHECK_THROWS_AS(select_heads_forward(narrow, {narrow}, good, reference), Error);
+  const Tensor bf16_view = view(half.data(), a.shape);
+  CHECK_THROWS_AS(select_heads_forward(bf16_view, {a}, good, fast), Error);
+  CHECK_THROWS_AS(select_heads_backward({bf16_view, false}, a, good, 0, fast), Error);
+  CHECK_THROWS_AS(select_heads_forward(bf16_view, {bf16_view}, good, reference), Error);
 }

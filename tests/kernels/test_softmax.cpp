@@ -58,14 +58,14 @@ TEST_CASE("softmax: reference backward is the derivative of the reference forwar
 // In bf16 out, which is f32 and computed from the same numbers, is as close. Equal weights are frequent then, and the
 // larger index comes first in both.
 TEST_CASE_TEMPLATE("softmax: the fast backends equal the reference, set and added", T, float, bf16) {
-  constexpr bool narrow = std::is_same_v<T, bf16>;
+  constexpr bool in_bf16 = std::is_same_v<T, bf16>;
   for_sizes(sizes, gpu_sizes, [](Backend backend, const Size& size) {
-    for (double scale : narrow ? std::vector<double>{3.0} : std::vector<double>{1.0, 30.0})
+    for (double scale : in_bf16 ? std::vector<double>{3.0} : std::vector<double>{1.0, 30.0})
       for (const Pruning& pruning : prunings({0.0, 0.371, 0.9, 1.0})) {
         CAPTURES(scale, pruning.top_p, pruning.renormalize);
         // dinp is all cancellation where one entry has all the weight: then it is judged by dout.
         const bool constant = size.S == 1 || (pruning.top_p == 0 && pruning.renormalize);
-        const bool cancels = constant || (!narrow && (scale > 1 || pruning.top_p == 0));
+        const bool cancels = constant || (!in_bf16 && (scale > 1 || pruning.top_p == 0));
         // Sums of up to 1300 terms in vector order, and an exp of 1.5 ulp: some ulps (6e-8) of the result.
         check_backend(softmax(size, pruning, scale), DtypeOf<T>::value, backend,
                       {{"out", 1e-6}, {"dinp", {2e-6, cancels ? 0.8e-6 : 0}}});

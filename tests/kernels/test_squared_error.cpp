@@ -32,9 +32,9 @@ Op squared_error(const Size& s, double size = 1) {
 TEST_CASE("squared_error: reference backward is the derivative of the reference forward") {
   for (const double size : {1e-3, 1.0, 30.0})
     for (const Size& s : std::vector<Size>{{1, 1}, {3, 2}, {4, 7}})
-      for (const bool add : {false, true}) {
+      for (const bool accumulate : {false, true}) {
         const Op op = squared_error(s, size);
-        Trial trial(op, Dtype::f64, add ? ~0u : 0u);
+        Trial trial(op, Dtype::f64, accumulate ? ~0u : 0u);
         const Trial before = trial;
         trial.run(Backend::reference);
         const auto target = convert<Complex>(trial["target"]);
@@ -43,7 +43,7 @@ TEST_CASE("squared_error: reference backward is the derivative of the reference 
           squared_error_forward_ref(losses.data(), inp.data(), target.data(), s.rows, s.C);
           return dot(std::vector<double>(losses.size(), scale), losses);
         });
-        for (size_t i = 0; i < want.size() && add; ++i) want[i] += before["dinp"][i];
+        for (size_t i = 0; i < want.size() && accumulate; ++i) want[i] += before["dinp"][i];
         check_close("dinp", trial["dinp"], want, 1e-14);
       }
 }

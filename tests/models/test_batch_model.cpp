@@ -1,4 +1,4 @@
-// Lanes against one tape for the whole batch.
+// Replicas against one tape for the whole batch.
 #include "eval/mean_loss.h"
 #include "kernels/devices.h"
 #include "kernels/optim/optimizer.h"
@@ -25,9 +25,9 @@ struct Setup {
   Setup(const std::string& arch, int64_t B, Dtype dtype = Dtype::f32) : config(tiny_config(arch)) {
     declare_model(params, config);
     params.allocate(*device, Dtype::f32, true);
-    if (dtype == Dtype::bf16) params.allocate_narrow();
+    if (dtype == Dtype::bf16) params.allocate_bf16_copy();
     params.initialise(3);
-    refresh_narrow(params);
+    refresh_bf16_copy(params);
     Random random(5, 6);
     for (int64_t i = 0; i < B * T; ++i) {
       tokens.push_back(static_cast<int32_t>(random.below(config.vocab_size)));
@@ -57,20 +57,20 @@ class Source3 : public Source {  // three sequences
 
 }  // namespace
 
-TEST_CASE("batch model: lanes give the loss and the gradients of one tape") {
+TEST_CASE("batch model: replicas give the loss and the gradients of one tape") {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     for (const int64_t B : {2, 7, 48}) {
       CAPTURE(B);
       Setup s("lime", B, dtype);
       BatchModel model(*s.device, s.params, s.config, {B, T, dtype});
-      CHECK(model.layout().lanes > 1);
+      CHECK(model.layout().replicas > 1);
       const Step step{true, 0.01, 0};
       model.run(s.tokens.data(), s.targets.data(), step);
       const double loss = model.take_losses();
-      const std::vector<float> lanes = s.gradients();
+      const std::vector<float> replicas = s.gradients();
       s.params.zero_gradients();
       Tape tape(dtype);
-      const Graph graph = record_replay(tape, s.params, s.config, {B, T, dtype}, {B, 1});
+      const Graph graph = record_batch(tape, s.params, s.config, {B, T, dtype}, {B, 1});
       tape.allocate(*s.device);
       load_batch(*s.device, graph, s.tokens.data(), s.targets.data());
       tape.forward(step);
@@ -78,12 +78,12 @@ TEST_CASE("batch model: lanes give the loss and the gradients of one tape") {
       tape.backward(step);
       // A token's activations and their gradients are the same bits either way, also in bf16: only the sums over tokens
       // are taken in another order.
-      check_close("gradients", lanes, convert<double>(s.gradients()), 1e-4);  // some sums nearly cancel
+      check_close("gradients", replicas, convert<double>(s.gradients()), 1e-4);  // some sums nearly cancel
     }
   }
 }
 
-TEST_CASE("batch model: lanes add to what is there, and give the same bits on any number of threads") {
+TEST_CASE("batch model: replicas add to what is there, and give the same bits on any number of threads") {
   Setup s("lime", 24);
   BatchModel model(*s.device, s.params, s.config, {24, T});
   check_same_bits_on_any_threads<float>([&] {
@@ -101,17 +101,17 @@ TEST_CASE("batch model: large models keep one tape, and the memory plan does not
   Config config = tiny_config("llama");
   ParameterTable small;
   declare_model(small, config);
-  CHECK(choose_layout(small, config, {64, T}, Backend::cuda).lanes == 1);
-  CHECK(choose_layout(small, config, {1, T}, Backend::cpu).lanes == 1);
-  CHECK(choose_layout(small, config, {64, T}, Backend::cpu).lanes == 16);
+  CHECK(choose_layout(small, config, {64, T}, Backend::cuda).replicas == 1);
+  CHECK(choose_layout(small, config, {1, T}, Backend::cpu).replicas == 1);
+  CHECK(choose_layout(small, config, {64, T}, Backend::cpu).replicas == 16);
   CHECK(choose_layout(small, config, {64, T}, Backend::cpu).sequences == 4);
-  CHECK(choose_layout(small, config, {64, 20000}, Backend::cpu).lanes == 1);
+  CHECK(choose_layout(small, config, {64, 20000}, Backend::cpu).replicas == 1);
   const Layout poison = choose_layout(small, config, {64, T, Dtype::f32, true, PlanMode::poison}, Backend::cpu);
   CHECK(poison.sequences == 4);
   config.vocab_size = 100000;
   ParameterTable large;
   declare_model(large, config);
-  CHECK(choose_layout(large, config, {64, T}, Backend::cpu).lanes == 1);
+  CHECK(choose_layout(large, config, {64, T}, Backend::cpu).replicas == 1);
 }
 
 TEST_CASE("batch model: what a kernel throws on some thread reaches the caller") {
@@ -130,8 +130,8 @@ TEST_CASE("batch model: the mean loss counts every sequence once, also where the
   const Source3 source(s);
   BatchModel two(*s.device, s.params, s.config, {2, T, Dtype::f32, false}),
       three(*s.device, s.params, s.config, {3, T});
-  const MeanLoss mean = mean_loss(two, source, 100, *one_rank_job()),
-                 same = mean_loss(three, source, 3, *one_rank_job());
+  const MeanLoss mean = mean_loss(two, source, 100, *one_rank_group()),
+                 same = mean_loss(three, source, 3, *one_rank_group());
   CHECK(mean.sequences == 3);
   CHECK(mean.scored == same.scored);
   CHECK(mean.loss == doctest::Approx(same.loss).epsilon(1e-6));

@@ -68,7 +68,7 @@ TEST_CASE("models: the three memory plans give the same bits, in f32 and bf16, a
       for (PlanMode mode : {PlanMode::reuse, PlanMode::distinct, PlanMode::poison}) {
         TinyModel model(c.config, "cpu", mode, dtype);
         model.step();
-        const double again = model.step();  // the second replay meets what the first one left behind
+        const double again = model.step();  // the second run meets what the first one left behind
         const auto got = model.values<float>(model.params.gradients());
         if (mode == PlanMode::reuse) loss = again, bytes = model.tape.arena_bytes(), gradients = got;
         if (mode == PlanMode::distinct) CHECK(bytes < model.tape.arena_bytes());
@@ -133,7 +133,7 @@ TEST_CASE("models: the fast kernels are as exact as the plain loops in f32") {
   }
 }
 
-TEST_CASE("models: the first replay of a step sets the gradients, whatever they held, and the next adds to them") {
+TEST_CASE("models: the first micro-step of a step overwrites the gradients, and the next accumulates") {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     for (const std::string& device : fast_devices()) {
       for (const Case& c : cases_with_kernels()) {
@@ -169,7 +169,7 @@ TEST_CASE("models: a step from a GPU's recording has the bits of the first, and 
         return model.values<float>(model.params.gradients());
       };
       const auto first = gradients_at(0.25);
-      for (int replay = 0; replay < 3; ++replay) CHECK(gradients_at(0.25) == first);
+      for (int again = 0; again < 3; ++again) CHECK(gradients_at(0.25) == first);
       const auto double_scale = gradients_at(0.5);
       for (size_t i = 0; i < first.size(); ++i) CHECK(double_scale[i] == 2 * first[i]);
       model.fill("model.norm.weight", [](int64_t) { return 0.5; });
@@ -178,7 +178,7 @@ TEST_CASE("models: a step from a GPU's recording has the bits of the first, and 
       model.tape.backward(Step{true, 0.5, 0});
       const auto changed = model.values<float>(model.params.gradients());
       CHECK(changed != double_scale);
-      for (int replay = 0; replay < 3; ++replay) CHECK(gradients_at(0.5) == changed);
+      for (int again = 0; again < 3; ++again) CHECK(gradients_at(0.5) == changed);
     }
   }
 }

@@ -12,9 +12,9 @@ using namespace crossply::test;
 
 namespace {
 
-// Rounds what a bf16 tape would store narrowly.
-void round_as(const Value* narrow, const Tensor& tensor) {
-  if (narrow->dtype != Dtype::bf16 || tensor.data == nullptr) return;
+// Rounds what a bf16 tape would store in bf16.
+void round_as(const Value* value, const Tensor& tensor) {
+  if (value->dtype != Dtype::bf16 || tensor.data == nullptr) return;
   float* x = tensor.as<float>();
   for (int64_t i = 0; i < tensor.numel(); ++i) x[i] = bf16(x[i]);
 }
@@ -22,24 +22,24 @@ void round_as(const Value* narrow, const Tensor& tensor) {
 // Parameters that bf16 holds exactly, so that only activations are rounded.
 void round_parameters(TinyModel& model) {
   for (Parameter& row : model.params.rows()) {
-    const bool wide = model.params.dtype() == Dtype::f64;
+    const bool in_f64 = model.params.dtype() == Dtype::f64;
     std::vector<double> host;
-    if (wide) host = model.values<double>(row.value);
+    if (in_f64) host = model.values<double>(row.value);
     else host = convert<double>(model.values<float>(row.value));
     for (double& x : host) x = static_cast<double>(static_cast<float>(bf16(static_cast<float>(x))));
     model.params.write(row, host.data());
   }
-  refresh_narrow(model.params);
+  refresh_bf16_copy(model.params);
 }
 
 double plain_step(TinyModel& plain, const TinyModel& shadow) {
-  std::map<std::string, const Value*> narrow;
-  for (const Value& value : shadow.tape.values()) narrow[value.name] = &value;
+  std::map<std::string, const Value*> bf16_values;
+  for (const Value& value : shadow.tape.values()) bf16_values[value.name] = &value;
   plain.tape.watch([&](size_t n, bool backward) {
     const Node& node = *plain.tape.nodes()[n];
     for (const Value* value : backward ? node.in : node.out) {
       const Value* to_round = backward ? value->grad : value;
-      if (to_round != nullptr && value->parameter == nullptr) round_as(narrow.at(value->name), to_round->tensor);
+      if (to_round != nullptr && value->parameter == nullptr) round_as(bf16_values.at(value->name), to_round->tensor);
     }
   });
   return plain.step();

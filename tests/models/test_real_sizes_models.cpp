@@ -36,7 +36,7 @@ struct Model {
       : config(c), device(make_device(device_name)), tape(dtype) {
     declare_model(params, config);
     params.allocate(*device, Dtype::f32, true);
-    if (dtype == Dtype::bf16) params.allocate_narrow();
+    if (dtype == Dtype::bf16) params.allocate_bf16_copy();
     graph = record_model(tape, params, config, B, T);
     tape.differentiate();
     tape.plan(PlanMode::reuse);
@@ -56,7 +56,7 @@ struct Model {
     std::vector<float>& values = drawn[config.arch];
     if (values.empty()) draw(), values = all(params.values());
     device->copy_in(params.values().data, values.data(), params.values().bytes());
-    refresh_narrow(params);
+    refresh_bf16_copy(params);
   }
   // Random, and moved away from the neutral values, so that every path matters.
   void draw() {
@@ -101,13 +101,13 @@ TEST_CASE("real sizes: the gradients of every architecture are as exact as on th
     const Config config = real_config(architecture.name);
     if (has_loops(config)) continue;
     CAPTURE(config.arch);
-    Model cpu(config, "cpu", Dtype::f32), narrow(config, "cpu", Dtype::bf16);
-    Model fast(config, gpu, Dtype::f32), fast_narrow(config, gpu, Dtype::bf16);
-    for (Model* model : {&cpu, &narrow, &fast, &fast_narrow}) model->initialise();
-    const double loss = cpu.step(), rounding = std::abs(narrow.step() - loss);
+    Model cpu(config, "cpu", Dtype::f32), cpu_bf16(config, "cpu", Dtype::bf16);
+    Model fast(config, gpu, Dtype::f32), fast_bf16(config, gpu, Dtype::bf16);
+    for (Model* model : {&cpu, &cpu_bf16, &fast, &fast_bf16}) model->initialise();
+    const double loss = cpu.step(), rounding = std::abs(cpu_bf16.step() - loss);
     CHECK(std::abs(fast.step() - loss) <= 1e-5);
     // Each rounding is a draw; and logits of size 1 have units of 2^-8, of which means over few tokens keep more.
-    CHECK(std::abs(fast_narrow.step() - loss) <= 2 * rounding + sized(0x1p-9, 0x1p-7));
+    CHECK(std::abs(fast_bf16.step() - loss) <= 2 * rounding + sized(0x1p-9, 0x1p-7));
 
     // What bf16 costs on the CPU is the yardstick, of each tensor and of the mean. f32 rounds 2^15 times less, but also
     // in sums, whose errors grow like the root of some 1000 terms: a thousandth, and six deviations of it.
@@ -120,11 +120,11 @@ TEST_CASE("real sizes: the gradients of every architecture are as exact as on th
     for (const Parameter& row : cpu.params.rows()) {
       CAPTURE(row.name);
       const double whole = std::max(size[row.name], 0.01 * mean);  // what nearly cancels is lost in bf16 either way
-      const double plain = distance_of(row, narrow, cpu) / whole;
-      const double narrowly = distance_of(row, fast_narrow, cpu) / whole, widely = distance_of(row, fast, cpu) / whole;
-      CHECK(narrowly <= draws * plain + 0.05);
-      CHECK(widely <= 0.006 * plain + 2e-5);
-      sum += plain, sum_fast += narrowly;
+      const double plain = distance_of(row, cpu_bf16, cpu) / whole;
+      const double of_bf16 = distance_of(row, fast_bf16, cpu) / whole, of_f32 = distance_of(row, fast, cpu) / whole;
+      CHECK(of_bf16 <= draws * plain + 0.05);
+      CHECK(of_f32 <= 0.006 * plain + 2e-5);
+      sum += plain, sum_fast += of_bf16;
     }
     CHECK(sum_fast <= draws * sum);
     const double norm = gradient_norm(cpu.params);
@@ -141,7 +141,7 @@ TEST_CASE("real sizes: training steps have the same bits each time, also from a 
       Model first(real_config(arch), gpu, dtype), second(real_config(arch), gpu, dtype);
       first.initialise(), second.initialise();
       const std::vector<float> plain = first.gradients();
-      for (int replay = 0; replay < 3; ++replay) CHECK(first.gradients() == plain);
+      for (int again = 0; again < 3; ++again) CHECK(first.gradients() == plain);
       for (const float g : plain) REQUIRE(std::isfinite(g));
       Optimizer of_first(first.params, Buckets(first.params), {}), of_second(second.params, Buckets(second.params), {});
       for (int i = 0; i < 3; ++i) {

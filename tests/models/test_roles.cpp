@@ -13,12 +13,12 @@ namespace {
 
 using enum Role;
 
-struct Kind {
+struct RoleOfRow {
   Role role;
   bool matrix = false;  // as long as it has more than one row and column
 };
 // By name without "model." and "layers.N."; * is any other number.
-using Kinds = std::map<std::string, Kind>;
+using Kinds = std::map<std::string, RoleOfRow>;
 
 const Kinds backbones = {
     {"embed_tokens.weight", {embedding}},

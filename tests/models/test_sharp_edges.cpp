@@ -38,10 +38,10 @@ struct Small {
     graph.losses = ops::cross_entropy(tape, "loss", x, embed, graph.targets);
     tape.differentiate();
     tape.plan(PlanMode::poison);
-    params.allocate(*device, wide(real), true);
-    if (real == Dtype::bf16) params.allocate_narrow();
+    params.allocate(*device, accumulation_type(real), true);
+    if (real == Dtype::bf16) params.allocate_bf16_copy();
     params.initialise(3);
-    refresh_narrow(params);
+    refresh_bf16_copy(params);
     tape.allocate(*device);
     const std::vector<int32_t> tokens{3, 1, 4}, targets{1, 4, 2};
     load_batch(*device, graph, tokens.data(), targets.data());
@@ -385,8 +385,8 @@ class RoutedQueries : public Connection {
  public:
   explicit RoutedQueries(bool copies) : copies_(copies) {}
 
-  Heads project(int layer, Value* x) override {
-    Heads own = Connection::project(layer, x);
+  QueryKeyValue project(int layer, Value* x) override {
+    QueryKeyValue own = Connection::project(layer, x);
     if (layer == 0) router_.emplace(build_->tape, "queries", build_->config.num_hidden_layers, own.q->shape);
     std::vector<int> sources(static_cast<size_t>(layer) + 1);
     std::iota(sources.begin(), sources.end(), 0);

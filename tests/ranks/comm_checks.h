@@ -42,9 +42,9 @@ inline float sent(int from, int to, int64_t i, int round = 0) {
 
 // All slices: slice r holds value(r, i), or NaN where there is none to expect.
 template <class F>
-std::vector<float> slices(const Place& place, int64_t slice, F&& value) {
+std::vector<float> slices(const World& world, int64_t slice, F&& value) {
   std::vector<float> all;
-  for (int r = 0; r < place.size; ++r)
+  for (int r = 0; r < world.size; ++r)
     for (int64_t i = 0; i < slice; ++i) all.push_back(value(r, i));
   return all;
 }
@@ -63,43 +63,43 @@ constexpr float nothing = std::numeric_limits<float>::quiet_NaN();
 const int64_t slice_lengths[] = {1, 3, 64, 1000, 4097, 100003};
 
 // The values are moved whatever their type: as f32, and as twice as many of bf16.
-inline void check_exchange(Comm& comm, const Place& place, Device& device) {
+inline void check_exchange(Comm& comm, const World& world, Device& device) {
   for (const int64_t slice : slice_lengths)
     for (const Dtype type : {Dtype::f32, Dtype::bf16}) {
       CAPTURE(slice);
-      const auto mine = slices(place, slice, [&](int r, int64_t i) { return sent(place.rank, r, i); });
-      Flat from(device, slice * place.size), to(device, slice * place.size);
+      const auto mine = slices(world, slice, [&](int r, int64_t i) { return sent(world.rank, r, i); });
+      Flat from(device, slice * world.size), to(device, slice * world.size);
       from.set(mine);
       Tensor a = from.tensor, b = to.tensor;
-      if (type == Dtype::bf16) a.shape = b.shape = Shape{2 * slice * place.size}, a.dtype = b.dtype = type;
+      if (type == Dtype::bf16) a.shape = b.shape = Shape{2 * slice * world.size}, a.dtype = b.dtype = type;
       comm.exchange(a, b);
       comm.wait(comm.mark());
-      check_values(to.values(), slices(place, slice, [&](int r, int64_t i) {
-                     return r == place.rank ? nothing : sent(r, place.rank, i);
+      check_values(to.values(), slices(world, slice, [&](int r, int64_t i) {
+                     return r == world.rank ? nothing : sent(r, world.rank, i);
                    }));
       check_values(from.values(), mine);
     }
 }
 
-inline void check_gather(Comm& comm, const Place& place, Device& device) {
+inline void check_gather(Comm& comm, const World& world, Device& device) {
   for (const int64_t slice : slice_lengths) {
     CAPTURE(slice);
-    Flat whole(device, slice * place.size);
-    whole.set(slices(place, slice, [&](int r, int64_t i) { return r == place.rank ? sent(r, 0, i) : nothing; }));
+    Flat whole(device, slice * world.size);
+    whole.set(slices(world, slice, [&](int r, int64_t i) { return r == world.rank ? sent(r, 0, i) : nothing; }));
     comm.gather(whole.tensor);
     comm.wait(comm.mark());
-    check_values(whole.values(), slices(place, slice, [](int r, int64_t i) { return sent(r, 0, i); }));
+    check_values(whole.values(), slices(world, slice, [](int r, int64_t i) { return sent(r, 0, i); }));
   }
 }
 
-inline void check_broadcast(Comm& comm, const Place& place, Device& device) {
+inline void check_broadcast(Comm& comm, const World& world, Device& device) {
   for (const int64_t n : slice_lengths)
-    for (int root = 0; root < place.size; ++root) {
+    for (int root = 0; root < world.size; ++root) {
       CAPTURE(n);
       Flat whole(device, n);
       std::vector<float> want;
       for (int64_t i = 0; i < n; ++i) want.push_back(sent(root, root, i));
-      if (place.rank == root) whole.set(want);
+      if (world.rank == root) whole.set(want);
       comm.broadcast(whole.tensor, root);
       comm.wait(comm.mark());
       check_values(whole.values(), want);
@@ -107,41 +107,41 @@ inline void check_broadcast(Comm& comm, const Place& place, Device& device) {
 }
 
 // Of integers, whose sum is the same in any order.
-inline void check_reduce_scatter(Comm& comm, const Place& place, Device& device) {
+inline void check_reduce_scatter(Comm& comm, const World& world, Device& device) {
   const auto part = [&](int rank, int r, int64_t i) { return static_cast<float>((rank + 1) * (i % 1009) + r); };
   for (const int64_t slice : slice_lengths) {
     CAPTURE(slice);
-    Flat whole(device, slice * place.size);
-    whole.set(slices(place, slice, [&](int r, int64_t i) { return part(place.rank, r, i); }));
+    Flat whole(device, slice * world.size);
+    whole.set(slices(world, slice, [&](int r, int64_t i) { return part(world.rank, r, i); }));
     comm.reduce_scatter(whole.tensor);
     comm.wait(comm.mark());
     const auto got = whole.values();
     std::vector<float> want;
     for (int64_t i = 0; i < slice; ++i) {
       want.push_back(0);
-      for (int rank = 0; rank < place.size; ++rank) want.back() += part(rank, place.rank, i);
+      for (int rank = 0; rank < world.size; ++rank) want.back() += part(rank, world.rank, i);
     }
-    check_values({got.begin() + place.rank * slice, got.begin() + (place.rank + 1) * slice}, want);
+    check_values({got.begin() + world.rank * slice, got.begin() + (world.rank + 1) * slice}, want);
   }
 }
 
 // Many transfers asked for before the first is waited for. They run in order: each gather takes up what the broadcast
 // before it has brought. Tickets are waited for in any order, and more than once.
-inline void check_many_in_flight(Comm& comm, const Place& place, Device& device) {
+inline void check_many_in_flight(Comm& comm, const World& world, Device& device) {
   const int rounds = 24;
   const Comm::Ticket before = comm.mark();
   std::vector<Flat> from, to, whole;
   std::vector<Comm::Ticket> tickets;
   for (int round = 0; round < rounds; ++round) {
     const int64_t slice = 1 + 977 * (round % 5);
-    for (auto* list : {&from, &to, &whole}) list->emplace_back(device, slice * place.size);
-    from.back().set(slices(place, slice, [&](int r, int64_t i) { return sent(place.rank, r, i, round); }));
-    if (round % place.size == place.rank)
-      whole.back().set(slices(place, slice, [&](int r, int64_t i) { return sent(0, r, i, round); }));
+    for (auto* list : {&from, &to, &whole}) list->emplace_back(device, slice * world.size);
+    from.back().set(slices(world, slice, [&](int r, int64_t i) { return sent(world.rank, r, i, round); }));
+    if (round % world.size == world.rank)
+      whole.back().set(slices(world, slice, [&](int r, int64_t i) { return sent(0, r, i, round); }));
   }
   for (int round = 0; round < rounds; ++round) {
     comm.exchange(from[round].tensor, to[round].tensor);
-    comm.broadcast(whole[round].tensor, round % place.size);
+    comm.broadcast(whole[round].tensor, round % world.size);
     comm.gather(whole[round].tensor);
     tickets.push_back(comm.mark());
   }
@@ -151,10 +151,10 @@ inline void check_many_in_flight(Comm& comm, const Place& place, Device& device)
       CAPTURE(round);
       const int64_t slice = 1 + 977 * (round % 5);
       comm.wait(tickets[round]);
-      check_values(to[round].values(), slices(place, slice, [&](int r, int64_t i) {
-                     return r == place.rank ? nothing : sent(r, place.rank, i, round);
+      check_values(to[round].values(), slices(world, slice, [&](int r, int64_t i) {
+                     return r == world.rank ? nothing : sent(r, world.rank, i, round);
                    }));
-      check_values(whole[round].values(), slices(place, slice, [&](int r, int64_t i) { return sent(0, r, i, round); }));
+      check_values(whole[round].values(), slices(world, slice, [&](int r, int64_t i) { return sent(0, r, i, round); }));
     }
 }
 

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "engine/platform.h"
-#include "ranks/job.h"
+#include "ranks/process_group.h"
 #include "tests/support/temp_dir.h"
 
 namespace crossply::test {

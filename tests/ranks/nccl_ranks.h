@@ -20,7 +20,7 @@
 namespace crossply::test {
 
 struct Rank {
-  const Place place;
+  const World world;
   std::unique_ptr<Device> device;
   std::unique_ptr<Comm> comm;
   // n floats, all `value`.
@@ -58,17 +58,17 @@ inline void share_gpu(int rank) {
 inline std::vector<std::string> with_ranks(int size, const std::function<void(Rank&)>& body) {
   int ends[2];
   CHECK_THAT(pipe(ends) == 0, "no pipe");
-  const auto became = run_ranks(size, [&](const Place& place) {
-    if (!emulated) share_gpu(place.rank);
+  const auto became = run_ranks(size, [&](const World& world) {
+    if (!emulated) share_gpu(world.rank);
     std::string id(256, '\0');  // of rank 0
-    if (place.leads()) {
+    if (world.leads()) {
       const std::string made = new_nccl_id();
       std::copy(made.begin(), made.end(), id.begin());
       for (int r = 1; r < size; ++r) CHECK_THAT(write(ends[1], id.data(), id.size()) == 256, "no room in a pipe");
     } else {
       CHECK_THAT(read(ends[0], id.data(), id.size()) == 256, "no id in a pipe");
     }
-    Rank rank{place, make_device(gpu), make_nccl_comm(place, id)};
+    Rank rank{world, make_device(gpu), make_nccl_comm(world, id)};
     body(rank);
     rank.comm = nullptr;
 #if !CROSSPLY_CUDA

@@ -22,7 +22,7 @@ inline int failed_checks = 0;
 
 // What became of each rank: nothing if body returned, what it threw, how many checks failed, or "signal 9". None
 // outlives the call, nor a minute.
-inline std::vector<std::string> run_ranks(int size, const std::function<void(const Place&)>& body) {
+inline std::vector<std::string> run_ranks(int size, const std::function<void(const World&)>& body) {
   struct Rank {
     pid_t process;
     int said;

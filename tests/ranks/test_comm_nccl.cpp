@@ -47,18 +47,18 @@ TEST_CASE("nccl: ranks move memory, whenever transfers are done") {
       check_all_well(with_ranks(size, [&](Rank& rank) {
         set_policy(policy);
         CHECK_THAT(rank.comm->describe().rfind("NCCL 2.", 0) == 0, rank.comm->describe());
-        check_exchange(*rank.comm, rank.place, *rank.device);
-        check_gather(*rank.comm, rank.place, *rank.device);
-        check_broadcast(*rank.comm, rank.place, *rank.device);
-        check_reduce_scatter(*rank.comm, rank.place, *rank.device);
-        check_many_in_flight(*rank.comm, rank.place, *rank.device);
+        check_exchange(*rank.comm, rank.world, *rank.device);
+        check_gather(*rank.comm, rank.world, *rank.device);
+        check_broadcast(*rank.comm, rank.world, *rank.device);
+        check_reduce_scatter(*rank.comm, rank.world, *rank.device);
+        check_many_in_flight(*rank.comm, rank.world, *rank.device);
       }));
     }
 }
 
 TEST_CASE("nccl: a check that fails in a rank is noticed") {
   if (!emulated) return;
-  const auto became = run_ranks(1, [](const Place&) {
+  const auto became = run_ranks(1, [](const World&) {
     std::cout.setstate(std::ios::failbit);  // doctest's words
     CHECK(false);
   });
@@ -78,14 +78,14 @@ namespace {
 // As a training step does it: gradients from weights, in two buckets whose exchanges run beside what comes; sums of the
 // own slices; a gather of the new weights. The result is the weights after four steps, which are equal at all ranks.
 std::vector<float> trained(Rank& rank, bool recorded, bool forget_a_wait) {
-  const int64_t n = 4096, all = n * rank.place.size;
+  const int64_t n = 4096, all = n * rank.world.size;
   const Stream stream = rank.device->stream();
   const auto slice_of = [&](const Flat& of, int r) { return view(of.tensor.as<float>() + r * n, {n}); };
   struct Bucket {
     std::unique_ptr<Flat> weights, gradients, staging;
     Comm::Ticket ticket;
   };
-  const auto own_part = rank.floats(static_cast<size_t>(all), 0.25f / static_cast<float>(1 + rank.place.rank));
+  const auto own_part = rank.floats(static_cast<size_t>(all), 0.25f / static_cast<float>(1 + rank.world.rank));
   std::vector<Bucket> buckets;
   for (int b = 0; b < 2; ++b) {
     const auto count = static_cast<size_t>(all);
@@ -99,9 +99,9 @@ std::vector<float> trained(Rank& rank, bool recorded, bool forget_a_wait) {
     }
     for (Bucket& b : buckets) {
       if (!forget_a_wait || &b != &buckets[0]) rank.comm->wait(b.ticket);
-      const Grad weights{slice_of(*b.weights, rank.place.rank), true};
-      for (int r = 0; r < rank.place.size; ++r)
-        accumulate(weights, slice_of(r == rank.place.rank ? *b.gradients : *b.staging, r), stream);
+      const Grad weights{slice_of(*b.weights, rank.world.rank), true};
+      for (int r = 0; r < rank.world.size; ++r)
+        accumulate(weights, slice_of(r == rank.world.rank ? *b.gradients : *b.staging, r), stream);
       rank.comm->gather(b.weights->tensor);
     }
     rank.comm->wait(rank.comm->mark());
@@ -158,8 +158,8 @@ TEST_CASE("nccl: a rank can leave while its GPU waits for another") {
       rank.comm->gather(x->tensor);
       rank.comm->wait(rank.comm->mark());
       rank.device->wait();
-      if (rank.place.leads()) rank.comm->gather(x->tensor);
-      std::this_thread::sleep_for(std::chrono::seconds(rank.place.leads() ? 1 : 3));
+      if (rank.world.leads()) rank.comm->gather(x->tensor);
+      std::this_thread::sleep_for(std::chrono::seconds(rank.world.leads() ? 1 : 3));
       _exit(0);
     });
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));

@@ -28,7 +28,7 @@ using namespace test;
     if (!(condition)) fail(Exit::internal, __FILE__, ":", __LINE__, ": " #condition " is false"); \
   } while (0)
 
-Place here(int rank, int size) { return {rank, size, rank, size}; }
+World here(int rank, int size) { return {rank, size, rank, size}; }
 
 JoinOptions options_of(const Crowd& crowd) {
   JoinOptions options;
@@ -52,23 +52,23 @@ struct Shared {
 };
 using Steps = Shared<std::array<std::atomic<int64_t>, 8>>;  // by rank
 
-// Steps with a vote until somebody dies or `last`; as a trainer goes through them, farewell included.
+// Steps whose statistics are reduced, until a rank dies or `last`; a rank that fails aborts, as a trainer does.
 int train_like(int rank, int size, const JoinOptions& options, const Steps& steps, int64_t last = 1'000'000) {
-  const auto job = join_job(here(rank, size), options, nullptr);
+  const auto group = join_group(here(rank, size), options, nullptr);
   try {
     for (int64_t step = 0; step < last; ++step) {
-      job->enter(Stage::step, step);
-      (void)inject_fault(job->place, step);
-      job->start_vote({step, 64 * step, 9 * step, 100, false, 0.001});
-      job->finish_vote();
+      group->enter(Stage::step, step);
+      (void)inject_fault(group->world, step);
+      group->start_stats({step, 64 * step, 9 * step, 100, false, 0.001});
+      group->finish_stats();
       ++(*steps.value)[static_cast<size_t>(rank)];
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    job->finish();
+    group->finish();
     return 0;
   } catch (const Error& error) {
     ::dprintf(STDERR_FILENO, "%s\n", error.what());
-    job->farewell(error.code, error.what());
+    group->abort(error.code, error.what());
     ::_exit(static_cast<int>(error.code));
   }
 }
@@ -90,28 +90,28 @@ struct Training {
   }
 };
 
-int speak(const Place& place, const JoinOptions& options, Comm* mpi) {
-  const auto [rank, size, local_rank, local_size] = place;
-  const auto job = join_job(place, options, mpi);
+int speak(const World& world, const JoinOptions& options, Comm* mpi) {
+  const auto [rank, size, local_rank, local_size] = world;
+  const auto group = join_group(world, options, mpi);
   for (int64_t step = 0; step < 50; ++step) {
-    job->enter(Stage::step, step);
-    job->start_vote({step, 8 * step, 3 * step, 10 + rank, step == 7 && rank == 2, 0.5 + 0.25 * (rank ^ 1)});
-    const Tally tally = job->finish_vote();
-    NEED(tally.scored == 10 * size + size * (size - 1) / 2);
-    NEED(tally.stop == (step == 7));
-    NEED(tally.slowest == 2 && tally.min_busy == 0.5 && tally.median_busy == 0.75 && tally.max_busy == 1.25);
+    group->enter(Stage::step, step);
+    group->start_stats({step, 8 * step, 3 * step, 10 + rank, step == 7 && rank == 2, 0.5 + 0.25 * (rank ^ 1)});
+    const StepStats stats = group->finish_stats();
+    NEED(stats.scored == 10 * size + size * (size - 1) / 2);
+    NEED(stats.stop == (step == 7));
+    NEED(stats.slowest == 2 && stats.min_busy == 0.5 && stats.median_busy == 0.75 && stats.max_busy == 1.25);
   }
   std::string text(300'000, ' ');
   for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 7 + i / 251);
-  NEED(job->share(rank == 0 ? text : "not this") == text);
-  NEED(job->share("") == "");
-  const auto all = job->collect(text.substr(0, 1000 * static_cast<size_t>(rank)));
+  NEED(group->share(rank == 0 ? text : "not this") == text);
+  NEED(group->share("") == "");
+  const auto all = group->collect(text.substr(0, 1000 * static_cast<size_t>(rank)));
   NEED(all.size() == static_cast<size_t>(rank == 0 ? size : 0));
   for (size_t r = 0; r < all.size(); ++r) NEED(all[r] == text.substr(0, 1000 * r));
-  job->start_vote({50, 0, 0, 1, false, 0});  // answered after what is asked behind it
-  job->barrier("between");
-  NEED(job->finish_vote().scored == size);
-  job->finish();
+  group->start_stats({50, 0, 0, 1, false, 0});  // answered after what is asked behind it
+  group->barrier("between");
+  NEED(group->finish_stats().scored == size);
+  group->finish();
   return 0;
 }
 
@@ -185,20 +185,20 @@ TEST_CASE("control: many short jobs end without a false alarm") {
   }
 }
 
-// All of `ranks`, each started with a place of its own, end with this.
+// All of `ranks`, each started as its own world says, end with this.
 void check_refused(
-    const std::vector<Place>& places, Exit code, const std::string& says,
+    const std::vector<World>& worlds, Exit code, const std::string& says,
     const std::function<void(int, JoinOptions&)>& change = [](int, JoinOptions&) {}) {
   Crowd crowd;
   const JoinOptions common = options_of(crowd);
-  for (size_t i = 0; i < places.size(); ++i)
+  for (size_t i = 0; i < worlds.size(); ++i)
     crowd.start(static_cast<int>(i), [&, i] {
       JoinOptions options = common;
-      change(places[i].rank, options);
-      join_job(places[i], options, nullptr);
+      change(worlds[i].rank, options);
+      join_group(worlds[i], options, nullptr);
       return 0;
     });
-  for (size_t i = 0; i < places.size(); ++i) crowd.check(static_cast<int>(i), code, says);
+  for (size_t i = 0; i < worlds.size(); ++i) crowd.check(static_cast<int>(i), code, says);
 }
 
 TEST_CASE("control: ranks that do not belong together are refused, all with the reason") {
@@ -206,11 +206,11 @@ TEST_CASE("control: ranks that do not belong together are refused, all with the 
     check_refused({here(0, 4), here(1, 4), here(2, 4), here(2, 4)}, Exit::usage, "two processes are rank 2");
   }
   SUBCASE("a rank out of range") {
-    // As of a program that does not check its own place.
+    // As of a program that does not check its own rank.
     Crowd crowd;
     const JoinOptions options = options_of(crowd);
-    crowd.start(0, [&] { return join_job(here(0, 3), options, nullptr), 0; });
-    crowd.start(1, [&] { return join_job(here(1, 3), options, nullptr), 0; });
+    crowd.start(0, [&] { return join_group(here(0, 3), options, nullptr), 0; });
+    crowd.start(1, [&] { return join_group(here(1, 3), options, nullptr), 0; });
     crowd.start(5, [&] {
       return Control(here(5, 3), options, nullptr).joined(), std::this_thread::sleep_for(std::chrono::seconds(20)), 0;
     });
@@ -243,13 +243,13 @@ TEST_CASE("control: ranks that do not belong together are refused, all with the 
 }
 
 // Of the file that rank 0 has written: the token, then an address a line.
-MeetingPoint point_in(const std::string& file) {
-  MeetingPoint point;
+RankZero rank_zero_in(const std::string& file) {
+  RankZero rank_zero;
   std::istringstream text(read_text(file));
-  text >> point.token[0] >> point.token[1] >> std::ws;
-  for (std::string endpoint; std::getline(text, endpoint);) point.endpoints.push_back(endpoint);
-  REQUIRE(!point.endpoints.empty());
-  return point;
+  text >> rank_zero.token[0] >> rank_zero.token[1] >> std::ws;
+  for (std::string endpoint; std::getline(text, endpoint);) rank_zero.addresses.push_back(endpoint);
+  REQUIRE(!rank_zero.addresses.empty());
+  return rank_zero;
 }
 
 Link connect_and_send(const std::string& endpoint, const void* bytes, size_t count) {
@@ -277,7 +277,7 @@ TEST_CASE("control: strangers, half a hello and a file of the job before harm no
   struct stat status;
   REQUIRE(::stat(meet.c_str(), &status) == 0);
   CHECK((status.st_mode & 0777) == 0600);
-  const std::string endpoint = point_in(meet).endpoints[0];
+  const std::string endpoint = rank_zero_in(meet).addresses[0];
   const std::string request(200, 'G');
   const Record wrong_token{Record::hello, 1, {0x63726F7373706C01, 1, 2, 2}};
   std::vector<Link> strangers;
@@ -297,7 +297,7 @@ TEST_CASE("control: strangers, half a hello and a file of the job before harm no
 TEST_CASE("control: a latecomer is told, and ends nothing") {
   Training t;
   t.begin(2);
-  t.crowd.start(7, [&] { return join_job(here(1, 2), t.options, nullptr), 0; });
+  t.crowd.start(7, [&] { return join_group(here(1, 2), t.options, nullptr), 0; });
   t.crowd.check(7, Exit::usage, "two processes are rank 1");
   const int64_t steps = (*t.steps.value)[0];
   CHECK(wait_until([&] { return (*t.steps.value)[0] > steps + 10; }, 20));
@@ -305,16 +305,16 @@ TEST_CASE("control: a latecomer is told, and ends nothing") {
 }
 
 TEST_CASE("control: a rank that sends what it must not is lost") {
-  for (const Record& wrong : {Record{Record::text, 57, {}}, Record{Record::text, 0, {}}, Record{Record::verdict, 0, {}},
+  for (const Record& wrong : {Record{Record::text, 57, {}}, Record{Record::text, 0, {}}, Record{Record::reason, 0, {}},
                               Record{static_cast<Record::Kind>(99), 0, {}}, Record{Record::text, 56, {}}}) {
     CAPTURE(wrong.kind);
     Training t;
     t.crowd.start(0, [&] { return train_like(0, 2, t.options, t.steps, 5); });
     const std::string meet = t.options.run_dir + "/.meet";
     REQUIRE(wait_until([&] { return ::access(meet.c_str(), F_OK) == 0; }, 20));
-    const MeetingPoint point = point_in(meet);
-    Link rank = connect_to(point.endpoints[0], 5);
-    rank.post({Record::hello, 1, {0x63726F7373706C01, point.token[0], point.token[1], 2}});
+    const RankZero rank_zero = rank_zero_in(meet);
+    Link rank = connect_to(rank_zero.addresses[0], 5);
+    rank.post({Record::hello, 1, {0x63726F7373706C01, rank_zero.token[0], rank_zero.token[1], 2}});
     REQUIRE(rank.wait(5)->record.kind == Record::welcome);
     // The last one is right, but not so often: a text is at most 1 MiB.
     for (size_t i = 0; i < Link::max_text / 56 + 3 && rank.is_open(); ++i) rank.post(wrong), rank.receive();
@@ -329,9 +329,9 @@ TEST_CASE("control: ranks that disagree about the step are a bug that names them
   const JoinOptions options = options_of(crowd);
   for (int rank = 0; rank < 3; ++rank)
     crowd.start(rank, [&, rank] {
-      const auto job = join_job(here(rank, 3), options, nullptr);
-      job->start_vote({7, 64, rank == 1 ? 4 : 3, 1, false, 0});
-      job->finish_vote();
+      const auto group = join_group(here(rank, 3), options, nullptr);
+      group->start_stats({7, 64, rank == 1 ? 4 : 3, 1, false, 0});
+      group->finish_stats();
       return 0;
     });
   for (int rank = 0; rank < 3; ++rank)
@@ -407,11 +407,11 @@ TEST_CASE("control: an error that all ranks find in the same step is each one's 
     Training t;
     for (int rank = 0; rank < 4; ++rank)
       t.crowd.start(rank, [&, rank] {
-        const auto job = join_job(here(rank, 4), t.options, nullptr);
-        job->start_vote({0, 0, 0, 1, false, 0});
-        job->finish_vote();
+        const auto group = join_group(here(rank, 4), t.options, nullptr);
+        group->start_stats({0, 0, 0, 1, false, 0});
+        group->finish_stats();
         if (rank == late) ::usleep(30'000);
-        job->farewell(Exit::not_finite, "the loss is nan");
+        group->abort(Exit::not_finite, "the loss is nan");
         return 77;
       });
     for (int rank = 0; rank < 4; ++rank) t.crowd.check(rank, Exit::not_finite);
@@ -423,11 +423,11 @@ TEST_CASE("control: a transfer that fails because its peer is gone is that peer'
   Training t;
   for (int rank = 0; rank < 3; ++rank)
     t.crowd.start(rank, [&, rank] {
-      const auto job = join_job(here(rank, 3), t.options, nullptr);
+      const auto group = join_group(here(rank, 3), t.options, nullptr);
       ++(*t.steps.value)[static_cast<size_t>(rank)];
       while ((*t.steps.value)[7] == 0) ::usleep(1000);
       if (rank == 2) ::usleep(100'000), ::raise(SIGKILL);
-      job->farewell(Exit::device, "a transfer failed");  // as a library finds it first
+      group->abort(Exit::device, "a transfer failed");  // as a library finds it first
       return 71;
     });
   for (size_t rank = 0; rank < 3; ++rank) REQUIRE(wait_until([&] { return (*t.steps.value)[rank] > 0; }, 20));
@@ -455,27 +455,27 @@ TEST_CASE("one end of a cable that will be cut" * doctest::skip()) {
   const int rank = std::atoi(std::getenv("RANK"));
   JoinOptions options;
   options.peer_timeout = 3;
-  const auto job = join_job({rank, 2, 0, 1}, options, nullptr);
+  const auto group = join_group({rank, 2, 0, 1}, options, nullptr);
   std::printf("joined\n"), std::fflush(stdout);
   for (int64_t step = 0; step < 60'000; ++step) {
-    job->enter(Stage::step, step);
-    job->barrier("again");
+    group->enter(Stage::step, step);
+    group->barrier("again");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   FAIL("the cable was not cut");
 }
 
 TEST_CASE("control: a job of one rank waits for nobody") {
-  const auto job = one_rank_job();
-  CHECK(job->place.alone());
-  job->start_vote({1, 2, 3, 40, true, 0.5});
-  const Tally tally = job->finish_vote();
-  CHECK(tally.scored == 40);
-  CHECK(tally.stop);
-  CHECK(tally.median_busy == 0.5);
-  CHECK(job->share("a") == "a");
-  CHECK(job->collect("b") == std::vector<std::string>{"b"});
-  job->barrier("alone"), job->finish();
+  const auto group = one_rank_group();
+  CHECK(group->world.alone());
+  group->start_stats({1, 2, 3, 40, true, 0.5});
+  const StepStats stats = group->finish_stats();
+  CHECK(stats.scored == 40);
+  CHECK(stats.stop);
+  CHECK(stats.median_busy == 0.5);
+  CHECK(group->share("a") == "a");
+  CHECK(group->collect("b") == std::vector<std::string>{"b"});
+  group->barrier("alone"), group->finish();
 }
 
 }  // namespace

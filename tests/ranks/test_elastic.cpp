@@ -7,7 +7,7 @@
 #include "engine/io/json.h"
 #include "models/disk/checkpoint.h"
 #include "models/disk/model_dir.h"
-#include "tests/ranks/thread_job.h"
+#include "tests/ranks/thread_group.h"
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"
 #include "tests/support/program.h"
@@ -39,8 +39,8 @@ std::string step_dir(const Scratch& run, int64_t step) { return run.file(str("st
 // `ranks` ranks continue `from`, or begin, and save after so many steps of the run.
 void continue_and_save(TrainPlan o, int ranks, const std::string& from, int64_t until, const std::string& to) {
   const Counting data(10);
-  on_ranks(ranks, [&](const std::shared_ptr<Job>& job) {
-    Trainer trainer(o, data, from, job);
+  on_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
+    Trainer trainer(o, data, from, group);
     while (trainer.steps_done() < until) trainer.step();
     trainer.save(to, Tokenizer());
   });
@@ -204,10 +204,10 @@ TEST_CASE(
   continue_and_save(o, 4, "", 1, old);
   const std::string before = read_text(old + "/manifest.json");
   const auto save = [&](int who, const std::string& to) {
-    on_ranks(4, [&](const std::shared_ptr<Job>& job) {
-      Trainer trainer(o, data, old, job);
+    on_ranks(4, [&](const std::shared_ptr<ProcessGroup>& group) {
+      Trainer trainer(o, data, old, group);
       trainer.step();
-      const bool failing = job->place.rank == who;
+      const bool failing = group->world.rank == who;
       const auto may_publish = [&] {
         if (failing) fail(Exit::io, "another job's");
       };
@@ -237,10 +237,10 @@ TEST_CASE("elastic: ranks that read other weights from their disks are told apar
   write_text(path, bytes);
   const Counting data(10);
   const auto resume = [&](int64_t check_replicas) {
-    on_ranks(2, [&](const std::shared_ptr<Job>& job) {
+    on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
       TrainPlan own = o;
       own.check_replicas = check_replicas;
-      Trainer(own, data, step_dir(runs[job->place.rank], 1), job);
+      Trainer(own, data, step_dir(runs[group->world.rank], 1), group);
     });
   };
   check_fails(Exit::internal, {"after step 1 the weights of rank 1 are not those of rank 0"}, [&] { resume(1000); });
@@ -289,8 +289,8 @@ TEST_CASE("elastic: an older checkpoint is of one rank and --sum running; anothe
   write_text(path, json_text(old));
   CHECK(Trainer(o, data, dir).changes().empty());
   CHECK(Trainer(o, data).changes().empty());
-  on_ranks(2, [&](const std::shared_ptr<Job>& job) {
-    const std::string said = Trainer(o, data, dir, job).changes().at(0);
+  on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    const std::string said = Trainer(o, data, dir, group).changes().at(0);
     CHECK(said.starts_with("resumed by 2 ranks, saved by 1"));
     CHECK(has(said, "last digits"));
   });
@@ -318,16 +318,16 @@ TEST_CASE("elastic: ranks continue a program's run, and programs read what they 
   read_back.config.arch = "llama";
   take_run_settings(run, read_back);
   read_back.out = run, read_back.resume = true;
-  const auto go_on = [&](std::shared_ptr<Job> job) {
-    check_run_dir(read_back, job->place);
+  const auto go_on = [&](std::shared_ptr<ProcessGroup> group) {
+    check_run_dir(read_back, group->world);
     const auto [plan, data] = open_inputs(read_back);
-    const RunDir dir = claim_run_dir(plan, job);
-    Trainer trainer(plan, *data.train, find_checkpoint(plan, dir), job);
+    const RunDir dir = claim_run_dir(plan, group);
+    Trainer trainer(plan, *data.train, find_checkpoint(plan, dir), group);
     CHECK(trainer.steps_done() == 2);
     trainer.step(), trainer.step();
     dir.check_present();
     trainer.save(fourth, data.tokenizer, [&] { dir.check_mine(); });
-    job->finish();
+    group->finish();
   };
   on_ranks(4, go_on);
   std::string why;
@@ -346,9 +346,9 @@ TEST_CASE("elastic: ranks continue a program's run, and programs read what they 
 
   // The newest one is damaged: rank 0 sets it aside, and all continue the one before it.
   write_text(run + "/step_00000005/optimizer.safetensors", "x");
-  on_ranks(2, [&](const std::shared_ptr<Job>& job) {
-    RunDir dir(run, job->place);
-    dir.mark(job, 0);
+  on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    RunDir dir(run, group->world);
+    dir.mark(group, 0);
     CHECK(find_checkpoint(read_back, dir) == fourth);
   });
   CHECK(fs::exists(run + "/damaged_step_00000005"));
@@ -359,11 +359,11 @@ TEST_CASE("run directory: all ranks must find this job's number in it, and a lat
   const std::string shared = scratch.file("run"), local = scratch.file("local");
   fs::create_directory(local);
   const auto claim = [&](int ranks, const std::string& other) {
-    on_ranks(ranks, [&](const std::shared_ptr<Job>& job) {
-      RunDir dir(job->place.rank == 1 ? other : shared, job->place);
-      dir.mark(job, 0);
+    on_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
+      RunDir dir(group->world.rank == 1 ? other : shared, group->world);
+      dir.mark(group, 0);
       dir.check_present();
-      if (job->place.leads()) dir.check_mine();
+      if (group->world.leads()) dir.check_mine();
     });
   };
   claim(3, shared);
@@ -371,17 +371,17 @@ TEST_CASE("run directory: all ranks must find this job's number in it, and a lat
   check_fails(Exit::no_input, {scratch.file("none"), "rank 1"}, [&] { claim(2, scratch.file("none")); });
   fs::copy(shared + "/.job", local + "/.job");  // of an older job
   check_fails(Exit::no_input, {local, "rank 1"}, [&] { claim(2, local); });
-  on_ranks(2, [&](const std::shared_ptr<Job>& job) {
-    RunDir cut_off(shared, job->place);
-    cut_off.mark(job, 0);
-    job->barrier("every rank has found it");
-    if (!job->place.leads()) return;
+  on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    RunDir cut_off(shared, group->world);
+    cut_off.mark(group, 0);
+    group->barrier("every rank has found it");
+    if (!group->world.leads()) return;
     const std::string mine = read_text(shared + "/.job");
     write_text(shared + "/.job", "another job's");
     check_fails(Exit::io, {shared, "another job"}, [&] { cut_off.check_mine(); });
     write_text(shared + "/.job", mine);
     cut_off.check_mine();
-    RunDir(local).mark(one_rank_job());
+    RunDir(local).mark(one_rank_group());
     CHECK(!fs::exists(local + "/.job"));
     fs::remove(shared + "/.job");
     check_fails(Exit::io, {shared, "another job"}, [&] { cut_off.check_mine(); });

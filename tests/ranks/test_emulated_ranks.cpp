@@ -11,7 +11,7 @@
 #include "ranks/agree.h"
 #include "tests/ranks/crowd.h"
 #include "tests/ranks/ranks.h"
-#include "tests/ranks/thread_job.h"
+#include "tests/ranks/thread_group.h"
 #include "tests/standin/nccl.h"
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"
@@ -69,24 +69,24 @@ std::string bits_of(Trainer& trainer, int64_t steps, const Source& tested = Coun
   return bits;
 }
 // The first step runs plainly, the second is recorded, the third comes from the recording.
-std::string train(const TrainPlan& o, int64_t steps, std::shared_ptr<Job> job = one_rank_job()) {
+std::string train(const TrainPlan& o, int64_t steps, std::shared_ptr<ProcessGroup> group = one_rank_group()) {
   const Counting data(5);
-  Trainer trainer(o, data, "", std::move(job));
+  Trainer trainer(o, data, "", std::move(group));
   return bits_of(trainer, steps);
 }
 
 // Each of `size` processes does this as a rank of a job, which it has met as trainers do.
 void with_job(int size, const TrainPlan& options,
-              const std::function<void(const TrainPlan&, const std::shared_ptr<Job>&)>& body) {
+              const std::function<void(const TrainPlan&, const std::shared_ptr<ProcessGroup>&)>& body) {
   const TempDir scratch(memory_or_disk());
-  const auto became = run_ranks(size, [&](const Place& place) {
+  const auto became = run_ranks(size, [&](const World& world) {
     TrainPlan o = options;
     o.out = scratch.path.string();
-    std::shared_ptr<Job> job = one_rank_job(place);
-    join_ranks(o, job);
-    body(o, job);
-    job->finish();
-    job.reset();
+    std::shared_ptr<ProcessGroup> group = one_rank_group(world);
+    join_ranks(o, group);
+    body(o, group);
+    group->finish();
+    group.reset();
     CHECK_THAT(standin::living() == 0, "a communicator was left");
   });
   for (size_t rank = 0; rank < became.size(); ++rank) CHECK_MESSAGE(became[rank].empty(), rank << ": " << became[rank]);
@@ -101,9 +101,9 @@ const std::vector<Policy> policies = {
 
 void check_bits(int size, const TrainPlan& options, const Policy& policy, int64_t steps, const std::string& bits) {
   CAPTURES(size, policy.transfers, policy.seed);
-  with_job(size, options, [&](const TrainPlan& o, const auto& job) {
+  with_job(size, options, [&](const TrainPlan& o, const auto& group) {
     emulator::set_transfers(policy.transfers, policy.seed);
-    CHECK_THAT(train(o, steps, job) == bits, "other bits than one rank's");
+    CHECK_THAT(train(o, steps, group) == bits, "other bits than one rank's");
   });
 }
 
@@ -148,16 +148,16 @@ TEST_CASE("emulated ranks: with products of eight bits, too, the bits of one ran
   o.config.num_attention_heads = o.config.num_key_value_heads = 4, o.config.head_dim = 16;
   o.data.seq_len = 16;
   const Counting data(5, 16);
-  const auto run = [&](const TrainPlan& options, const std::shared_ptr<Job>& job) {
-    Trainer trainer(options, data, "", job);
+  const auto run = [&](const TrainPlan& options, const std::shared_ptr<ProcessGroup>& group) {
+    Trainer trainer(options, data, "", group);
     CHECK(!trainer.model().tape().scaled().empty());
     return bits_of(trainer, 3, data);
   };
-  const std::string one = run(o, one_rank_job());
+  const std::string one = run(o, one_rank_group());
   for (const int size : {2, 4})
-    with_job(size, o, [&](const TrainPlan& options, const auto& job) {
+    with_job(size, o, [&](const TrainPlan& options, const auto& group) {
       emulator::set_transfers(policies[3].transfers, policies[3].seed);
-      CHECK_THAT(run(options, job) == one, "other bits than one rank's");
+      CHECK_THAT(run(options, group) == one, "other bits than one rank's");
     });
 }
 
@@ -166,9 +166,9 @@ TEST_CASE("emulated ranks: other sums are the same at every rank, and no step wa
     CAPTURE(sum);
     TrainPlan options = wide_options("lime", "bf16", 2);
     options.sum = sum;
-    with_job(2, options, [&](const TrainPlan& o, const auto& job) {
+    with_job(2, options, [&](const TrainPlan& o, const auto& group) {
       const Counting data(5);
-      Trainer trainer(o, data, "", job);
+      Trainer trainer(o, data, "", group);
       trainer.step();
       std::vector<double> losses;
       for (int step = 0; step < 3; ++step) {
@@ -179,7 +179,7 @@ TEST_CASE("emulated ranks: other sums are the same at every rank, and no step wa
         losses.push_back(trainer.last.loss);
       }
       CHECK_THAT(losses[2] < losses[0], "the loss does not fall");
-      const std::vector<std::string> all = job->collect(bits_of(trainer, 1));
+      const std::vector<std::string> all = group->collect(bits_of(trainer, 1));
       CHECK_THAT(all.size() != 2 || all[0] == all[1], "the ranks know different numbers");
     });
   }
@@ -189,13 +189,13 @@ TEST_CASE(
     "emulated ranks: a loss that is not finite ends all, plain or from a recording, and nobody's weights change") {
   for (const int64_t step : {1, 2, 4}) {
     CAPTURE(step);
-    with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& o, const auto& job) {
+    with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& o, const auto& group) {
       ::setenv("CROSSPLY_FAULT", str("1:", step, ":nan").c_str(), 1);
       const Counting data(5);
-      Trainer trainer(o, data, "", job);
+      Trainer trainer(o, data, "", group);
       const auto weights = [&] {
-        std::vector<uint16_t> bits(static_cast<size_t>(trainer.params().narrow().numel()));
-        trainer.device().copy_out(bits.data(), trainer.params().narrow().data, trainer.params().narrow().bytes());
+        std::vector<uint16_t> bits(static_cast<size_t>(trainer.params().bf16_copy().numel()));
+        trainer.device().copy_out(bits.data(), trainer.params().bf16_copy().data, trainer.params().bf16_copy().bytes());
         return bits;
       };
       for (int64_t i = 1; i < step; ++i) trainer.step();
@@ -215,16 +215,16 @@ TEST_CASE(
 
 // In a process of its own each, ranks would draw other lots for the order of a product's sums.
 TEST_CASE("emulated ranks: rank 0's choices for products are everybody's") {
-  with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& o, const auto& job) {
+  with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& o, const auto& group) {
     forget_choices();
-    if (!job->place.leads()) train(o, 1);  // so that the next lots are others
+    if (!group->world.leads()) train(o, 1);  // so that the next lots are others
     forget_choices();
     const Counting data(5);
-    Trainer trainer(o, data, "", job);
+    Trainer trainer(o, data, "", group);
     bits_of(trainer, 2);
     std::string choices;
     for (const auto& [kind, choice] : choices_as_text()) choices += str(kind, ": ", choice, "\n");
-    const std::vector<std::string> all = job->collect(choices);
+    const std::vector<std::string> all = group->collect(choices);
     CHECK_THAT(all.size() != 2 || (all[0] == all[1] && all[0].size() > 100), all[0], "differ from\n", all[1]);
   });
 }
@@ -242,15 +242,16 @@ TEST_CASE("emulated ranks: 1 -> 2 -> 4 -> 1 ranks have the bits of one that neve
   const std::string fourth = bits_of(whole, 0);
   whole.step(), whole.step();
   const std::string sixth = bits_of(whole, 0), eighth = bits_of(whole, 2);
-  const auto go_on = [&](const TrainPlan& o, const std::shared_ptr<Job>& job, int64_t from, const std::string& bits) {
+  const auto go_on = [&](const TrainPlan& o, const std::shared_ptr<ProcessGroup>& group, int64_t from,
+                         const std::string& bits) {
     forget_choices();
-    Trainer trainer(o, data, dir(from), job);
+    Trainer trainer(o, data, dir(from), group);
     trainer.step(), trainer.step();
     trainer.save(dir(from + 2), Tokenizer());
     CHECK_THAT(bits_of(trainer, 0) == bits, "other bits after step ", from + 2);
   };
-  with_job(2, options, [&](const TrainPlan& o, const auto& job) { go_on(o, job, 2, fourth); });
-  with_job(4, options, [&](const TrainPlan& o, const auto& job) { go_on(o, job, 4, sixth); });
+  with_job(2, options, [&](const TrainPlan& o, const auto& group) { go_on(o, group, 2, fourth); });
+  with_job(4, options, [&](const TrainPlan& o, const auto& group) { go_on(o, group, 4, sixth); });
   forget_choices();
   const std::string resumed = [&] {
     Trainer trainer(options, data, dir(6));
@@ -279,15 +280,15 @@ TEST_CASE("emulated ranks: a rank that is killed, hangs, or has an error ends al
       crowd.start(rank, [&, rank] {
         omp_set_num_threads(1);
         const TrainPlan o = options_for("llama", "fp32");
-        const std::shared_ptr<Job> job = join_job({rank, 2, rank, 2}, join, nullptr);
-        job->set_comm(make_nccl_comm(job->place, job->share(rank == 0 ? new_nccl_id() : "")));
+        const std::shared_ptr<ProcessGroup> group = join_group({rank, 2, rank, 2}, join, nullptr);
+        group->set_comm(make_nccl_comm(group->world, group->share(rank == 0 ? new_nccl_id() : "")));
         if (rank == 1) standin::inject(end.fault, end.transfer);
         const Counting data(5);
         try {
-          Trainer trainer(o, data, "", job);
+          Trainer trainer(o, data, "", group);
           while (true) trainer.step();
         } catch (const Error& error) {
-          end_rank(o, *job, error, training_memory_remedy);
+          end_rank(o, *group, error, training_memory_remedy);
         }
         return 0;
       });
@@ -301,8 +302,8 @@ TEST_CASE("emulated ranks: a rank that is killed, hangs, or has an error ends al
 
 TEST_CASE("emulated ranks: two on one GPU are refused before NCCL is asked, unless that is meant") {
   const auto join = [](const std::vector<std::string>& gpus) {
-    on_ranks(static_cast<int>(gpus.size()), [&](const std::shared_ptr<Job>& job) {
-      refuse_shared_gpu(*job, gpus[static_cast<size_t>(job->place.rank)]);
+    on_ranks(static_cast<int>(gpus.size()), [&](const std::shared_ptr<ProcessGroup>& group) {
+      refuse_shared_gpu(*group, gpus[static_cast<size_t>(group->world.rank)]);
     });
   };
   const char* set = std::getenv("CROSSPLY_SHARE_GPU");

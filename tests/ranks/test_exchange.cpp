@@ -2,7 +2,7 @@
 #include <map>
 #include <mutex>
 
-#include "tests/ranks/thread_job.h"
+#include "tests/ranks/thread_group.h"
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"
 #include "tests/support/temp_dir.h"
@@ -33,8 +33,8 @@ Outcome train(TrainPlan o, int ranks, int64_t steps) {
   const Counting data(10);
   Outcome outcome;
   std::mutex mutex;
-  on_ranks(ranks, [&](const std::shared_ptr<Job>& job) {
-    Trainer trainer(o, data, "", job);
+  on_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
+    Trainer trainer(o, data, "", group);
     std::vector<double> losses, norms;
     for (int64_t step = 0; step < steps; ++step) {
       const StepResult result = trainer.step();

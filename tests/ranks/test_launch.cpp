@@ -42,9 +42,9 @@ class Environment {
 
 using Variables = std::map<std::string, std::string>;
 
-void check_place(const Variables& variables, const Place& want) {
+void check_place(const Variables& variables, const World& want) {
   const Environment environment(variables);
-  const Place got = place_from_environment();
+  const World got = world_from_environment();
   CHECK(got.rank == want.rank);
   CHECK(got.size == want.size);
   CHECK(got.local_rank == want.local_rank);
@@ -55,7 +55,7 @@ void check_place(const Variables& variables, const Place& want) {
 void check_refused(const Variables& variables, const std::string& words) {
   const Environment environment(variables);
   try {
-    place_from_environment();
+    world_from_environment();
     FAIL("no error");
   } catch (const Error& error) {
     CHECK(error.code == Exit::usage);

@@ -28,23 +28,23 @@ void check_both_say(const std::function<void(Rank&)>& body, const std::string& w
 }
 
 // A communicator without Comm around it.
-ncclComm_t raw_communicator(const Place& place, const std::string& id) {
+ncclComm_t raw_communicator(const World& world, const std::string& id) {
   ncclUniqueId unique;
   std::memcpy(unique.internal, id.data(), sizeof unique.internal);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
   ncclComm_t comm = nullptr;
-  CHECK_THAT(ncclCommInitRankConfig(&comm, place.size, unique, place.rank, &config) == ncclSuccess,
+  CHECK_THAT(ncclCommInitRankConfig(&comm, world.size, unique, world.rank, &config) == ncclSuccess,
              ncclGetLastError(nullptr));
   return comm;
 }
 // Two ranks that each have one, and eight floats.
-std::vector<std::string> with_raw(const std::function<void(ncclComm_t, float*, const Place&)>& body) {
+std::vector<std::string> with_raw(const std::function<void(ncclComm_t, float*, const World&)>& body) {
   const std::string id = new_nccl_id();
-  return run_ranks(2, [&](const Place& place) {
+  return run_ranks(2, [&](const World& world) {
     const auto device = make_device("emulator");
     Flat data(*device, 8);
-    body(raw_communicator(place, id), data.tensor.as<float>(), place);
+    body(raw_communicator(world, id), data.tensor.as<float>(), world);
   });
 }
 void check_refused(ncclComm_t comm, ncclResult_t result, const char* words) {
@@ -61,7 +61,7 @@ ncclResult_t gather(ncclComm_t comm, float* data, int rank) {
 TEST_CASE("stand-in: ranks that call differently are told both sides") {
   const auto gather_of = [](size_t of_0, size_t of_1) {
     return [=](Rank& rank) {
-      const auto x = rank.floats(rank.place.rank == 0 ? of_0 : of_1);
+      const auto x = rank.floats(rank.world.rank == 0 ? of_0 : of_1);
       rank.comm->gather(x->tensor);
       rank.comm->wait(rank.comm->mark());
     };
@@ -73,22 +73,22 @@ TEST_CASE("stand-in: ranks that call differently are told both sides") {
       [](Rank& rank) {
         const auto x = rank.floats(128), y = rank.floats(128);
         rank.comm->exchange(x->tensor, y->tensor);
-        if (rank.place.rank == 0) rank.comm->gather(x->tensor);
+        if (rank.world.rank == 0) rank.comm->gather(x->tensor);
         rank.comm->broadcast(y->tensor, 0);
-        if (rank.place.rank == 1) rank.comm->gather(x->tensor);
+        if (rank.world.rank == 1) rank.comm->gather(x->tensor);
         rank.comm->wait(rank.comm->mark());
       },
       "transfer 1: rank 0 has AllGather", "transfer 1: rank 1 has Broadcast");
   check_both_say(
       [](Rank& rank) {
         const auto x = rank.floats(4);
-        rank.comm->broadcast(x->tensor, rank.place.rank);
+        rank.comm->broadcast(x->tensor, rank.world.rank);
         rank.comm->wait(rank.comm->mark());
       },
       "with root 0, rank 1 has Broadcast of 16 x type 0 with root 1", "with root 1, rank 0 has Broadcast of 16");
   check_both_say(
       [](Rank& rank) {
-        const auto x = rank.floats(rank.place.rank == 0 ? 128 : 64), y = rank.floats(128);
+        const auto x = rank.floats(rank.world.rank == 0 ? 128 : 64), y = rank.floats(128);
         rank.comm->exchange(x->tensor, Tensor{y->tensor.data, Dtype::f32, x->tensor.shape});
         rank.comm->wait(rank.comm->mark());
       },
@@ -97,17 +97,17 @@ TEST_CASE("stand-in: ranks that call differently are told both sides") {
   check_both_say(
       [](Rank& rank) {
         const auto x = rank.floats(128);
-        for (int i = 0; i <= rank.place.rank; ++i) rank.comm->gather(x->tensor);
+        for (int i = 0; i <= rank.world.rank; ++i) rank.comm->gather(x->tensor);
         rank.comm->wait(rank.comm->mark());
       },
       "", "rank 0 is gone, at transfer 1 of rank 1, AllGather");
 }
 
 TEST_CASE("stand-in: sends must have receives") {
-  const auto became = with_raw([](ncclComm_t comm, float* data, const Place& place) {
+  const auto became = with_raw([](ncclComm_t comm, float* data, const World& world) {
     start_transfers();
     ncclGroupStart();
-    if (place.rank == 0) ncclSend(data, 16, ncclInt8, 1, comm, transfer_stream());
+    if (world.rank == 0) ncclSend(data, 16, ncclInt8, 1, comm, transfer_stream());
     else ncclSend(data, 8, ncclInt8, 0, comm, transfer_stream());
     ncclGroupEnd();
     wait_for_transfers(mark_transfers());
@@ -146,7 +146,7 @@ TEST_CASE("stand-in: what was not waited for is not there") {
       const auto from = rank.floats(128, 1), to = rank.floats(128, 2), sums = rank.floats(128, 4);
       rank.comm->exchange(from->tensor, to->tensor);
       rank.comm->reduce_scatter(sums->tensor);
-      const size_t other = rank.place.rank == 0 ? 64 : 0, own = 64 - other;
+      const size_t other = rank.world.rank == 0 ? 64 : 0, own = 64 - other;
       const float got = to->values()[other], sum = sums->values()[own];
       rank.comm->wait(rank.comm->mark());
       CHECK_THAT(to->values()[other] == 1 && sums->values()[own] == 8, "wrong after the wait");
@@ -194,52 +194,52 @@ TEST_CASE("stand-in: what may not be in a recording") {
   check_both_say(recorded([](Rank& rank, const Tensor&) { rank.device->wait(); }), "a recording waits for the device");
   // One records, the other does not.
   check_both_say(recorded([](Rank& rank, const Tensor& x) {
-                   if (rank.place.rank == 1) launch_graph(end_capture().graph);
+                   if (rank.world.rank == 1) launch_graph(end_capture().graph);
                    rank.comm->gather(x);
                    rank.comm->wait(rank.comm->mark());
-                   if (rank.place.rank == 1) begin_capture();
+                   if (rank.world.rank == 1) begin_capture();
                  }),
                  "rank 0 has AllGather of 256 x type 0 with root 0, recorded, rank 1 has AllGather",
                  "rank 0 has AllGather of 256 x type 0 with root 0, recorded");
 }
 
 TEST_CASE("stand-in: misuse is refused") {
-  check_all_well(with_raw([](ncclComm_t comm, float* data, const Place& place) {
+  check_all_well(with_raw([](ncclComm_t comm, float* data, const World& world) {
     float on_host[8] = {};
-    check_refused(comm, gather(comm, on_host, place.rank), "a pointer into the host's memory");
+    check_refused(comm, gather(comm, on_host, world.rank), "a pointer into the host's memory");
     check_refused(comm, ncclBroadcast(data, data, 8, ncclInt8, 0, comm, nullptr), "not on the transfer stream");
     check_refused(comm, ncclBroadcast(data, data, 8, ncclInt8, 2, comm, transfer_stream()), "Broadcast from rank 2");
-    check_refused(comm, ncclSend(data, 8, ncclInt8, 1 - place.rank, comm, transfer_stream()), "only in groups");
+    check_refused(comm, ncclSend(data, 8, ncclInt8, 1 - world.rank, comm, transfer_stream()), "only in groups");
     ncclGroupStart();
-    check_refused(comm, ncclSend(data, 8, ncclInt8, place.rank, comm, transfer_stream()), "sends to or receives from");
-    check_refused(comm, gather(comm, data, place.rank), "only sends and receives in groups");
+    check_refused(comm, ncclSend(data, 8, ncclInt8, world.rank, comm, transfer_stream()), "sends to or receives from");
+    check_refused(comm, gather(comm, data, world.rank), "only sends and receives in groups");
     CHECK_THAT(ncclGroupEnd() == ncclSuccess, "an empty group");
     check_refused(nullptr, ncclGroupEnd(), "a group ends that has not begun");
 
     start_transfers();
-    CHECK_THAT(gather(comm, data, place.rank) == ncclSuccess, ncclGetLastError(comm));
+    CHECK_THAT(gather(comm, data, world.rank) == ncclSuccess, ncclGetLastError(comm));
     check_refused(comm, ncclCommDestroy(comm), "1 transfers of a communicator are still to be done");
     synchronize_transfers();
     begin_capture();
     start_transfers();
-    CHECK_THAT(gather(comm, data, place.rank) == ncclSuccess, ncclGetLastError(comm));
+    CHECK_THAT(gather(comm, data, world.rank) == ncclSuccess, ncclGetLastError(comm));
     check_refused(comm, ncclCommDestroy(comm), "in a recording");
     wait_for_transfers(mark_transfers());
     auto graph = end_capture().graph;
     check_refused(comm, ncclCommDestroy(comm), "recordings still hold transfers");
     graph = nullptr;
     CHECK_THAT(standin::living() == 1 && ncclCommDestroy(comm) == ncclSuccess, ncclGetLastError(comm));
-    check_refused(comm, gather(comm, data, place.rank), "used after its end");
+    check_refused(comm, gather(comm, data, world.rank), "used after its end");
     check_refused(comm, ncclCommDestroy(comm), "used after its end");
     CHECK_THAT(standin::living() == 0, "it still lives");
   }));
-  const auto became = with_raw([](ncclComm_t comm, float* data, const Place& place) {
-    if (place.rank == 0) {
+  const auto became = with_raw([](ncclComm_t comm, float* data, const World& world) {
+    if (world.rank == 0) {
       CHECK_THAT(ncclCommAbort(comm) == ncclSuccess, "");
-      return check_refused(comm, gather(comm, data, place.rank), "used after its end");
+      return check_refused(comm, gather(comm, data, world.rank), "used after its end");
     }
     start_transfers();
-    gather(comm, data, place.rank);
+    gather(comm, data, world.rank);
     synchronize_transfers();
   });
   CHECK(became[0].empty());
@@ -249,8 +249,8 @@ TEST_CASE("stand-in: misuse is refused") {
 TEST_CASE("stand-in: faults of a rank, and what the other sees") {
   const auto gathers = [](standin::Fault fault, double seconds = 0) {
     return with_ranks(2, [=](Rank& rank) {
-      if (rank.place.rank == 1) standin::set_patience(0.3);
-      if (rank.place.rank == 0) standin::inject(fault, 1, seconds);
+      if (rank.world.rank == 1) standin::set_patience(0.3);
+      if (rank.world.rank == 0) standin::inject(fault, 1, seconds);
       const auto x = rank.floats(128, 1);
       for (int i = 0; i < 3; ++i) {
         rank.comm->gather(x->tensor);

@@ -61,10 +61,10 @@ int accept_from(int listener, Clock::time_point until) {
 }
 
 // What is left of a transfer with one rank.
-struct Part {
+struct SpanCursor {
   std::byte* data;
   size_t left;
-  explicit Part(const Span& span) : data(static_cast<std::byte*>(span.data)), left(span.bytes) {}
+  explicit SpanCursor(const Span& span) : data(static_cast<std::byte*>(span.data)), left(span.bytes) {}
   void advance(size_t bytes) { data += bytes, left -= bytes; }
 };
 
@@ -108,7 +108,7 @@ void Mesh::close() {
 
 void Mesh::swap(const std::vector<Span>& out, const std::vector<Span>& in, double patience) {
   const auto until = after(patience);
-  std::vector<Part> sending(out.begin(), out.end()), receiving(in.begin(), in.end());
+  std::vector<SpanCursor> sending(out.begin(), out.end()), receiving(in.begin(), in.end());
   for (;;) {
     std::vector<pollfd> waits;
     std::vector<size_t> of;

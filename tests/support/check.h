@@ -70,7 +70,7 @@ inline bool is_nan(float x) { return std::isnan(x); }  // of bf16, too
 
 // What kernels keep in f32 beside activations in bf16: parameters, statistics, coefficients, and their gradients.
 template <class T>
-using Wide = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+using AccumulationType = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
 
 // Twice the error of rounding an exact result: for check_close.
 template <class T>

@@ -35,11 +35,11 @@ struct Operand {
   std::string name;
   Shape shape;
   OperandRole role;
-  double scale = 1;             // of the random numbers
-  bool wide = false;            // f32 also beside activations in bf16
-  std::vector<double> given{};  // instead of random numbers
-  bool only_set = false;        // an input whose gradient is never added to
-  bool wide_gradient = false;   // f32 also where the value is in bf16
+  double scale = 1;              // of the random numbers
+  bool f32 = false;              // f32 also beside activations in bf16
+  std::vector<double> given{};   // instead of random numbers
+  bool overwrites_only = false;  // an input whose gradient is never added to
+  bool wide_gradient = false;    // f32 also where the value is in bf16
 };
 inline Operand input(const std::string& name, Shape shape, double scale = 1) {
   return {name, shape, OperandRole::input, scale};
@@ -58,8 +58,8 @@ inline Operand weight(const std::string& name, Shape shape, double scale = 1) {
 inline Operand constant(const std::string& name, Shape shape, std::vector<double> numbers) {
   return {name, shape, OperandRole::constant, 1, true, std::move(numbers)};
 }
-inline Operand in_f32(Operand value) { return value.wide = true, value; }
-inline Operand never_added(Operand value) { return value.only_set = true, value; }
+inline Operand in_f32(Operand value) { return value.f32 = true, value; }
+inline Operand never_added(Operand value) { return value.overwrites_only = true, value; }
 
 inline Operand unchanged(const std::string& name, Shape shape, double scale = 1) {
   return {name, shape, OperandRole::constant, scale};
@@ -132,7 +132,7 @@ struct Trial {
   std::set<std::string> in_place = {};
 
   // The gradient of the i-th input is added to if bit i says so, of 32 that recur.
-  Trial(const Op& of, Dtype type, unsigned adds = 0) : op(&of), dtype(type) {
+  Trial(const Op& of, Dtype type, unsigned accumulates = 0) : op(&of), dtype(type) {
     uint64_t seed = 0;
     for (const Operand& v : op->values) {
       const int64_t n = v.shape.numel();
@@ -140,14 +140,14 @@ struct Trial {
       const auto fresh = random_vector<double>(n, ++seed, v.scale), gradient = random_vector<double>(n, ++seed);
       x[v.name] = !given ? poisoned<double>(n) : rounded(v, v.given.empty() ? fresh : v.given);
       if (!has_gradient(v)) continue;
-      const bool sets = v.role == OperandRole::input && ((adds & 1) == 0 || v.only_set);
-      if (v.role == OperandRole::input && !sets) added.insert("d" + v.name);
-      if (v.role == OperandRole::input) adds = std::rotr(adds, 1);
-      x["d" + v.name] = sets ? poisoned<double>(n) : loaded(stored(gradient, gradient_type(v)), gradient_type(v));
+      const bool overwrites = v.role == OperandRole::input && ((accumulates & 1) == 0 || v.overwrites_only);
+      if (v.role == OperandRole::input && !overwrites) added.insert("d" + v.name);
+      if (v.role == OperandRole::input) accumulates = std::rotr(accumulates, 1);
+      x["d" + v.name] = overwrites ? poisoned<double>(n) : loaded(stored(gradient, gradient_type(v)), gradient_type(v));
     }
   }
   static bool has_gradient(const Operand& v) { return v.role != OperandRole::constant && v.role != OperandRole::saved; }
-  Dtype type_of(const Operand& v) const { return v.wide && dtype == Dtype::bf16 ? Dtype::f32 : dtype; }
+  Dtype type_of(const Operand& v) const { return v.f32 && dtype == Dtype::bf16 ? Dtype::f32 : dtype; }
   Dtype gradient_type(const Operand& v) const {
     return v.wide_gradient && dtype == Dtype::bf16 ? Dtype::f32 : type_of(v);
   }
@@ -265,7 +265,7 @@ inline void check_derivative(const Op& op, const Tolerance& tolerance, const Tol
       if (v.role != OperandRole::input && v.role != OperandRole::parameter) continue;
       const std::string gradient = "d" + v.name;
       auto want = derivative(before, v.name);
-      for (size_t i = 0; i < want.size() && add && !v.only_set; ++i) want[i] += before[gradient][i];
+      for (size_t i = 0; i < want.size() && add && !v.overwrites_only; ++i) want[i] += before[gradient][i];
       const Tolerance& allowed = others.contains(gradient) ? others.at(gradient) : tolerance;
       check_close(gradient, trial[gradient], want, allowed.relative, allowed.absolute);
     }
@@ -277,9 +277,9 @@ inline void check_derivative(const Op& op, const Tolerance& tolerance, const Tol
 inline void check_backend(const Op& op, Dtype dtype, Backend backend, const Tolerances& tolerances,
                           const std::function<void(Trial&)>& prepare = {}) {
   INFO(op.str());
-  for (const unsigned adds : add_patterns(op)) {
-    CAPTURES(backend, name_of(dtype), adds);
-    Trial got(op, dtype, adds);
+  for (const unsigned accumulates : add_patterns(op)) {
+    CAPTURES(backend, name_of(dtype), accumulates);
+    Trial got(op, dtype, accumulates);
     if (prepare) prepare(got);
     Trial want = got.exact();
     const auto check = [&](const std::string& name, Dtype type) {

@@ -143,9 +143,9 @@ class RealSizes {
     arrays_.back().size = size * std::sqrt(static_cast<double>(terms));
     return arrays_.size() - 1;
   }
-  // A gradient, set or added to.
-  size_t gradient(const std::string& name, Dtype dtype, Shape shape, double tolerance, bool adds) {
-    return adds ? sum(name, dtype, shape, tolerance) : output(name, dtype, shape, tolerance);
+  // A gradient, overwritten or accumulated into.
+  size_t gradient(const std::string& name, Dtype dtype, Shape shape, double tolerance, bool accumulates) {
+    return accumulates ? sum(name, dtype, shape, tolerance) : output(name, dtype, shape, tolerance);
   }
   // The numbers of one before run().
   Tensor numbers(size_t i) const { return arrays_[i].numbers.tensor(); }

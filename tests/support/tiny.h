@@ -136,11 +136,11 @@ struct TinyModel {
       : config(c), device(make_device(device_name)), tape(real) {
     constexpr uint64_t seed = 1;
     declare_model(params, config);
-    params.allocate(*device, wide(tape.dtype()), true);
-    if (real == Dtype::bf16) params.allocate_narrow();
+    params.allocate(*device, accumulation_type(tape.dtype()), true);
+    if (real == Dtype::bf16) params.allocate_bf16_copy();
     params.initialise(seed);
     for (Parameter& row : params.rows()) move_from_neutral(row);
-    refresh_narrow(params);
+    refresh_bf16_copy(params);
     graph = record_model(tape, params, config, B, T, teacher);
     tape.differentiate();
     tape.plan(mode);
@@ -195,10 +195,10 @@ struct TinyModel {
   // Loss and gradients by the tape.
   double step() {
     params.zero_gradients();
-    const Step replay{true, 1 / scored, 0};
-    tape.forward(replay);
+    const Step step{true, 1 / scored, 0};
+    tape.forward(step);
     const double sum = sum_losses(*device, graph);
-    tape.backward(replay);
+    tape.backward(step);
     return sum / scored;
   }
   template <class Real>

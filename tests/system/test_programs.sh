@@ -118,7 +118,7 @@ for program in "${trainers[@]}" compare curves transplant generate evaluate grad
   expect 0 "^$program \(crossply\) $version, commit [0-9a-z.-]+$" "$build/$program" --version
   expect 64 'not-a-flag|required' "$build/$program" --not-a-flag
 done
-# What a dry run says of memory, and what a run then takes: lanes, a wide model, a large vocabulary.
+# What a dry run says of memory, and what a run then takes: replicas, a wide model, a large vocabulary.
 if ! grep -qs '^CROSSPLY_SANITIZE:BOOL=ON' "$build/CMakeCache.txt"; then
   in_mib() { sed -nE "s/^$1: ([0-9.]+) MiB.*/\1/p" output; }
   head -c 200000 /dev/zero | tr '\0' 'a' >wide.txt

@@ -57,8 +57,8 @@ TEST_CASE("allocations: no node allocates in a step") {
       model.tape.watch([&](size_t n, bool backward) { after[backward ? after.size() - 1 - n : n] = allocations; });
       int64_t before = allocations;
       model.tape.run(Step{true, 1, 0});
-      for (size_t tick = 0; tick < after.size(); before = after[tick++])
-        if (after[tick] != before) FAIL_CHECK(nodes[std::min(tick, after.size() - 1 - tick)]->op());
+      for (size_t time = 0; time < after.size(); before = after[time++])
+        if (after[time] != before) FAIL_CHECK(nodes[std::min(time, after.size() - 1 - time)]->op());
     }
   }
 }
@@ -70,7 +70,7 @@ TEST_CASE("allocations: a step allocates nothing, from the data to the update") 
       CAPTURE(c.name);
       TinyModel tiny(c.config);
       BatchModel model(*tiny.device, tiny.params, tiny.config, {B, 5});
-      CHECK((model.layout().lanes > 1) == (B > 1));
+      CHECK((model.layout().replicas > 1) == (B > 1));
       Optimizer optimizer(tiny.params, Buckets(tiny.params), {});
       std::vector<double> squares(static_cast<size_t>(leaves_of(tiny.params.flat_size())));
       Loader loader(source, B, 1, true);

@@ -115,7 +115,7 @@ TEST_CASE("eight bits: an infinite number ends the run, by name, and nothing is 
     ParameterTable& params = trainer.params();
     const Parameter& row = params.at("model.layers.1.mlp.up_proj.weight");
     const uint16_t infinity = 0x7F80;
-    trainer.device().copy_in(params.narrow().as<bf16>() + row.offset + 5, &infinity, sizeof infinity);
+    trainer.device().copy_in(params.bf16_copy().as<bf16>() + row.offset + 5, &infinity, sizeof infinity);
     const auto values = [&] {
       std::vector<float> host(static_cast<size_t>(params.values().numel()));
       trainer.device().copy_out(host.data(), params.values().data, params.values().bytes());

@@ -8,9 +8,9 @@ namespace {
 using namespace test;
 
 // What a rank does with this fault in three steps: the steps in which its loss must be NaN, as a number of base 2.
-int nan_steps(const Place& place) {
+int nan_steps(const World& world) {
   int steps = 0;
-  for (int64_t step = 0; step < 3; ++step) steps |= inject_fault(place, step) << step;
+  for (int64_t step = 0; step < 3; ++step) steps |= inject_fault(world, step) << step;
   return steps;
 }
 

@@ -3,7 +3,7 @@
 #include <mutex>
 #include <sstream>
 
-#include "tests/ranks/thread_job.h"
+#include "tests/ranks/thread_group.h"
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"
 #include "tests/support/check.h"
@@ -135,8 +135,8 @@ TEST_CASE("plan of many ranks: the memory that each rank's trainer takes") {
         o.batch = 2, o.accumulate = 8, o.steps = 2, o.data.seq_len = data.seq_len();
         o.dtype = dtype, o.sum = sum, o.bucket_bytes = 40000;
         std::mutex mutex;
-        on_ranks(ranks, [&](const std::shared_ptr<Job>& job) {
-          const Trainer trainer(o, data, "", job);
+        on_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
+          const Trainer trainer(o, data, "", group);
           const TrainResult plan = plan_training(o, ranks);
           const std::lock_guard lock(mutex);
           CHECK(plan.memory == trainer.memory());
@@ -206,5 +206,5 @@ TEST_CASE("plan of many ranks: --dump-tape tells where each bucket is final") {
     at = got.output.find(str("bucket ", k, " is final, "), at);
     CHECK(at != std::string::npos);
   }
-  CHECK(got.output.find("tick 293: bucket 9 is final, 3.3 MiB: embed_tokens") == got.output.find("tick 293: bucket 9"));
+  CHECK(got.output.find("time 293: bucket 9 is final, 3.3 MiB: embed_tokens") == got.output.find("time 293: bucket 9"));
 }

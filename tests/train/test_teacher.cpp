@@ -5,7 +5,7 @@
 #include "engine/io/json.h"
 #include "models/disk/config_json.h"
 #include "models/disk/model_dir.h"
-#include "tests/ranks/thread_job.h"
+#include "tests/ranks/thread_group.h"
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"
 #include "tests/support/program.h"
@@ -41,10 +41,10 @@ struct TinyTeacher {
       : device(make_device(device_name)) {
     teacher.config = config, teacher.how = how;
     declare_model(teacher.params, config);
-    teacher.params.allocate(*device, wide(real), false);
-    if (real == Dtype::bf16) teacher.params.allocate_narrow();
+    teacher.params.allocate(*device, accumulation_type(real), false);
+    if (real == Dtype::bf16) teacher.params.allocate_bf16_copy();
     teacher.params.initialise(5);
-    refresh_narrow(teacher.params);
+    refresh_bf16_copy(teacher.params);
   }
 };
 
@@ -222,35 +222,36 @@ TEST_CASE("teacher: it has no gradients, no backward, and leaves one activation 
   CHECK(dump.find("d:teacher.") == std::string::npos);
 }
 
-TEST_CASE("teacher: lanes give the loss and the gradients of one tape") {
+TEST_CASE("teacher: replicas give the loss and the gradients of one tape") {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     constexpr int64_t B = 12, T = 5;
     TinyTeacher t(gpt2_config(), {}, "cpu", dtype);
     TinyModel s(tiny_config("lime"), "cpu", PlanMode::reuse, dtype);
     const Batch batch{B, T, dtype, true, PlanMode::reuse, &t.teacher};
     BatchModel model(*s.device, s.params, s.config, batch);
-    REQUIRE(model.layout().lanes > 1);
+    REQUIRE(model.layout().replicas > 1);
     std::vector<int32_t> tokens, targets;
     for (int32_t i = 0; i < B * T; ++i) tokens.push_back(i * i % 7), targets.push_back(i % 5 == 2 ? -1 : i % 7);
     const Step step{true, 0.01, 0};
-    const Arena arena(*s.device, "sums", static_cast<size_t>(2 * model.layout().lanes) * sizeof(double));
+    const Arena arena(*s.device, "sums", static_cast<size_t>(2 * model.layout().replicas) * sizeof(double));
     s.device->fill(arena.data(), 0, arena.bytes());
     s.params.zero_gradients();
-    model.run(tokens.data(), targets.data(), step, Tensor{arena.data(), Dtype::f64, Shape{2 * model.layout().lanes}});
-    const auto lanes = s.values<float>(s.params.gradients());
+    model.run(tokens.data(), targets.data(), step,
+              Tensor{arena.data(), Dtype::f64, Shape{2 * model.layout().replicas}});
+    const auto replicas = s.values<float>(s.params.gradients());
     const double* sums = reinterpret_cast<const double*>(arena.data());
-    const double loss = std::accumulate(sums, sums + model.layout().lanes, 0.0),
-                 ce = std::accumulate(sums + model.layout().lanes, sums + 2 * model.layout().lanes, 0.0);
+    const double loss = std::accumulate(sums, sums + model.layout().replicas, 0.0),
+                 ce = std::accumulate(sums + model.layout().replicas, sums + 2 * model.layout().replicas, 0.0);
     s.params.zero_gradients();
     Tape tape(dtype);
-    const Graph graph = record_replay(tape, s.params, s.config, batch, {B, 1});
+    const Graph graph = record_batch(tape, s.params, s.config, batch, {B, 1});
     tape.allocate(*s.device);
     load_batch(*s.device, graph, tokens.data(), targets.data());
     tape.run(step);
     CHECK(loss == doctest::Approx(sum_losses(*s.device, graph)).epsilon(1e-6));
     const float* each = graph.ce->tensor.as<float>();
     CHECK(ce == doctest::Approx(std::accumulate(each, each + B * T, 0.0)).epsilon(1e-6));
-    check_close("gradients", lanes, convert<double>(s.values<float>(s.params.gradients())), 1e-4);
+    check_close("gradients", replicas, convert<double>(s.values<float>(s.params.gradients())), 1e-4);
   }
 }
 
@@ -299,8 +300,8 @@ TEST_CASE("teacher: two ranks do what one does, and the cross entropy is of all 
   Trainer alone(o, data);
   std::vector<double> want;
   for (int i = 0; i < 3; ++i) alone.step(), want.push_back(alone.last.loss), want.push_back(alone.last.ce);
-  on_ranks(2, [&](const std::shared_ptr<Job>& job) {
-    Trainer trainer(o, data, "", job);
+  on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    Trainer trainer(o, data, "", group);
     std::vector<double> got;
     for (int i = 0; i < 3; ++i) trainer.step(), got.push_back(trainer.last.loss), got.push_back(trainer.last.ce);
     CHECK_THAT(got == want, "other losses");

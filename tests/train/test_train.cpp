@@ -169,19 +169,19 @@ TEST_CASE("train: every architecture learns in bf16 about what it learns in fp32
     TrainPlan o = across_depth(architecture.name, "text:" + scratch.file("text"));
     const Dataset data = open_dataset(o.data);
     double last[2] = {};
-    for (const bool narrow : {false, true}) {
-      o.dtype = narrow ? "bf16" : "fp32";
+    for (const bool in_bf16 : {false, true}) {
+      o.dtype = in_bf16 ? "bf16" : "fp32";
       Trainer trainer(o, *data.train);
       for (int64_t i = 0; i < o.steps; ++i) {
         const double loss = trainer.step().loss;
-        if (i >= o.steps - 10) last[narrow] += loss / 10;
+        if (i >= o.steps - 10) last[in_bf16] += loss / 10;
       }
     }
     CHECK(std::abs(last[1] - last[0]) < 0.1 * last[0]);  // runs part, as they do with another seed
   }
 }
 
-TEST_CASE("train: the profile counts every step and every op, with lanes and with one tape") {
+TEST_CASE("train: the profile counts every step and every op, with replicas and with one tape") {
   const Counting data(64);
   for (const int64_t batch : {1, 8}) {
     TrainPlan o = tiny_options("lime");

@@ -345,7 +345,7 @@ int main(int argc, char** argv) {
         fail(Exit::usage, refused, " is for the trainers; compare trains in one process");
     std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
     if (o.train.given.contains("--seed")) o.seeds = {o.train.seed};
-    if (!place_from_environment().alone())
+    if (!world_from_environment().alone())
       fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");
     return run(o, dir);
   });

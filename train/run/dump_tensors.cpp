@@ -14,7 +14,7 @@ namespace {
 // 2N-1-n.
 struct Tap {
   const Value* value = nullptr;
-  size_t tick = 0;
+  size_t time = 0;
   bool zero = false;    // a gradient that nobody set: the tape zeroes it only later
   std::string missing;  // why it is never in memory by itself, and what to ask for instead
   std::vector<std::byte> copy;
@@ -26,13 +26,13 @@ using Taps = std::map<std::string, Tap>;
 Taps all_taps(const Tape& tape) {
   const size_t N = tape.nodes().size();
   Taps taps;
-  const auto add = [&](const Value& value, size_t tick) {
+  const auto add = [&](const Value& value, size_t time) {
     if (value.buffer != nullptr && !value.buffer->persistent && value.buffer->inside == nullptr &&
         value.buffer->first < 0)
       return;  // nobody uses it: it has no memory
     Tap& tap = taps[value.name];
     CHECK_THAT(tap.value == nullptr || tap.value == &value, "two tensors are named ", value.name);
-    tap.value = &value, tap.tick = tick;
+    tap.value = &value, tap.time = time;
   };
   for (const Value& value : tape.values()) add(value, N - 1);
   for (const Value& value : tape.values())
@@ -41,11 +41,11 @@ Taps all_taps(const Tape& tape) {
     const Node& node = *tape.nodes()[n];
     for (const auto* list : {&node.out, &node.saved})
       for (const Value* value : *list)
-        if (taps.contains(value->name)) taps[value->name].tick = n;
+        if (taps.contains(value->name)) taps[value->name].time = n;
     for (const Value* value : node.out) {
       if (value->grad == nullptr || !taps.contains(value->grad->name)) continue;
       Tap& tap = taps[value->grad->name];
-      tap.tick = 2 * N - 2 - n;
+      tap.time = 2 * N - 2 - n;
       tap.zero = std::count(node.zeroed.begin(), node.zeroed.end(), value->grad) > 0;
       if (!node.in.empty() && value->buffer == node.in[0]->buffer &&
           (node.donated_input() || !node.backward_reads_grads.empty()))
@@ -124,13 +124,13 @@ Dumped dump_tensors(const std::vector<std::string>& names, const std::string& pa
                     const Config& config, const Batch& batch, const int32_t* tokens, const int32_t* targets) {
   Device& device = params.device();
   Tape tape(batch.dtype);
-  const Graph graph = record_replay(tape, params, config, batch, {batch.B, 1});
+  const Graph graph = record_batch(tape, params, config, batch, {batch.B, 1});
   Taps taps = chosen_taps(all_taps(tape), names);
   tape.allocate(device);
   tape.watch([&](size_t n, bool backward) {
-    const size_t tick = backward ? 2 * tape.nodes().size() - 1 - n : n;
+    const size_t time = backward ? 2 * tape.nodes().size() - 1 - n : n;
     for (auto& [name, tap] : taps) {
-      if (tap.tick != tick) continue;
+      if (tap.time != time) continue;
       tap.copy.resize(tap.value->bytes());  // zeros
       if (!tap.zero) device.copy_out(tap.copy.data(), tap.value->tensor.data, tap.copy.size());
     }

@@ -120,7 +120,7 @@ std::vector<std::string> command_line() {
 }
 
 void record_environment(const std::string& path, const TrainPlan& o, const Trainer& trainer, const Dataset& data) {
-  Job& job = trainer.job();
+  ProcessGroup& group = trainer.group();
   const json line = {{"time", time_in_utc()},
                      {"steps_done", trainer.steps_done()},
                      {"command", o.command.empty() ? command_line() : o.command},
@@ -129,9 +129,9 @@ void record_environment(const std::string& path, const TrainPlan& o, const Train
                      {"device", trainer.device().describe()},
                      {"device_versions", trainer.device().arithmetic().versions},
                      {"gpu_driver", first_line("/proc/driver/nvidia/version")},
-                     {"ranks", job.place.size},
-                     {"ranks_of_this_machine", job.place.local_size},
-                     {"ranks_by", job.place.alone() ? json() : json(job.comm().describe())},
+                     {"ranks", group.world.size},
+                     {"ranks_of_this_machine", group.world.local_size},
+                     {"ranks_by", group.world.alone() ? json() : json(group.comm().describe())},
                      {"parameters", trainer.params().count()},
                      {"flops_per_token", trainer.flops_per_token()},
                      {"validation_files", data.test->files().size()},

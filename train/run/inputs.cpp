@@ -53,12 +53,12 @@ Dataset open_data(const Settings& said, const Config& model, const InitialModel*
   DataOptions& options = facts.opened = said.data;
   options.seed = said.seed;
   if (initial != nullptr) options.of_model = initial->tokenizer;
-  options.seq_len = resolve_seq(said, model, options.of_model);
+  options.seq_len = resolve_seq_len(said, model, options.of_model);
   try {
     expand_directories(options);
     Dataset data = open_dataset(options);
     if (initial != nullptr) take_tokenizer(said, initial->tokenizer, data);
-    facts.vocab = data.train->vocab_size(), facts.T = data.train->seq_len(), facts.sequences = data.train->size();
+    facts.vocab = data.train->vocab_size(), facts.seq_len = data.train->seq_len(), facts.sequences = data.train->size();
     facts.token_ids = token_ids_of(data);
     return data;
   } catch (const Error& error) {

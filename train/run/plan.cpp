@@ -50,8 +50,8 @@ double scratch_memory(const TrainPlan& o, const Layout& layout) {
   const int64_t left_operand = widest > 384 ? 384 : 0;  // smaller ones are read where they are
   const double packed = bytes(std::min<int64_t>(256, widest) * (std::min<int64_t>(1024, widest) + left_operand));
   const double attention = bytes(4 * T * c.head_dim);
-  const double lanes = static_cast<double>(std::min(threads, layout.lanes));
-  return lanes * logits + static_cast<double>(threads) * (packed + attention);
+  const double replicas = static_cast<double>(std::min(threads, layout.replicas));
+  return replicas * logits + static_cast<double>(threads) * (packed + attention);
 }
 
 // The same on a GPU: what the nodes of the training tape say, and what a product needs beside its operands.
@@ -77,11 +77,11 @@ double answering_memory(const TrainPlan& o, ParameterTable& params) {
 
 // Of a rank's parameters and what goes with them: values, copies, gradients, moments (train/step/trainer.cpp).
 std::vector<MemoryPart> flat_parts(const TrainPlan& o, const PlannedRun& plan) {
-  const bool narrow = storage_type(o) == Dtype::bf16, many = plan.buckets.size() > 1;
-  const int64_t flat = plan.params.flat_size(), values = narrow && many ? plan.params.narrow_begin() : flat;
+  const bool in_bf16 = storage_type(o) == Dtype::bf16, many = plan.buckets.size() > 1;
+  const int64_t flat = plan.params.flat_size(), values = in_bf16 && many ? plan.params.bf16_only_begin() : flat;
   const auto floats = [](int64_t n) { return 4.0 * static_cast<double>(n); };
   std::vector<MemoryPart> parts = {{"parameters", floats(values)}};
-  if (narrow) parts.push_back({"their bf16 copy", floats(flat) / 2});
+  if (in_bf16) parts.push_back({"their bf16 copy", floats(flat) / 2});
   if (values < flat) parts.push_back({"own masters of those in bf16", floats(flat - values) / plan.buckets.size()});
   parts.push_back({"gradients", floats(flat)});
   const double parked = floats(parked_copies(o.sum, plan.micro_steps) * flat);
@@ -90,7 +90,7 @@ std::vector<MemoryPart> flat_parts(const TrainPlan& o, const PlannedRun& plan) {
   if (staging > 0) parts.push_back({"gradients of other ranks", staging});
   parts.push_back({"moments", 2 * floats(plan.buckets.own_size())});
   if (plan.teacher != nullptr)
-    parts.push_back({"teacher", floats(plan.teacher->params.flat_size()) * (narrow ? 1.5 : 1)});
+    parts.push_back({"teacher", floats(plan.teacher->params.flat_size()) * (in_bf16 ? 1.5 : 1)});
   return parts;
 }
 
@@ -98,7 +98,7 @@ Layout record(Tape& tape, ParameterTable& params, Teacher* teacher, const TrainP
   declare(params, o);
   const Batch batch = batch_of(o, o.data.seq_len, teacher);
   const Layout layout = choose_layout(params, o.config, batch, backend_of(o.device));
-  record_replay(tape, params, o.config, batch, layout);
+  record_batch(tape, params, o.config, batch, layout);
   return layout;
 }
 
@@ -120,12 +120,12 @@ double total(const std::vector<MemoryPart>& parts) {
 }
 
 std::vector<MemoryPart> memory_parts(const TrainPlan& o, PlannedRun& plan) {
-  const double lanes = static_cast<double>(plan.layout.lanes),
+  const double replicas = static_cast<double>(plan.layout.replicas),
                activations = static_cast<double>(plan.tape.arena_bytes());
   std::vector<MemoryPart> parts = flat_parts(o, plan);
-  parts.push_back({"activations", lanes * activations});
-  if (plan.layout.lanes > 1)
-    parts.push_back({"gradients of the lanes", 4 * lanes * static_cast<double>(plan.params.flat_size())});
+  parts.push_back({"activations", replicas * activations});
+  if (plan.layout.replicas > 1)
+    parts.push_back({"gradients of the replicas", 4 * replicas * static_cast<double>(plan.params.flat_size())});
   const bool gpu = backend_of(o.device) == Backend::cuda;
   parts.push_back({"scratch of the kernels, about", gpu ? gpu_scratch(o, plan.tape) : scratch_memory(o, plan.layout)});
   const double answering = answering_memory(o, plan.params);
@@ -153,9 +153,9 @@ void print_memory(const TrainPlan& options, PlannedRun& plan) {
               backend_of(options.device) == Backend::cuda ? ", on the GPU" : "");
   for (const MemoryPart& part : parts)
     std::printf("  %-36s %12s\n", part.name.c_str(), format_bytes(part.bytes).c_str());
-  if (plan.layout.lanes > 1)
-    std::printf("%lld lanes, each with its gradients and the activations of\n  %lld of %lld sequences at a time:\n",
-                static_cast<long long>(plan.layout.lanes), static_cast<long long>(plan.layout.sequences),
+  if (plan.layout.replicas > 1)
+    std::printf("%lld replicas, each with its gradients and the activations of\n  %lld of %lld sequences at a time:\n",
+                static_cast<long long>(plan.layout.replicas), static_cast<long long>(plan.layout.sequences),
                 static_cast<long long>(options.batch));
   std::printf("%s%s", plan.tape.memory_report().c_str(), plan.params.report().c_str());
 }

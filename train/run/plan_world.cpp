@@ -30,7 +30,7 @@ std::vector<FinalBucket> final_buckets(const PlannedRun& plan) {
   return final_buckets(plan.tape, plan.params, plan.buckets);
 }
 
-size_t tick_of(const PlannedRun& plan, size_t node) { return 2 * plan.tape.nodes().size() - 1 - node; }
+size_t time_of(const PlannedRun& plan, size_t node) { return 2 * plan.tape.nodes().size() - 1 - node; }
 
 double gradient_bytes(const Range& range) { return 4.0 * static_cast<double>(range.size()); }
 
@@ -70,14 +70,14 @@ std::string rows_in(const ParameterTable& params, const Range& range, size_t roo
 
 std::string bucket_lines(const TrainPlan& o, const PlannedRun& plan) {
   const std::vector<FinalBucket> buckets = final_buckets(plan);
-  const bool lanes = plan.layout.lanes > 1, narrow = storage_type(o) == Dtype::bf16;
+  const bool replicas = plan.layout.replicas > 1, in_bf16 = storage_type(o) == Dtype::bf16;
   char line[200];
   const int64_t nodes = std::ssize(plan.tape.nodes());
   std::string out = str("buckets of gradients: ", format_count(std::ssize(buckets)),
-                        ", in the order in which the backward finishes them;\n  tick: of ", format_count(2 * nodes),
-                        " in a micro-step, half of them forward\n");
-  if (lanes) out += "  (they are exchanged later, when the lanes' gradients have been added)\n";
-  std::snprintf(line, sizeof line, "  %6s %12s %11s %7s  %s\n", "number", "bytes", "weights as", "tick", "of");
+                        ", in the order in which the backward finishes them;\n  time: its index among the ",
+                        format_count(2 * nodes), " ops of a micro-step, half of them forward\n");
+  if (replicas) out += "  (they are exchanged later, when the replicas' gradients have been added)\n";
+  std::snprintf(line, sizeof line, "  %6s %12s %11s %7s  %s\n", "number", "bytes", "weights as", "time", "of");
   out += line;
   constexpr size_t shown = 5;
   for (size_t k = 0; k < buckets.size(); ++k) {
@@ -88,8 +88,8 @@ std::string bucket_lines(const TrainPlan& o, const PlannedRun& plan) {
     }
     const auto& [bucket, node] = buckets[k];
     std::snprintf(line, sizeof line, "  %6zu %12s %11s %7zu  %s\n", k,
-                  format_bytes(gradient_bytes(bucket->flat)).c_str(), narrow && bucket->narrow ? "bf16" : "fp32",
-                  tick_of(plan, node), rows_in(plan.params, bucket->flat, 36).c_str());
+                  format_bytes(gradient_bytes(bucket->flat)).c_str(), in_bf16 && bucket->bf16_only ? "bf16" : "fp32",
+                  time_of(plan, node), rows_in(plan.params, bucket->flat, 36).c_str());
     out += line;
   }
   return out;
@@ -119,7 +119,7 @@ std::string memory_table(const std::vector<MemoryPart>& many, const std::vector<
 double weight_bytes(const PlannedRun& plan, Dtype storage) {
   double bytes = 0;
   for (const Bucket& bucket : plan.buckets.list())
-    bytes += gradient_bytes(bucket.flat) / (storage == Dtype::bf16 && bucket.narrow ? 2 : 1);
+    bytes += gradient_bytes(bucket.flat) / (storage == Dtype::bf16 && bucket.bf16_only ? 2 : 1);
   return bytes;
 }
 
@@ -130,9 +130,9 @@ ScalingInput scaling_input(const TrainPlan& o, const PlannedRun& plan) {
   ScalingInput in;
   in.W = world.ranks, in.A = plan.micro_steps;
   in.gradients = 4 * flat, in.weights = weight_bytes(plan, storage_type(o));
-  in.sums = 8 * (flat / leaf + static_cast<double>(o.accumulate * plan.layout.lanes));
+  in.sums = 8 * (flat / leaf + static_cast<double>(o.accumulate * plan.layout.replicas));
   in.nb = std::ssize(plan.buckets.list()), in.tail = share_of_tail(plan);
-  in.reduce_beside = plan.layout.lanes == 1;
+  in.reduce_beside = plan.layout.replicas == 1;
   if (world.rate > 0) in.t_c = tokens / world.rate;
   if (!on_gpus(o)) {
     in.gather = Route::flat;
@@ -144,12 +144,12 @@ ScalingInput scaling_input(const TrainPlan& o, const PlannedRun& plan) {
               world.node_gpus};
   if (o.sum == "library") in.reduce = Route::ring;
   if (world.rate > 0) return in;
-  const bool narrow = storage_type(o) == Dtype::bf16;
-  const double peak = assumed_mfu(plan.params.count()) * (narrow ? gpu.bf16 : gpu.fp32);
+  const bool in_bf16 = storage_type(o) == Dtype::bf16;
+  const double peak = assumed_mfu(plan.params.count()) * (in_bf16 ? gpu.bf16 : gpu.fp32);
   in.t_c = plan.training_flops_per_token * tokens / peak;
   // AdamW reads four numbers and writes three, and a bf16 copy, after the norm has read one; the tree reads and writes
   // six for each micro-step but one: a sum, a copy, zeros.
-  in.swept = (narrow ? 34 : 32) * static_cast<double>(plan.buckets.own_size());
+  in.swept = (in_bf16 ? 34 : 32) * static_cast<double>(plan.buckets.own_size());
   // Adding up what other ranks sent: a copy of the own slice to theirs, then all of them, and the sum.
   if (in.W > 1 && o.sum != "library") in.swept += 4 * flat + 12 * static_cast<double>(plan.buckets.own_size());
   if (o.sum == "tree") in.swept += 24 * flat * static_cast<double>(plan.micro_steps - 1);
@@ -193,10 +193,10 @@ std::string rates_line(const TrainPlan& o, const ScalingInput& in) {
 
 std::string computing(const TrainPlan& o, const PlannedRun& plan) {
   if (o.world.rate > 0) return str("by --rank-rate; AdamW is in it");
-  const bool narrow = storage_type(o) == Dtype::bf16;
+  const bool in_bf16 = storage_type(o) == Dtype::bf16;
   return str(format_number("%.3g", plan.training_flops_per_token), " FLOPs each, ",
              format_number("%.0f%% of ", 100 * assumed_mfu(plan.params.count())),
-             format_number("%.4g TFLOP/s, assumed", 1e-12 * (narrow ? gpu_of(o).bf16 : gpu_of(o).fp32)),
+             format_number("%.4g TFLOP/s, assumed", 1e-12 * (in_bf16 ? gpu_of(o).bf16 : gpu_of(o).fp32)),
              o.matmul == "fp8" ? ", as in bf16" : "");
 }
 
@@ -217,7 +217,7 @@ std::string time_lines(const TrainPlan& o, const PlannedRun& plan, const Scaling
   };
   add("t_rs", format_time(t.t_rs), "gradients to their owners" + waits(in.reduce));
   add("t_bwd", format_time(in.reduce_beside ? t.t_bwd : 0),
-      in.reduce_beside ? "the last micro-step's backward, which may hide them" : "lanes: no backward hides them");
+      in.reduce_beside ? "the last micro-step's backward, which may hide them" : "replicas: no backward hides them");
   add("tail", format_time(t.rs_tail), "their last part, final when the backward ends");
   add("t_ag", format_time(t.t_ag), "updated weights to all, not hidden" + waits(in.gather));
   if (in.b_hbm > 0)
@@ -310,9 +310,9 @@ std::multimap<size_t, std::string> bucket_notes(const PlannedRun& plan) {
   std::multimap<size_t, std::string> notes;
   size_t k = 0;
   for (const auto& [bucket, node] : final_buckets(plan))
-    notes.emplace(node, str("tick ", tick_of(plan, node), ": bucket ", k++, " is final, ",
+    notes.emplace(node, str("time ", time_of(plan, node), ": bucket ", k++, " is final, ",
                             format_bytes(gradient_bytes(bucket->flat)), ": ", rows_in(plan.params, bucket->flat, 50),
-                            plan.layout.lanes > 1 ? " (of one lane)" : ""));
+                            plan.layout.replicas > 1 ? " (of one replica)" : ""));
   return notes;
 }
 

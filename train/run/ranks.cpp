@@ -31,8 +31,8 @@ void silence_standard_output() {
   if (null.get() >= 0) ::dup2(null.get(), STDOUT_FILENO);
 }
 
-[[noreturn]] void refuse_build(const Place& place) {
-  fail(Exit::usage, "the launcher started ", place.size, " processes, but this program was built with ", built_comms(),
+[[noreturn]] void refuse_build(const World& world) {
+  fail(Exit::usage, "the launcher started ", world.size, " processes, but this program was built with ", built_comms(),
        ": for several on CPUs install MPI (make setup), for several on GPUs NCCL, and build again; or start one");
 }
 
@@ -72,26 +72,26 @@ void check_ranks(const Settings& o, int64_t ranks) {
        ". Possible are ", ways);
 }
 
-void become_rank(const Settings& o, std::shared_ptr<Job>& job) {
-  const Place place = place_from_environment();
-  const std::string advice = take_cpu_share(place);
-  if (!advice.empty() && place.leads()) std::printf("%s %s\n", o.label.c_str(), advice.c_str());
-  if (place.alone()) return;
+void become_rank(const Settings& o, std::shared_ptr<ProcessGroup>& group) {
+  const World world = world_from_environment();
+  const std::string advice = take_cpu_share(world);
+  if (!advice.empty() && world.leads()) std::printf("%s %s\n", o.label.c_str(), advice.c_str());
+  if (world.alone()) return;
   catch_stop_signals();  // a launcher may send them early
-  job = one_rank_job(place);
-  if (!place.leads() && !o.log_ranks) silence_standard_output();
-  if (!place.leads() && o.accumulate % place.size != 0) throw SharedError(Exit::usage, "rank 0 says why");
-  check_ranks(o, place.size);
-  if (on_gpus(o)) return choose_gpu(place.local_rank);
+  group = one_rank_group(world);
+  if (!world.leads() && !o.log_ranks) silence_standard_output();
+  if (!world.leads() && o.accumulate % world.size != 0) throw SharedError(Exit::usage, "rank 0 says why");
+  check_ranks(o, world.size);
+  if (on_gpus(o)) return choose_gpu(world.local_rank);
   const Deadline deadline;
-  auto mpi = make_mpi_comm(place);
-  if (mpi == nullptr) refuse_build(place);
-  job->set_comm(std::move(mpi));
+  auto mpi = make_mpi_comm(world);
+  if (mpi == nullptr) refuse_build(world);
+  group->set_comm(std::move(mpi));
 }
 
-void join_ranks(const TrainPlan& o, std::shared_ptr<Job>& job) {
-  const Place place = job->place;
-  if (!job->apart) return;
+void join_ranks(const TrainPlan& o, std::shared_ptr<ProcessGroup>& group) {
+  const World world = group->world;
+  if (!group->joining) return;
   JoinOptions join;
   join.run_dir = o.out;
   join.peer_timeout = o.peer_timeout;
@@ -103,24 +103,24 @@ void join_ranks(const TrainPlan& o, std::shared_ptr<Job>& job) {
   join.same["--profile"] = str(o.profile);
   // Of the GPUs, too: what rank 0 chooses for its products must hold for all.
   for (const auto& [of, version] : make_device(o.device)->arithmetic().versions) join.same[of] = version;
-  std::unique_ptr<Comm> comm = job->take_comm();
+  std::unique_ptr<Comm> comm = group->take_comm();
   {
     const Deadline deadline;
-    job = join_job(place, join, comm.get());
+    group = join_group(world, join, comm.get());
   }
   if (on_gpus(o)) {
-    refuse_shared_gpu(*job, gpu_in_the_world());
-    comm = make_nccl_comm(place, job->share(place.leads() ? new_nccl_id() : ""));
-    if (comm == nullptr) refuse_build(place);
+    refuse_shared_gpu(*group, gpu_in_the_world());
+    comm = make_nccl_comm(world, group->share(world.leads() ? new_nccl_id() : ""));
+    if (comm == nullptr) refuse_build(world);
   }
-  job->set_comm(std::move(comm));
+  group->set_comm(std::move(comm));
 }
 
-std::string describe_ranks(const TrainPlan& o, const Job& job) {
-  const int64_t W = job.place.size, V = o.accumulate, A = V / W;
+std::string describe_ranks(const TrainPlan& o, const ProcessGroup& group) {
+  const int64_t W = group.world.size, V = o.accumulate, A = V / W;
   if (V == 1) return "";
   std::string text = str(V, " micro-steps");
-  if (W > 1) text = str(W, " ranks, ", job.comm().describe(), ", ", A, " of ", V, " micro-steps each");
+  if (W > 1) text = str(W, " ranks, ", group.comm().describe(), ", ", A, " of ", V, " micro-steps each");
   text += ", --sum " + o.sum;
   if (W == 1 && o.sum == "tree") return text + ": the bits of more ranks, where each has a power of two";
   if (W == 1) return text + ": last digits as with no other number of ranks";
@@ -129,15 +129,15 @@ std::string describe_ranks(const TrainPlan& o, const Job& job) {
                                                 : ": last digits as with no other number of ranks");
 }
 
-void end_rank(const Settings& o, Job& job, const std::exception& failure, const std::string& remedy) {
+void end_rank(const Settings& o, ProcessGroup& group, const std::exception& failure, const std::string& remedy) {
   const Error error = error_of(failure, remedy);
-  const Place place = job.place;
-  job.farewell(error.code, error.what());
-  const std::string who = place.leads() ? "" : str("rank ", place.rank, ": ");
+  const World world = group.world;
+  group.abort(error.code, error.what());
+  const std::string who = world.leads() ? "" : str("rank ", world.rank, ": ");
   std::fflush(stdout);
   // All ranks find a loss that is not finite.
   const bool shared = error.code == Exit::not_finite || dynamic_cast<const SharedError*>(&failure) != nullptr;
-  if (place.leads() || o.log_ranks || !shared)
+  if (world.leads() || o.log_ranks || !shared)
     std::fprintf(stderr, "error: %s%s\n", who.c_str(), printable(error.what()).c_str());
   else ::sleep(1);  // a launcher ends all ranks when the first one fails: rank 0 must have said why
   std::fflush(stderr);

@@ -72,7 +72,7 @@ std::string describe_eight_bits(const Tape& tape) {
   for (const Scaled& tensor : tape.scaled()) eight += tensor.name.ends_with(".weight");
   for (const auto& node : tape.nodes()) {
     if (node->frozen || node->op() != std::string("linear")) continue;
-    for (size_t i = 0; i < node->in.size(); ++i) all += node->reads_narrow(i);  // its weights
+    for (size_t i = 0; i < node->in.size(); ++i) all += node->reads_bf16_copy(i);  // its weights
   }
   return str("fp8: ", eight, " of ", all, " linear layers; the others, the loss head and evaluation are in bf16");
 }
@@ -115,18 +115,18 @@ void write_figure(const Settings& o, const RunCurves& curves) {
 
 }  // namespace
 
-RunDir claim_run_dir(const TrainPlan& plan, std::shared_ptr<Job>& job) {
+RunDir claim_run_dir(const TrainPlan& plan, std::shared_ptr<ProcessGroup>& group) {
   // A device that is not there is refused before the run directory exists, and so is a model that it has no room for.
-  refuse_too_large(plan, *make_device(plan.device, plan.matmul), job->place.size);
+  refuse_too_large(plan, *make_device(plan.device, plan.matmul), group->world.size);
   catch_stop_signals();  // before there is anything to leave behind
-  RunDir dir(plan.out, job->place);
-  if (job->place.leads()) {
+  RunDir dir(plan.out, group->world);
+  if (group->world.leads()) {
     check_run_dir(plan);  // again, now that nobody else changes it
     remove_leftovers_of(plan.out);
     remove_leftovers_in(plan.out);
   }
-  join_ranks(plan, job);
-  dir.mark(job);
+  join_ranks(plan, group);
+  dir.mark(group);
   return dir;
 }
 
@@ -135,20 +135,21 @@ Run::Run(const TrainPlan& plan, const Dataset& data, const RunDir& dir, Trainer&
       data_(data),
       dir_(dir),
       trainer_(trainer),
-      job_(trainer.job()),
+      group_(trainer.group()),
       first_(trainer.steps_done()),
       eval_every_(plan.steps_between_evaluations()),
       save_every_(plan.steps_between_saves()),
       saved_(first_),
-      progress_(plan.label + (job_.place.leads() ? "" : str(" rank ", job_.place.rank)), plan.steps, plan.runs_after,
-                !job_.place.alone()) {  // mpirun gives its processes a terminal where it has none
+      progress_(plan.label + (group_.world.leads() ? "" : str(" rank ", group_.world.rank)), plan.steps,
+                plan.runs_after,
+                !group_.world.alone()) {  // mpirun gives its processes a terminal where it has none
   // Without flags.json nothing else in the directory could be resumed.
-  if (job_.place.leads()) {
+  if (group_.world.leads()) {
     write_file_atomically(o_.out + "/flags.json", json_text(all_settings(o_), 2) + "\n");
     record_environment(o_.out + "/environment.jsonl", o_, trainer_, data_);
   }
   begin();
-  if (!job_.place.leads()) return;
+  if (!group_.world.leads()) return;
   metrics_.emplace(o_.out + "/metrics.jsonl", first_);
   for (const std::string& note : metrics_->notes()) progress_.say(note);
   if (o_.csv) table_.emplace(o_.out + "/metrics.csv", o_.out + "/metrics.jsonl");
@@ -173,15 +174,15 @@ void Run::begin() {
   const double chance = data_.test->task() != nullptr && o_.answer_samples > 0 ? chance_of(o_.data.spec) : NAN;
   if (std::isfinite(chance)) say(format_number("answers: guessing gets %.1f%%", 100 * chance));
   if (first_ == 0) say(vocabulary_note(o_, data_));
-  say(describe_ranks(o_, job_));
+  say(describe_ranks(o_, group_));
   say(describe_eight_bits(trainer_.model().tape()));
 }
 
 bool Run::more() const {
   const int64_t done = trainer_.steps_done();
-  const bool stop = job_.place.alone() ? stop_requested() : trainer_.tally.stop;  // what all ranks know
+  const bool stop = group_.world.alone() ? stop_requested() : trainer_.stats.stop;  // what all ranks know
   if (done >= o_.steps || (stop && done > first_)) return false;
-  if (job_.place.leads()) dir_.check_present();
+  if (group_.world.leads()) dir_.check_present();
   return true;
 }
 
@@ -194,19 +195,19 @@ void Run::show_progress() {
 
 void Run::note_straggler() {
   constexpr int64_t many = 20;
-  const Tally& tally = trainer_.tally;
-  lagging_ = tally.max_busy > 1.5 * tally.median_busy ? (tally.slowest == laggard_ ? lagging_ + 1 : 1) : 0;
-  laggard_ = tally.slowest;
+  const StepStats& stats = trainer_.stats;
+  lagging_ = stats.max_busy > 1.5 * stats.median_busy ? (stats.slowest == laggard_ ? lagging_ + 1 : 1) : 0;
+  laggard_ = stats.slowest;
   if (!times_waiting() || lagging_ != many) return;
-  progress_.say(str("rank ", tally.slowest, " holds the others up: ", format_number("%.3g", tally.max_busy),
-                    " s of its own for a step, others take ", format_number("%.3g s", tally.median_busy)));
+  progress_.say(str("rank ", stats.slowest, " holds the others up: ", format_number("%.3g", stats.max_busy),
+                    " s of its own for a step, others take ", format_number("%.3g s", stats.median_busy)));
 }
 
 // By rank 0, from the weights, and where tokens have weights of their own, from a few of the test sequences.
 void Run::look_at_routing() {
   if (!has_learned_routing(trainer_.config())) return;
   trainer_.gather_values();
-  if (job_.place.leads()) {
+  if (group_.world.leads()) {
     try {
       routing_ = std::make_shared<const json>(
           routing_summary(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test));
@@ -215,11 +216,11 @@ void Run::look_at_routing() {
       progress_.say(str("note: metrics.jsonl has no routing of this step: ", error.what()));
     }
   }
-  job_.barrier("routing");
+  group_.barrier("routing");
 }
 
 void Run::evaluate() {
-  job_.enter(Stage::evaluate, trainer_.steps_done());
+  group_.enter(Stage::evaluate, trainer_.steps_done());
   const int64_t size = data_.test->size(), tested = sequences_tested(o_, size, trainer_.steps_done() == o_.steps);
   if (o_.eval_samples > 0 && tested / 8 > o_.eval_samples)
     progress_.say(str("the last evaluation is over all ", format_count(size), " test sequences (--eval-samples)"));
@@ -234,8 +235,8 @@ void Run::evaluate() {
   if (data_.test->task() != nullptr && o_.answer_samples > 0) {
     trainer_.gather_values();
     const Answers answers = answer_task(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test,
-                                        o_.answer_samples, answer_rows(o_), job_);
-    if (!job_.place.leads()) return;
+                                        o_.answer_samples, answer_rows(o_), group_);
+    if (!group_.world.leads()) return;
     scores_.emplace_back("answers_correct", answers.correct());
     scores_.emplace_back("steps_valid", answers.steps_valid());
     if (answers.hard > 0) scores_.emplace_back("hard_correct", answers.hard_correct());
@@ -265,7 +266,7 @@ void Run::write_metrics() {
     line["test_sequences"] = sequences_tested(o_, data_.test->size(), trainer_.steps_done() == o_.steps);
   scores_.clear();
   if (const auto routing = std::exchange(routing_, nullptr)) line["routing"] = *routing;
-  if (const Tally& t = trainer_.tally; times_waiting()) {
+  if (const StepStats& t = trainer_.stats; times_waiting()) {
     line["waiting_s"] = trainer_.waited;
     line["busy_least_s"] = t.min_busy, line["busy_median_s"] = t.median_busy, line["busy_most_s"] = t.max_busy;
   }
@@ -276,11 +277,11 @@ void Run::write_metrics() {
 
 void Run::save() {
   saved_ = trainer_.steps_done();
-  job_.enter(Stage::save, saved_);
+  group_.enter(Stage::save, saved_);
   if (metrics_) metrics_->sync();
   if (events_) events_->sync();
   trainer_.save(step_dir(o_.out, saved_), data_.tokenizer, [&] { dir_.check_mine(); });
-  if (!job_.place.leads()) return;
+  if (!group_.world.leads()) return;
   dir_.check_present();
   remove_old_checkpoints(o_.out, o_.keep, step_dir(o_.out, saved_));
   draw();
@@ -342,9 +343,9 @@ TrainResult train_run(const Settings& settings, const std::function<void(const R
   const auto [plan, data] = open_inputs(settings);
   if (!plan.data_digest.empty() && digest_of_files(plan, data) != plan.data_digest)
     fail(Exit::bad_data, plan.data.spec, " was changed since the first of these runs began; put it back");
-  std::shared_ptr<Job> job = one_rank_job();
-  const RunDir dir = claim_run_dir(plan, job);
-  Trainer trainer(plan, *data.train, find_checkpoint(plan, dir), dir.job());
+  std::shared_ptr<ProcessGroup> group = one_rank_group();
+  const RunDir dir = claim_run_dir(plan, group);
+  Trainer trainer(plan, *data.train, find_checkpoint(plan, dir), dir.group());
   Run run(plan, data, dir, trainer);
   while (run.more()) {
     trainer.step();
@@ -370,11 +371,12 @@ std::string draw_missing_figure(const Settings& o) {
 }
 
 // Ranks end together, so that none takes another for lost.
-static Exit train_to_end(const TrainPlan& plan, const Dataset& data, std::shared_ptr<Job>& job, const Train& train) {
-  const RunDir dir = claim_run_dir(plan, job);
+static Exit train_to_end(const TrainPlan& plan, const Dataset& data, std::shared_ptr<ProcessGroup>& group,
+                         const Train& train) {
+  const RunDir dir = claim_run_dir(plan, group);
   const Exit code = train(plan, data, dir);
-  job->finish();
-  job = one_rank_job();
+  group->finish();
+  group = one_rank_group();
   if (code == Exit::io)
     fail(code, "the run is done and saved, but its figure ", plan.out,
          "/curve.svg could not be written: see the note above");
@@ -382,18 +384,18 @@ static Exit train_to_end(const TrainPlan& plan, const Dataset& data, std::shared
 }
 
 // What the settings ask for.
-static Exit run_plan(const Settings& settings, std::shared_ptr<Job>& job, const Train& train) {
-  if (!settings.plans_only()) check_run_dir(settings, job->place);
+static Exit run_plan(const Settings& settings, std::shared_ptr<ProcessGroup>& group, const Train& train) {
+  if (!settings.plans_only()) check_run_dir(settings, group->world);
   const auto [plan, data] = open_inputs(settings);
-  if (job->place.leads())
+  if (group->world.leads())
     for (const std::string& line : {plan.chosen, warmup_warning(plan), epochs_warning(plan, data)})
       if (!line.empty()) std::printf("%s\n", line.c_str());
-  if (job->place.alone()) note_single_process(plan);
+  if (group->world.alone()) note_single_process(plan);
   if (plan.given.contains("--router-lr")) refuse_idle_router_lr({plan}, plan.config.arch);
   if (plan.plans_only()) print_plan(plan, data);
   else if (!plan.dump_tensors.empty()) write_tensors(plan, data);
   else if (plan.steps == 0) write_initialised(plan, data);
-  else return train_to_end(plan, data, job, train);
+  else return train_to_end(plan, data, group, train);
   return Exit::done;
 }
 
@@ -416,16 +418,16 @@ int train_program(int argc, char** argv, const std::string& arch, const Train& t
   };
   return run_program(app, argc, argv, flags, [&] {
     complete_flags(app, settings, goes_on);
-    const bool first = place_from_environment().leads();
+    const bool first = world_from_environment().leads();
     if (!settings.trains() && !first) return Exit::done;  // one process is enough
     if (first) std::fputs(notes_on_train_flags(app, settings.config).c_str(), stderr);
-    std::shared_ptr<Job> job = one_rank_job();
+    std::shared_ptr<ProcessGroup> group = one_rank_group();
     try {
-      if (settings.trains()) become_rank(settings, job);
-      return run_plan(settings, job, train);
+      if (settings.trains()) become_rank(settings, group);
+      return run_plan(settings, group, train);
     } catch (const std::exception& failure) {
-      if (job->place.alone()) throw;
-      end_rank(settings, *job, failure, memory_remedy(app));
+      if (group->world.alone()) throw;
+      end_rank(settings, *group, failure, memory_remedy(app));
     }
   });
 }

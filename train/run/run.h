@@ -22,7 +22,7 @@ namespace crossply {
 
 // The directory --out, created and held for the ranks of `job`, who meet: from then on they are in it. Signals only ask
 // to stop from now on. Throws Exit::device where the device is not there, or too small, before there is a directory.
-RunDir claim_run_dir(const TrainPlan& plan, std::shared_ptr<Job>& job);
+RunDir claim_run_dir(const TrainPlan& plan, std::shared_ptr<ProcessGroup>& group);
 
 // The loop of a trainer. dir: --out, created and held for the ranks of this job, who have met.
 using Train = std::function<Exit(const TrainPlan& plan, const Dataset& data, const RunDir& dir)>;
@@ -66,14 +66,14 @@ class Run {
   void note_straggler();
   void look_at_routing();
   // On a GPU the host waits once a step, for loss and norm.
-  bool times_waiting() const { return !job_.place.alone() && backend_of(o_.device) != Backend::cuda; }
+  bool times_waiting() const { return !group_.world.alone() && backend_of(o_.device) != Backend::cuda; }
   bool is_due(int64_t every) const { return trainer_.steps_done() % every == 0 || trainer_.steps_done() == o_.steps; }
 
   const TrainPlan& o_;
   const Dataset& data_;
   const RunDir& dir_;
   Trainer& trainer_;
-  Job& job_;
+  ProcessGroup& group_;
   const int64_t first_;  // the steps done before this run
   const int64_t eval_every_, save_every_;
   int64_t saved_;                                       // the step of the last checkpoint

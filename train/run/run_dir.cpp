@@ -40,10 +40,10 @@ std::string random_number() { return str(std::hex, system_random_bits(), "-", sy
 
 }  // namespace
 
-void check_run_dir(const Settings& o, const Place& place) {
+void check_run_dir(const Settings& o, const World& world) {
   if (o.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
   if (o.resume && o.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
-  if (!place.leads()) return;
+  if (!world.leads()) return;
   if (o.steps == 0 && o.dump_tensors.empty()) require_replaceable(o.out);
   std::error_code error;
   const fs::file_type type = fs::status(o.out, error).type();
@@ -68,8 +68,8 @@ void check_run_dir(const Settings& o, const Place& place) {
     fail(Exit::usage, "--resume: ", o.out, " is not a run directory: it has no flags.json; choose another --out");
 }
 
-RunDir::RunDir(const std::string& path, const Place& place) : path_(path) {
-  if (!place.leads()) return;
+RunDir::RunDir(const std::string& path, const World& world) : path_(path) {
+  if (!world.leads()) return;
   std::error_code error;
   fs::create_directories(path, error);
   if (error) fail_io("create", path, error.value());
@@ -83,27 +83,27 @@ void RunDir::open() {
   if (fd_.get() < 0) fail_io("open", path_, errno);
 }
 
-void RunDir::mark(std::shared_ptr<Job> ranks, double patience) {
-  job_ = std::move(ranks);
-  Job& job = *job_;
-  if (job.place.alone()) {
+void RunDir::mark(std::shared_ptr<ProcessGroup> ranks, double patience) {
+  group_ = std::move(ranks);
+  ProcessGroup& group = *group_;
+  if (group.world.alone()) {
     if (::unlink((path_ + "/" + mark_name).c_str()) != 0 && errno != ENOENT) fail_io("remove", mark_name, errno);
     return;
   }
-  if (job.place.leads()) {
+  if (group.world.leads()) {
     mark_ = random_number();
     write_file_atomically(path_ + "/" + mark_name, mark_);
   }
-  const std::string mine = job.share(mark_);
+  const std::string mine = group.share(mark_);
   const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience);
   while (read_mark(path_) != mine) {
     if (std::chrono::steady_clock::now() >= limit)
-      fail(Exit::no_input, path_, " is not the directory that rank 0 has under this name: rank ", job.place.rank,
+      fail(Exit::no_input, path_, " is not the directory that rank 0 has under this name: rank ", group.world.rank,
            " does not find ", mark_name, " of this job in it. All ranks need one file system: choose an --out that ",
            "they share");
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  if (!job.place.leads()) open();
+  if (!group.world.leads()) open();
 }
 
 void RunDir::check_mine() const {
@@ -156,9 +156,9 @@ std::string choose_checkpoint(const Settings& o) {
 
 std::string find_checkpoint(const Settings& o, const RunDir& dir) {
   if (!o.resume) return "";
-  Job& job = *dir.job();
-  const std::string chosen = job.place.leads() ? fs::path(choose_checkpoint(o)).filename().string() : "";
-  const std::string name = job.share(chosen);
+  ProcessGroup& group = *dir.group();
+  const std::string chosen = group.world.leads() ? fs::path(choose_checkpoint(o)).filename().string() : "";
+  const std::string name = group.share(chosen);
   return name.empty() ? "" : o.out + "/" + name;
 }
 

@@ -13,7 +13,7 @@ using M = Member;
 constexpr Resume fixed = Resume::fixed, may_grow = Resume::may_grow, free_ = Resume::free, of_model = Resume::of_model,
                  this_call = Resume::this_call;
 
-Takes from(double least, double most) { return {least, most}; }
+Takes from(double min, double max) { return {min, max}; }
 Takes any_of(std::vector<std::string> words) { return {0, 0, std::move(words)}; }
 Takes text(const char* type) { return {0, 0, {}, type}; }
 const Takes count = from(0, max_count), number = from(0, max_number), truth, given = {0, 0, {}, "", true};

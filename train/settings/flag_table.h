@@ -12,24 +12,24 @@
 
 namespace crossply {
 
-enum class Resume {  // what is kept comes first, the strictest in front
+enum class Resume {  // the order matters: saved ones first, the strictest in front
   fixed,             // in flags.json and in checkpoints; a resumed run must have the same
   may_grow,          // the same, or a larger number
   free,              // in flags.json; a resumed run may have another, which changes none of its numbers
   of_model,          // in config.json, which must be the same
-  this_call          // nowhere
+  this_call          // not saved: it applies to this call only
 };
 
 using Member = std::variant<int64_t*, uint64_t*, double*, bool*, std::string*, std::vector<std::string>*>;
 
-// What a flag takes: numbers from `least` to `most`; one of these words; a text, with what --help shows in its place;
-// of a bool "true or false", or nothing where giving the flag sets it. The texts FILE and DIR are paths, SOURCE and
-// GLOB name data: kept so that they are the same files from any directory.
+// The values of a flag.
 struct Takes {
-  double least = 0, most = 0;
-  std::vector<std::string> words = {};
+  double min = 0, max = 0;              // of a number
+  std::vector<std::string> words = {};  // a text: only one of these
+  // A text: its placeholder in --help. FILE and DIR are paths, SOURCE and GLOB name data: these are saved as absolute
+  // paths, so that they are the same files from any directory.
   std::string text = "";
-  bool sets = false;
+  bool sets = false;  // a bool: giving the flag sets it; otherwise it takes "true" or "false"
 };
 
 struct FlagRow {

@@ -40,11 +40,11 @@ struct AddFlag {
 
   template <class Integer>
   requires std::is_integral_v<Integer> Flag operator()(Integer* member) const {
-    return add_integer(app, row.flag, *member, static_cast<int64_t>(row.takes.least),
-                       row.takes.most < 0x1p63 ? static_cast<int64_t>(row.takes.most) : INT64_MAX, row.help);
+    return add_integer(app, row.flag, *member, static_cast<int64_t>(row.takes.min),
+                       row.takes.max < 0x1p63 ? static_cast<int64_t>(row.takes.max) : INT64_MAX, row.help);
   }
   Flag operator()(double* member) const {
-    return add_number(app, row.flag, *member, row.takes.least, row.takes.most, row.help);
+    return add_number(app, row.flag, *member, row.takes.min, row.takes.max, row.help);
   }
   Flag operator()(bool* member) const {
     return row.takes.sets ? add_switch(app, row.flag, *member, row.help) : add_truth(app, row.flag, *member, row.help);

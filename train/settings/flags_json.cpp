@@ -53,9 +53,9 @@ struct TakeKept {
   void operator()(const FlagRow& row, T& member) {
     const std::string key = row.key();
     const TakeSetting take{settings, path};
-    const double least = row.resume == Resume::may_grow ? std::max(1.0, row.takes.least) : row.takes.least;
+    const double min = row.resume == Resume::may_grow ? std::max(1.0, row.takes.min) : row.takes.min;
     if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>)
-      take(key.c_str(), member, least, row.takes.most);
+      take(key.c_str(), member, min, row.takes.max);
     else if constexpr (std::is_same_v<T, std::string>) {
       if (settings.contains(key) && settings[key].is_string())
         settings[key] = name_as_utf8(renewed(row, name_from_utf8(settings[key])));

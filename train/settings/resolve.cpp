@@ -33,7 +33,7 @@ int64_t tokens_about(const DataOptions& data) {
   return static_cast<int64_t>(bytes / (!text ? 2 : subwords ? 4 : 1));
 }
 
-int64_t usual_seq_of(int64_t tokens) {
+int64_t usual_seq_len(int64_t tokens) {
   for (const auto& [fewer, seq] : {std::pair{1 << 19, 64}, {1 << 22, 128}, {1 << 28, 256}})
     if (tokens < fewer) return seq;
   return 512;
@@ -146,12 +146,12 @@ void choose_open(TrainPlan& plan, const DataFacts& data) {
     setting = value;
     flags += str(" ", flag, " ", value);
   };
-  choose(open.seq, plan.data.seq_len, data.T, "--seq");
-  choose(open.steps, plan.steps, usual_steps_of(data.sequences, data.T, batch, params.count()), "--steps");
+  choose(open.seq, plan.data.seq_len, data.seq_len, "--seq");
+  choose(open.steps, plan.steps, usual_steps_of(data.sequences, data.seq_len, batch, params.count()), "--steps");
   choose(open.lr, plan.lr, usual_lr_of(params.count()), "--lr");
   choose(open.warmup, plan.warmup, plan.steps / 20, "--warmup");
-  plan.chosen = str("chosen for ", format_count(data.sequences * data.T), " tokens and ", format_count(params.count()),
-                    " parameters:", flags);
+  plan.chosen = str("chosen for ", format_count(data.sequences * data.seq_len), " tokens and ",
+                    format_count(params.count()), " parameters:", flags);
 }
 
 // The teacher's logits are for the same tokens as the model's.
@@ -173,14 +173,14 @@ Config resolve_model(const Settings& said, const InitialModel* initial, std::str
   return model;
 }
 
-// Of a GPT-2 that is trained on, at most as many as it has positions.
-int64_t resolve_seq(const Settings& said, const Config& model, const Tokenizer& tokenizer) {
+// A model of --init limits it: a GPT-2 by its positions, a LLaMA by its attention window.
+int64_t resolve_seq_len(const Settings& said, const Config& model, const Tokenizer& tokenizer) {
   if (said.data.seq_len > 0 || !parse_data_spec(said.data.spec).files()) return said.data.seq_len;
-  const int64_t positions = model.max_position_embeddings, usual = 256;
-  if (!said.init.empty() && model.gpt2() && positions > 0 && positions < usual) return positions;
   DataOptions data = said.data;
   data.of_model = tokenizer;
-  return said.open.seq ? usual_seq_of(tokens_about(data)) : 0;
+  const int64_t usual = usual_seq_len(tokens_about(data));
+  const int64_t longest = model.gpt2() ? model.max_position_embeddings : model.sliding_window;
+  return said.init.empty() || longest == 0 ? usual : std::min(usual, longest);
 }
 
 TrainPlan resolve(const Settings& said, Config model, const InitialModel* initial, const DataFacts& data,
@@ -188,16 +188,16 @@ TrainPlan resolve(const Settings& said, Config model, const InitialModel* initia
   TrainPlan plan(said);
   plan.config = std::move(model);
   if (initial != nullptr) plan.initial_config = initial->config, plan.carried = initial->files;
-  if (data.T > 0) {
+  if (data.seq_len > 0) {
     plan.config.token_ids.insert(data.token_ids.begin(), data.token_ids.end());
     plan.data = data.opened;
-    plan.data.seq_len = data.T;
+    plan.data.seq_len = data.seq_len;
     choose_vocabulary(plan, data);
   }
   choose_positions(plan);
   plan.config.check(Exit::usage, "flags");
   notes += check_options(plan);
-  if (data.T > 0) choose_open(plan, data);
+  if (data.seq_len > 0) choose_open(plan, data);
   if (teacher) check_teacher(plan, *teacher);
   plan.teacher_config = teacher;
   check_together(plan);

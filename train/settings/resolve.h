@@ -23,27 +23,27 @@ struct InitialModel {
 struct DataFacts {
   DataOptions opened = {};  // as it was opened: of a directory, the globs of its files
   int64_t vocab = 0;        // 0: the files do not say
-  int64_t T = 0, sequences = 0;
+  int64_t seq_len = 0, sequences = 0;
   std::map<std::string, std::string> token_ids = {};  // for config.json
 };
 
 // The model's configuration as far as no data is needed for it. Refuses sizes beside --init that its model has already.
 // Adds lines on what it decided to notes.
 Config resolve_model(const Settings& said, const InitialModel* initial, std::string& notes);
-// T to open the data with; 0: the data's own.
-int64_t resolve_seq(const Settings& said, const Config& model, const Tokenizer& tokenizer);
+// Tokens per sequence of the data: --seq, or usual_seq_len() for files; 0: a generated task's longest sample.
+int64_t resolve_seq_len(const Settings& said, const Config& model, const Tokenizer& tokenizer);
 // model: from resolve_model. Throws Exit::usage and Exit::bad_data for what does not fit together.
 TrainPlan resolve(const Settings& said, Config model, const InitialModel* initial, const DataFacts& data,
                   const std::optional<Config>& teacher, std::string& notes);
 
 // About how many tokens the files of --data have, by their sizes; nothing is read.
 int64_t tokens_about(const DataOptions& data);
-// What a run on one's own files takes where no flag and no preset says it. T: short where there is little data, so that
-// there are enough steps.
-int64_t usual_seq_of(int64_t tokens);
-// The learning rate for a model of so many parameters.
+// The default of --seq for files, from their number of tokens: shorter where there is less data, so that there are
+// enough steps. No other place has a default.
+int64_t usual_seq_len(int64_t tokens);
+// The default learning rate on files, from the model's number of parameters.
 double usual_lr_of(int64_t parameters);
-// Two epochs, but no more tokens than 20 for each parameter.
+// The default number of steps on files: two epochs, but at most 20 tokens for each parameter.
 int64_t usual_steps_of(int64_t sequences, int64_t seq_len, int64_t batch, int64_t parameters);
 
 }  // namespace crossply

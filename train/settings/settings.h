@@ -35,7 +35,8 @@ struct PlannedWorld {
   bool operator==(const PlannedWorld&) const = default;
 };
 
-// What is left to the size of the data: of a new run on files, without a preset, what no flag says.
+// The settings that resolve() chooses from the size of the data and the model: of a new run on files without --preset
+// and --init, each one whose flag is not given.
 struct LeftOpen {
   bool seq = false, steps = false, lr = false, warmup = false;
 };
@@ -80,12 +81,12 @@ struct Settings {
   std::set<std::string> given;  // the flags of this call's command line, with their dashes
   LeftOpen open;
 
-  // Of who calls, which no flag says:
-  std::string program;                  // as it was called, for the command that continues the run; "": part of another
-  std::vector<std::string> command;     // what the user called, where that is not this process; for environment.jsonl
+  // The calling program sets these; they have no flag.
+  std::string program;                  // argv[0], for the command that continues the run; "": a run inside of compare
+  std::vector<std::string> command;     // the user's command, if this process is not it; for environment.jsonl
   std::string label;                    // in front of the lines that the run prints
-  int64_t runs_after = 0;               // like this one, for the time left
-  std::string data_digest;              // of a run among others, which its files must have; "": any
+  int64_t runs_after = 0;               // how many like this one follow, for the time left
+  std::string data_digest;              // the run's files must have it; "": any
   bool init_moved = false;              // --init lies in a directory that was renamed with this run in it
   int64_t bucket_bytes = 0;             // of gradients that are exchanged at once; 0: enough
   int64_t shard_bytes = 5'000'000'000;  // of weights in a file, where several ranks write; tests have smaller ones
@@ -146,7 +147,7 @@ void refuse_other_settings(const nlohmann::json& saved, const Settings& now, con
                            const std::set<std::string>& moved = {});
 inline const std::set<std::string> data_settings = {"data", "val_data", "tokenizer"};
 void refuse_other_config(const Config& saved, const Config& now, const std::string& where);
-// Throws Exit::usage for what no check of a single flag can refuse.
+// Refuses invalid combinations of flags: throws Exit::usage.
 void check_together(const Settings& settings);
 // One line where the warm-up takes the whole run or more; "" otherwise.
 std::string warmup_warning(const Settings& settings);

@@ -24,7 +24,7 @@ Batch batch_of(const TrainPlan& plan, int64_t T, Teacher* teacher) {
 
 std::string digest_of(const ParameterTable& params) {
   Digest digest;
-  for (const Tensor& weights : {params.values(), params.narrow()}) {
+  for (const Tensor& weights : {params.values(), params.bf16_copy()}) {
     const size_t bytes = weights.data != nullptr ? weights.bytes() : 0;
     std::vector<std::byte> piece(std::min(bytes, size_t{64} << 20));
     for (size_t at = 0; at < bytes; at += piece.size()) {

@@ -12,13 +12,13 @@
 
 namespace crossply {
 
-Buckets divide(ParameterTable& params, const TrainPlan& o, const Place& place) {
-  if (storage_type(o) == Dtype::bf16 && (!place.alone() || o.sum == "tree")) {
+Buckets divide(ParameterTable& params, const TrainPlan& o, const World& world) {
+  if (storage_type(o) == Dtype::bf16 && (!world.alone() || o.sum == "tree")) {
     Tape tape(Dtype::bf16);
     record_model(tape, params, o.config, 1, 1);
-    tape.mark_narrow_only();
+    tape.mark_bf16_only();
   }
-  return {params, place.rank, place.size, bucket_bytes(o, place.size)};
+  return {params, world.rank, world.size, bucket_bytes(o, world.size)};
 }
 
 std::vector<FinalBucket> final_buckets(const Tape& tape, const ParameterTable& params, const Buckets& buckets) {
@@ -52,9 +52,9 @@ size_t exchange_bytes(const Buckets& buckets, const std::string& sum, int64_t mi
   return static_cast<size_t>(elements) * sizeof(float);
 }
 
-Exchange::Exchange(Job& job, ParameterTable& params, const Buckets& buckets, BatchModel& model, const std::string& sum,
-                   int64_t micro_steps, int64_t check_every)
-    : job_(job),
+Exchange::Exchange(ProcessGroup& group, ParameterTable& params, const Buckets& buckets, BatchModel& model,
+                   const std::string& sum, int64_t micro_steps, int64_t check_every)
+    : group_(group),
       params_(params),
       buckets_(buckets),
       tree_(sum == "tree"),
@@ -70,7 +70,7 @@ Exchange::Exchange(Job& job, ParameterTable& params, const Buckets& buckets, Bat
   for (const auto& [bucket, node] : final_buckets(model.tape(), params, buckets))
     nodes.push_back(node), order_.push_back(bucket);
   tickets_.resize(order_.size());
-  if (!job.place.alone() && !library_)
+  if (!group.world.alone() && !library_)
     for (size_t i = 0; i < std::min<size_t>(2, order_.size()); ++i)
       staging_[i] = Arena(params.device(), "gradients of other ranks", largest);
   model.when_final(nodes, [this](size_t k) { begin(k); });
@@ -99,16 +99,16 @@ void Exchange::add_parked(const Range& range) {
 void Exchange::begin(size_t k) {
   const Range& range = order_[k]->flat;
   add_parked(range);
-  if (job_.place.alone()) return;
+  if (group_.world.alone()) return;
   if (k == 0) completed_ = 0;
   const Tensor gradients = part_of(params_.gradients(), range);
   if (library_) {
-    job_.comm().reduce_scatter(gradients);
+    group_.comm().reduce_scatter(gradients);
   } else {
     if (k >= 2) complete(k - 2);  // its staging is needed
-    job_.comm().exchange(gradients, Tensor{staging_[k % 2].data(), gradients.dtype, gradients.shape});
+    group_.comm().exchange(gradients, Tensor{staging_[k % 2].data(), gradients.dtype, gradients.shape});
   }
-  tickets_[k] = job_.comm().mark();
+  tickets_[k] = group_.comm().mark();
   if (k + 1 < order_.size()) return;
   while (completed_ < order_.size()) complete(completed_);
 }
@@ -116,57 +116,58 @@ void Exchange::begin(size_t k) {
 void Exchange::complete(size_t k) {
   CHECK_THAT(k == completed_, "bucket ", k, " is complete after ", completed_, " others");
   ++completed_;
-  job_.comm().wait(tickets_[k]);
+  group_.comm().wait(tickets_[k]);
   if (library_) return;
   const Bucket& bucket = *order_[k];
   const Stream stream = params_.device().stream();
-  const Tensor own = part_of(params_.gradients(), bucket.slice_of(job_.place.rank));
-  const Tensor all{staging_[k % 2].data(), own.dtype, Shape{job_.place.size, bucket.slice}};
-  const int64_t first = job_.place.rank * bucket.slice;
+  const Tensor own = part_of(params_.gradients(), bucket.slice_of(group_.world.rank));
+  const Tensor all{staging_[k % 2].data(), own.dtype, Shape{group_.world.size, bucket.slice}};
+  const int64_t first = group_.world.rank * bucket.slice;
   copy(part_of(all, {first, first + bucket.slice}), own, stream);
   sum_slices(own, all, stream);
 }
 
 void Exchange::finish() {
   sizes_.clear();
-  if (!job_.place.alone()) transfers_ += std::ssize(order_);
+  if (!group_.world.alone()) transfers_ += std::ssize(order_);
 }
 
 void Exchange::count_gathers() {
-  if (!job_.place.alone()) transfers_ += std::ssize(buckets_.list());
+  if (!group_.world.alone()) transfers_ += std::ssize(buckets_.list());
 }
 
 void Exchange::gather_weights() {
-  if (job_.place.alone()) return;
+  if (group_.world.alone()) return;
   for (const Bucket& bucket : buckets_.list())
-    job_.comm().gather(part_of(params_.lends() && bucket.narrow ? params_.narrow() : params_.values(), bucket.flat));
-  job_.comm().wait(job_.comm().mark());
-  if (params_.narrow_bytes() > 0)
-    convert(part_of(params_.narrow(), {0, params_.values().numel()}), params_.values(), params_.device().stream());
+    group_.comm().gather(
+        part_of(params_.lends() && bucket.bf16_only ? params_.bf16_copy() : params_.values(), bucket.flat));
+  group_.comm().wait(group_.comm().mark());
+  if (params_.bf16_copy_bytes() > 0)
+    convert(part_of(params_.bf16_copy(), {0, params_.values().numel()}), params_.values(), params_.device().stream());
 }
 
 void Exchange::gather_values(Optimizer& optimizer) {
   if (!params_.lends()) return;
   optimizer.return_masters();
   for (const Bucket& bucket : buckets_.list())
-    if (bucket.narrow) job_.comm().gather(part_of(params_.gradients(), bucket.flat)), ++transfers_;
-  job_.comm().wait(job_.comm().mark());
+    if (bucket.bf16_only) group_.comm().gather(part_of(params_.gradients(), bucket.flat)), ++transfers_;
+  group_.comm().wait(group_.comm().mark());
   params_.lend_values(false);
 }
 
 void Exchange::share_choices(const std::function<void()>& run) {
   Device& device = params_.device();
-  if (job_.place.alone() || device.arithmetic().versions.empty()) return;
-  if (job_.place.leads()) run();
-  const nlohmann::json choices = known_json(job_.share(json_text(nlohmann::json(device.arithmetic().choices))));
+  if (group_.world.alone() || device.arithmetic().versions.empty()) return;
+  if (group_.world.leads()) run();
+  const nlohmann::json choices = known_json(group_.share(json_text(nlohmann::json(device.arithmetic().choices))));
   device.adopt(choices.get<std::map<std::string, std::string>>(), "rank 0");
 }
 
 void Exchange::check_replicas(int64_t steps_done) {
-  if (job_.place.alone() || check_every_ == 0) return;
-  job_.enter(Stage::check, steps_done);
-  if (const std::string others = ranks_that_differ(job_, digest_of(params_)); !others.empty())
-    fail_at_all(job_, Exit::internal,
+  if (group_.world.alone() || check_every_ == 0) return;
+  group_.enter(Stage::check, steps_done);
+  if (const std::string others = ranks_that_differ(group_, digest_of(params_)); !others.empty())
+    fail_at_all(group_, Exit::internal,
                 str("after step ", steps_done, " the weights of ", others, " are not those of rank 0: ",
                     "memory or network may be broken; resume from a checkpoint, without these machines"));
 }

@@ -16,7 +16,7 @@
 #include "engine/buckets.h"
 #include "kernels/optim/optimizer.h"
 #include "models/batch/batch_model.h"
-#include "ranks/job.h"
+#include "ranks/process_group.h"
 #include "train/settings/train_plan.h"
 
 namespace crossply {
@@ -28,7 +28,7 @@ inline int64_t bucket_bytes(const TrainPlan& plan, int64_t ranks) {
 
 // The declared table's buckets for one of so many ranks; rows that are read in bf16 only get a region of their own. One
 // rank that adds up as micro-steps come needs no regions.
-Buckets divide(ParameterTable& params, const TrainPlan& plan, const Place& place);
+Buckets divide(ParameterTable& params, const TrainPlan& plan, const World& world);
 // Buckets as the backward finishes their gradients, each with the node after whose backward it has.
 struct FinalBucket {
   const Bucket* bucket;
@@ -47,8 +47,8 @@ class Exchange {
  public:
   // micro_steps: of this rank in a step; check_every: steps between comparisons of the ranks' weights, 0: never. All
   // must outlive it; the table has its memory.
-  Exchange(Job& job, ParameterTable& params, const Buckets& buckets, BatchModel& model, const std::string& sum,
-           int64_t micro_steps, int64_t check_every = 0);
+  Exchange(ProcessGroup& group, ParameterTable& params, const Buckets& buckets, BatchModel& model,
+           const std::string& sum, int64_t micro_steps, int64_t check_every = 0);
   // How micro-step m = 0, 1, ... of a step treats the gradients: overwrites or adds, and whether they are final then.
   Step micro_step(Step step, int64_t m) const {
     step.overwrite = m == 0 || tree_;
@@ -76,14 +76,14 @@ class Exchange {
   size_t bytes() const;
 
  private:
-  bool hooked() const { return tree_ || !job_.place.alone(); }  // is there something to do when gradients are final?
+  bool hooked() const { return tree_ || !group_.world.alone(); }  // is there something to do when gradients are final?
   // Of the k-th bucket that becomes final: its exchange, and its sum. A device may record both and replay them, so what
   // they count is the same in every step.
   void begin(size_t k);
   void complete(size_t k);
   void add_parked(const Range& range);
 
-  Job& job_;
+  ProcessGroup& group_;
   ParameterTable& params_;
   const Buckets& buckets_;
   const bool tree_, library_;

@@ -35,11 +35,11 @@ Fault parse_fault(const std::string& text) {
 
 }  // namespace
 
-bool inject_fault(const Place& place, int64_t step) {
+bool inject_fault(const World& world, int64_t step) {
   const char* text = std::getenv("CROSSPLY_FAULT");
   if (text == nullptr || *text == '\0') return false;
   const Fault fault = parse_fault(text);
-  if (fault.rank != place.rank) return false;
+  if (fault.rank != world.rank) return false;
   if (fault.what == "slow" && step >= fault.step)
     std::this_thread::sleep_for(std::chrono::duration<double>(fault.number));
   if (fault.step != step) return false;

@@ -10,6 +10,6 @@
 namespace crossply {
 
 // Called at the start of each step. Whether this step's loss must become NaN. Throws Exit::usage for another text.
-[[nodiscard]] bool inject_fault(const Place& place, int64_t step);
+[[nodiscard]] bool inject_fault(const World& world, int64_t step);
 
 }  // namespace crossply

@@ -27,20 +27,21 @@ std::string fingerprint(const Source& source) {
 }
 
 // Throws Exit::bad_data at all ranks if what they read is not the same, by its Source::digest.
-void compare_data(const TrainPlan& o, Job& job, const std::string& digest) {
-  if (job.place.alone()) return;
-  if (const std::string others = ranks_that_differ(job, digest); !others.empty())
-    fail_at_all(job, Exit::bad_data,
+void compare_data(const TrainPlan& o, ProcessGroup& group, const std::string& digest) {
+  if (group.world.alone()) return;
+  if (const std::string others = ranks_that_differ(group, digest); !others.empty())
+    fail_at_all(group, Exit::bad_data,
                 str("what ", others, " read as ", o.data.spec,
                     " has other contents than rank 0's: all ranks need the same files"));
 }
 
 }  // namespace
 
-InputsDigest digest_inputs(const TrainPlan& o, const Source& train, const Teacher* teacher, Job& job, bool resumed) {
+InputsDigest digest_inputs(const TrainPlan& o, const Source& train, const Teacher* teacher, ProcessGroup& group,
+                           bool resumed) {
   InputsDigest digest{fingerprint(train), needs_digest(o, resumed) ? str(std::hex, train.digest()) : "",
                       teacher != nullptr ? digest_of(teacher->params) : ""};
-  compare_data(o, job, digest.data_digest);
+  compare_data(o, group, digest.data_digest);
   return digest;
 }
 

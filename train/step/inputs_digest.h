@@ -7,7 +7,7 @@
 
 #include "data/source.h"
 #include "models/model.h"
-#include "ranks/job.h"
+#include "ranks/process_group.h"
 #include "train/settings/train_plan.h"
 
 namespace crossply {
@@ -22,6 +22,7 @@ struct InputsDigest {
   // Throws Exit::bad_data for other contents than those that the run in `dir` was trained on.
   void refuse_others(const nlohmann::json& state, const TrainPlan& plan, const std::string& dir) const;
 };
-InputsDigest digest_inputs(const TrainPlan& plan, const Source& train, const Teacher* teacher, Job& job, bool resumed);
+InputsDigest digest_inputs(const TrainPlan& plan, const Source& train, const Teacher* teacher, ProcessGroup& group,
+                           bool resumed);
 
 }  // namespace crossply

@@ -7,10 +7,10 @@
 
 namespace crossply {
 
-std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainPlan& o, const Place& place,
+std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainPlan& o, const World& world,
                                      const ParameterTable& params, const Tokenizer& tokenizer) {
-  std::vector<std::string> weights = save_weights(writer, params, o.config, place.rank, place.size, o.shard_bytes);
-  if (!place.leads()) return weights;
+  std::vector<std::string> weights = save_weights(writer, params, o.config, world.rank, world.size, o.shard_bytes);
+  if (!world.leads()) return weights;
   save_config(writer.path("config.json"), o.config);
   tokenizer.save(std::filesystem::path(writer.path("config.json")).parent_path());
   auto files = o.carried;  // which are of the same model, and may say more than what is known here

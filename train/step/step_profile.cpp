@@ -49,7 +49,7 @@ std::string format_profile(std::vector<OpCost> costs, int64_t workers, int64_t s
 
 std::string StepProfile::table() const {
   if (!on_ || steps_ == 0) return "";
-  const int64_t workers = std::min<int64_t>(model_.layout().lanes, omp_get_max_threads());
+  const int64_t workers = std::min<int64_t>(model_.layout().replicas, omp_get_max_threads());
   std::vector<OpCost> costs = model_.costs();
   for (OpCost cost : phases_) {
     cost.seconds *= static_cast<double>(workers);  // these ran alone

@@ -9,49 +9,49 @@
 
 namespace crossply {
 
-StepSums::StepSums(ParameterTable& params, const Buckets& buckets, const BatchModel& model, Job& job,
+StepSums::StepSums(ParameterTable& params, const Buckets& buckets, const BatchModel& model, ProcessGroup& group,
                    int64_t micro_steps, bool with_ce, int64_t values)
     : params_(params),
       buckets_(buckets),
-      job_(job),
+      group_(group),
       device_(params.device()),
-      lanes_(model.layout().lanes),
+      replicas_(model.layout().replicas),
       micro_steps_(micro_steps),
-      each_((with_ce ? 2 : 1) * lanes_),
+      each_((with_ce ? 2 : 1) * replicas_),
       losses_(micro_steps * each_),
       values_(values),
-      sums_(device_, "sums of a step", static_cast<size_t>(job.place.size * size()) * sizeof(double)),
-      verdict_(device_, "verdict on a step",
-               totals * sizeof(double) + static_cast<size_t>(job.place.size * values) * sizeof(float)),
+      sums_(device_, "sums of a step", static_cast<size_t>(group.world.size * size()) * sizeof(double)),
+      result_(device_, "verdict on a step",
+              totals * sizeof(double) + static_cast<size_t>(group.world.size * values) * sizeof(float)),
       squares_(on_device(order_of_squares())),
       loss_(on_device(order_of_losses(0))),
-      ce_(on_device(order_of_losses(with_ce ? lanes_ : 0))),
-      host_(verdict_.bytes()) {}
+      ce_(on_device(order_of_losses(with_ce ? replicas_ : 0))),
+      host_(result_.bytes()) {}
 
 void StepSums::clear() { device_.fill(sums_.data(), 0, sums_.bytes()); }
 
 Tensor StepSums::own(const Range& range) const {
-  const int64_t first = job_.place.rank * size();
+  const int64_t first = group_.world.rank * size();
   return part_of(all(), {first + range.begin, first + range.end});
 }
 
-Tensor StepSums::total(int64_t i) const { return part_of({verdict_.data(), Dtype::f64, Shape{totals}}, {i, i + 1}); }
+Tensor StepSums::total(int64_t i) const { return part_of({result_.data(), Dtype::f64, Shape{totals}}, {i, i + 1}); }
 
 Tensor StepSums::all_values() const {
   if (values_ == 0) return {};
-  return {verdict_.data() + totals * sizeof(double), Dtype::f32, Shape{job_.place.size * values_}};
+  return {result_.data() + totals * sizeof(double), Dtype::f32, Shape{group_.world.size * values_}};
 }
 
 Tensor StepSums::own_values() const {
-  return part_of(all_values(), {job_.place.rank * values_, (job_.place.rank + 1) * values_});
+  return part_of(all_values(), {group_.world.rank * values_, (group_.world.rank + 1) * values_});
 }
 
 // Every rank has its losses first, micro-step by micro-step.
 std::vector<int32_t> StepSums::order_of_losses(int64_t first) const {
   std::vector<int32_t> order;
-  for (int64_t r = 0; r < job_.place.size; ++r)
+  for (int64_t r = 0; r < group_.world.size; ++r)
     for (int64_t m = 0; m < micro_steps_; ++m)
-      for (int64_t i = 0; i < lanes_; ++i) order.push_back(static_cast<int32_t>(r * size() + m * each_ + first + i));
+      for (int64_t i = 0; i < replicas_; ++i) order.push_back(static_cast<int32_t>(r * size() + m * each_ + first + i));
   return order;
 }
 
@@ -82,8 +82,8 @@ void StepSums::add_squares() {
                  part_of(params_.gradients(), bucket.slice_of(buckets_.rank())), device_.stream());
 }
 
-void StepSums::decide(Optimizer& optimizer, double clip) {
-  Comm& comm = job_.comm();
+void StepSums::compute_clip_factor(Optimizer& optimizer, double clip) {
+  Comm& comm = group_.comm();
   comm.gather(all());
   if (values_ > 0) comm.gather(all_values());
   comm.wait(comm.mark());
@@ -92,11 +92,11 @@ void StepSums::decide(Optimizer& optimizer, double clip) {
     const auto n = static_cast<int64_t>(order->bytes() / sizeof(int32_t));
     ordered_sum(total(i++), all(), {order->data(), Dtype::i32, Shape{n}}, device_.stream());
   }
-  clip_factor(optimizer.factor(), optimizer.scale(), {verdict_.data(), Dtype::f64, Shape{totals}}, all_values(), clip,
+  clip_factor(optimizer.factor(), optimizer.scale(), {result_.data(), Dtype::f64, Shape{totals}}, all_values(), clip,
               device_.stream());
 }
 
-void StepSums::begin_read() { device_.begin_read(verdict_.data(), verdict_.bytes()); }
+void StepSums::begin_read() { device_.begin_read(result_.data(), result_.bytes()); }
 
 StepSums::Totals StepSums::end_read() {
   device_.end_read(host_.data());
@@ -107,24 +107,24 @@ StepSums::Totals StepSums::end_read() {
 }
 
 std::vector<float> StepSums::values() const {
-  std::vector<float> read(static_cast<size_t>(job_.place.size * values_));
+  std::vector<float> read(static_cast<size_t>(group_.world.size * values_));
   std::memcpy(read.data(), host_.data() + totals * sizeof(double), read.size() * sizeof(float));
   return read;
 }
 
 std::vector<float> StepSums::gather_values() {
-  job_.comm().gather(all_values());
-  job_.comm().wait(job_.comm().mark());
+  group_.comm().gather(all_values());
+  group_.comm().wait(group_.comm().mark());
   std::vector<float> read(static_cast<size_t>(all_values().numel()));
   device_.copy_out(read.data(), all_values().data, all_values().bytes());
   return read;
 }
 
 std::string StepSums::first_not_finite() const {
-  if (job_.place.alone()) return "";
+  if (group_.world.alone()) return "";
   std::vector<double> numbers(static_cast<size_t>(all().numel()));
   device_.copy_out(numbers.data(), sums_.data(), sums_.bytes());
-  for (int64_t r = 0; r < job_.place.size; ++r)
+  for (int64_t r = 0; r < group_.world.size; ++r)
     for (int64_t i = 0; i < losses_; ++i)
       if (!std::isfinite(numbers[static_cast<size_t>(r * size() + i)]))
         return str("; the first loss that is not finite is of rank ", r, "'s micro-step ", i / each_ + 1);

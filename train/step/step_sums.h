@@ -10,7 +10,7 @@
 #include "kernels/optim/gradient_norm.h"
 #include "kernels/optim/optimizer.h"
 #include "models/batch/batch_model.h"
-#include "ranks/job.h"
+#include "ranks/process_group.h"
 
 namespace crossply {
 
@@ -22,8 +22,8 @@ class StepSums {
   };
   // with_ce: the model has a teacher. values: so many numbers of every rank, f32, are gathered and read with the sums,
   // and must be finite, too.
-  StepSums(ParameterTable& params, const Buckets& buckets, const BatchModel& model, Job& job, int64_t micro_steps,
-           bool with_ce, int64_t values);
+  StepSums(ParameterTable& params, const Buckets& buckets, const BatchModel& model, ProcessGroup& group,
+           int64_t micro_steps, bool with_ce, int64_t values);
 
   void clear();
   // Where micro-step m of this rank leaves its losses: one sum for each replica, and with a teacher as many for the
@@ -35,19 +35,19 @@ class StepSums {
   // From the gradients of this rank's slices to the factor by which the optimizer multiplies all of them. A device may
   // record it.
   void add_squares();
-  void decide(Optimizer& optimizer, double clip);
+  void compute_clip_factor(Optimizer& optimizer, double clip);
   void begin_read();
   Totals end_read();
   std::vector<float> values() const;   // that were read
   std::vector<float> gather_values();  // the same, now
   // "; the first loss that is not finite is of rank 1's micro-step 2", of several ranks.
   std::string first_not_finite() const;
-  size_t bytes_of_values() const { return verdict_.bytes() - totals * sizeof(double); }
+  size_t bytes_of_values() const { return result_.bytes() - totals * sizeof(double); }
 
  private:
   static constexpr int64_t totals = 3;
   int64_t size() const { return losses_ + leaves_of(buckets_.own_size()); }  // of one rank
-  Tensor all() const { return {sums_.data(), Dtype::f64, Shape{job_.place.size * size()}}; }
+  Tensor all() const { return {sums_.data(), Dtype::f64, Shape{group_.world.size * size()}}; }
   Tensor own(const Range& range) const;
   Tensor total(int64_t i) const;
   std::vector<int32_t> order_of_losses(int64_t first) const;
@@ -56,13 +56,13 @@ class StepSums {
 
   ParameterTable& params_;
   const Buckets& buckets_;
-  Job& job_;
+  ProcessGroup& group_;
   Device& device_;
-  const int64_t lanes_, micro_steps_, each_, losses_, values_;  // each_: sums of a micro-step; losses_: of a step
-  Arena sums_;                                                  // f64, of every rank
-  Arena verdict_;                                               // the totals, f64, and behind them the values, f32
-  Arena squares_, loss_, ce_;                                   // i32: in which order sums are added
-  std::vector<std::byte> host_;                                 // the verdict
+  const int64_t replicas_, micro_steps_, each_, losses_, values_;  // each_: sums of a micro-step; losses_: of a step
+  Arena sums_;                                                     // f64, of every rank
+  Arena result_;                                                   // the totals, f64, and behind them the values, f32
+  Arena squares_, loss_, ce_;                                      // i32: in which order sums are added
+  std::vector<std::byte> host_;                                    // a copy of result_
 };
 
 }  // namespace crossply

@@ -19,13 +19,13 @@ std::unique_ptr<Teacher> load_teacher(const TrainPlan& plan, Device& device) {
   if (teacher == nullptr) return nullptr;
   teacher->params.allocate(device, Dtype::f32, false);
   load_weights(ModelDir(plan.teacher).path(), teacher->config, teacher->params);
-  if (storage_type(plan) == Dtype::bf16) teacher->params.allocate_narrow();
-  refresh_narrow(teacher->params);
+  if (storage_type(plan) == Dtype::bf16) teacher->params.allocate_bf16_copy();
+  refresh_bf16_copy(teacher->params);
   return teacher;
 }
 
 size_t memory_of(const Teacher* teacher) {
-  return teacher != nullptr ? teacher->params.values().bytes() + teacher->params.narrow_bytes() : 0;
+  return teacher != nullptr ? teacher->params.values().bytes() + teacher->params.bf16_copy_bytes() : 0;
 }
 
 std::string digest_of_teacher(const TrainPlan& plan) {

@@ -16,22 +16,22 @@ namespace crossply {
 namespace {
 
 // The parameters without their memory, in buckets.
-Buckets declare_and_divide(ParameterTable& params, const TrainPlan& plan, const Place& place) {
+Buckets declare_and_divide(ParameterTable& params, const TrainPlan& plan, const World& world) {
   declare(params, plan);
-  return divide(params, plan, place);
+  return divide(params, plan, world);
 }
 
 // The parameters with their memory and first values: done before the optimizer sees them. A checkpoint's values come
 // later, with its moments.
-ParameterTable& prepare(ParameterTable& params, const TrainPlan& plan, Device& device, const Place& place,
+ParameterTable& prepare(ParameterTable& params, const TrainPlan& plan, Device& device, const World& world,
                         bool resumed) {
-  const bool narrow = storage_type(plan) == Dtype::bf16;
-  params.allocate(device, Dtype::f32, true, narrow && !place.alone());
-  if (narrow) params.allocate_narrow();
+  const bool in_bf16 = storage_type(plan) == Dtype::bf16;
+  params.allocate(device, Dtype::f32, true, in_bf16 && !world.alone());
+  if (in_bf16) params.allocate_bf16_copy();
   params.initialise(plan.seed);
   if (!plan.init.empty() && !resumed)
     load_initial_weights(ModelDir(plan.init).path(), *plan.initial_config, plan.config, params);
-  refresh_narrow(params);
+  refresh_bf16_copy(params);
   return params;
 }
 
@@ -39,36 +39,37 @@ constexpr const char* remedy = ". Try a lower --lr, a longer --warmup or --clip"
 
 }  // namespace
 
-Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& checkpoint, std::shared_ptr<Job> job)
+Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& checkpoint,
+                 std::shared_ptr<ProcessGroup> group)
     : plan_(plan),
-      job_(std::move(job)),
+      group_(std::move(group)),
       device_(make_device(plan.device, plan.matmul)),
       teacher_(load_teacher(plan, *device_)),
-      buckets_(declare_and_divide(params_, plan, job_->place)),
-      model_(*device_, prepare(params_, plan, *device_, job_->place, !checkpoint.empty()), plan.config,
+      buckets_(declare_and_divide(params_, plan, group_->world)),
+      model_(*device_, prepare(params_, plan, *device_, group_->world, !checkpoint.empty()), plan.config,
              batch_of(plan, train.seq_len(), teacher_.get())),
       T_(train.seq_len()),
       optimizer_(params_, buckets_, plan.adamw),
-      exchange_(*job_, params_, buckets_, model_, plan.sum, micro_steps(), plan.check_replicas),
-      sums_(params_, buckets_, model_, *job_, micro_steps(), teacher_ != nullptr, std::ssize(model_.tape().scaled())),
+      exchange_(*group_, params_, buckets_, model_, plan.sum, micro_steps(), plan.check_replicas),
+      sums_(params_, buckets_, model_, *group_, micro_steps(), teacher_ != nullptr, std::ssize(model_.tape().scaled())),
       profile_(plan.profile, *device_, model_),
       loader_(train, plan.batch, plan.seed, true),
-      replay_{true, 1 / static_cast<double>(tokens_per_step()), 0},
+      micro_step_{true, 1 / static_cast<double>(tokens_per_step()), 0},
       schedule_{schedule_kind(plan.schedule), plan.warmup, std::max<int64_t>(plan.steps, 1), plan.lr_floor},
-      inputs_(digest_inputs(plan, train, teacher_.get(), *job_, !checkpoint.empty())),
+      inputs_(digest_inputs(plan, train, teacher_.get(), *group_, !checkpoint.empty())),
       tokens_(static_cast<size_t>(plan.batch * micro_steps() * T_)),
       targets_(tokens_.size()) {
   if (!model_.tape().scaled().empty()) attachments_.push_back(std::make_unique<EightBits>(*device_, model_, sums_));
   if (!checkpoint.empty()) restore(checkpoint);
-  find_out(checkpoint.empty());
+  warm_up(checkpoint.empty());
 }
 
-void Trainer::find_out(bool fresh) {
+void Trainer::warm_up(bool fresh) {
   const auto run = [this](const Step& step) {
     model_.run(tokens_.data(), targets_.data(), step);
     model_.take_losses();
   };
-  Step first = replay_;
+  Step first = micro_step_;
   first.overwrite = first.new_weights = true;
   if (fresh) {
     const int64_t position = loader_.position();
@@ -88,16 +89,16 @@ void Trainer::find_out(bool fresh) {
 
 void Trainer::next_batch() {
   start_ = Clock::now();
-  Job& job = *job_;
-  job.enter(Stage::step, steps_done() + 1);
-  spoil_ = inject_fault(job.place, steps_done() + 1);
-  waited_before_ = job.comm().seconds_waited();
+  ProcessGroup& group = *group_;
+  group.enter(Stage::step, steps_done() + 1);
+  spoil_ = inject_fault(group.world, steps_done() + 1);
+  waited_before_ = group.comm().seconds_waited();
   const int64_t micro = plan_.batch * T_, own = plan_.batch * micro_steps(), position = loader_.position();
-  loader_.seek(position + own * job.place.rank);
+  loader_.seek(position + own * group.world.rank);
   for (int64_t m = 0; m < micro_steps(); ++m) loader_.next(&tokens_[m * micro], &targets_[m * micro]);
-  loader_.seek(position + own * job.place.size);
+  loader_.seek(position + own * group.world.size);
   const int64_t scored = std::count_if(targets_.begin(), targets_.end(), [](int32_t target) { return target >= 0; });
-  job.start_vote({steps_done(), position, exchange_.transfers(), scored, stop_requested(), busy_});
+  group.start_stats({steps_done(), position, exchange_.transfers(), scored, stop_requested(), busy_});
 }
 
 void Trainer::forward_backward() {
@@ -105,10 +106,10 @@ void Trainer::forward_backward() {
   sums_.clear();
   for (const auto& attachment : attachments_) attachment->before_step();
   for (int64_t m = 0; m < micro_steps(); ++m) {
-    if (m > 0) job_->enter(Stage::step, steps_done() + 1);  // a long step, but not a rank that hangs
-    Step replay = exchange_.micro_step(replay_, m);
-    replay.new_weights = m == 0;
-    model_.run(&tokens_[m * micro], &targets_[m * micro], replay, sums_.losses(m));
+    if (m > 0) group_->enter(Stage::step, steps_done() + 1);  // a long step, but not a rank that hangs
+    Step step = exchange_.micro_step(micro_step_, m);
+    step.new_weights = m == 0;
+    model_.run(&tokens_[m * micro], &targets_[m * micro], step, sums_.losses(m));
     exchange_.after_micro_step(m);
   }
   exchange_.finish();
@@ -116,39 +117,39 @@ void Trainer::forward_backward() {
   if (spoil_) device_->copy_in(sums_.losses(0).data, &nan, sizeof nan);
 }
 
-void Trainer::decide() {
+void Trainer::compute_clip_factor() {
   const auto bytes = static_cast<double>(params_.gradients().bytes()) / buckets_.size();
   profile_.phase("gradient norm", bytes, [&] { sums_.add_squares(); });
   for (const auto& attachment : attachments_) attachment->after_backward();
-  sums_.decide(optimizer_, plan_.adamw.clip);
+  sums_.compute_clip_factor(optimizer_, plan_.adamw.clip);
 }
 
-void Trainer::change_weights() {
+void Trainer::apply_update() {
   const auto flat = static_cast<double>(params_.gradients().bytes());
-  profile_.phase("adamw", (7 * flat + static_cast<double>(params_.narrow_bytes())) / buckets_.size(),
+  profile_.phase("adamw", (7 * flat + static_cast<double>(params_.bf16_copy_bytes())) / buckets_.size(),
                  [&] { optimizer_.update(); });
   exchange_.gather_weights();
 }
 
 void Trainer::update() {
   busy_ = seconds_of_step() - seconds_waited();
-  tally = job_->finish_vote();
-  last.scored = tally.scored;
+  stats = group_->finish_stats();
+  last.scored = stats.scored;
   last.lr = plan_.lr * schedule_.at(steps_done());
   optimizer_.begin_step(last.lr, scale());
-  profile_.replay(deciding_, [&] { decide(); });
+  profile_.replay(clip_recording_, [&] { compute_clip_factor(); });
   sums_.begin_read();  // between the two: the host waits for the first only
-  profile_.replay(changing_, [&] { change_weights(); });
+  profile_.replay(update_recording_, [&] { apply_update(); });
   exchange_.count_gathers();
 }
 
 void Trainer::take_loss_and_norm() {
   const StepSums::Totals totals = sums_.end_read();  // here alone does a step wait for the device
-  Comm& comm = job_->comm();
+  Comm& comm = group_->comm();
   comm.wait(comm.mark());  // to be told of an error in a recorded transfer
   last.norm = scale() * std::sqrt(totals.squares);
-  last.loss = scale() * replay_.grad_scale * totals.loss;
-  last.ce = scale() * replay_.grad_scale * totals.ce;
+  last.loss = scale() * micro_step_.grad_scale * totals.loss;
+  last.ce = scale() * micro_step_.grad_scale * totals.ce;
   std::string tensor;
   for (const auto& attachment : attachments_) tensor += attachment->after_read();
   if (!std::isfinite(last.loss + last.ce + last.norm) || !tensor.empty()) fail_not_finite(tensor);
@@ -177,7 +178,7 @@ StepResult Trainer::step() {
 }
 
 double Trainer::evaluate(const Source& test, int64_t samples) {
-  const double loss = mean_loss(model_, test, samples, *job_).loss;
+  const double loss = mean_loss(model_, test, samples, *group_).loss;
   if (!std::isfinite(loss))
     fail(Exit::not_finite, "the test loss after step ", steps_done(), " is ", loss,
          has_checkpoint_ ? ". The last checkpoint is from before that" : ". There is no checkpoint yet", remedy);
@@ -189,7 +190,7 @@ double Trainer::scale() const {
 }
 
 size_t Trainer::memory() const {
-  return params_.values().bytes() + params_.gradients().bytes() + params_.narrow_bytes() + optimizer_.bytes() +
+  return params_.values().bytes() + params_.gradients().bytes() + params_.bf16_copy_bytes() + optimizer_.bytes() +
          exchange_.bytes() + model_.bytes() + sums_.bytes_of_values() + memory_of(teacher_.get());
 }
 

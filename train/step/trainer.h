@@ -31,7 +31,7 @@ class Trainer {
   // checkpoint: a directory that save() wrote, from which the run continues bit for bit; "" for a new run. Other flags
   // than the checkpoint's are Exit::usage by name, other data is Exit::bad_data.
   Trainer(const TrainPlan& plan, const Source& train, const std::string& checkpoint = "",
-          std::shared_ptr<Job> job = one_rank_job());
+          std::shared_ptr<ProcessGroup> group = one_rank_group());
 
   // Tokens and targets (B, T) of every micro-step of this rank.
   void next_batch();
@@ -49,9 +49,9 @@ class Trainer {
   // The four in one.
   StepResult step();
   StepResult last{};  // of the last step
-  Tally tally{};      // of the last step: what all ranks said
+  StepStats stats{};  // of the last step: what all ranks said
 
-  // Mean loss over the first `samples` test sequences; Exit::not_finite if it is not finite.
+  // Mean loss over the first `samples` sequences of `test`. Throws Exit::not_finite if it is not finite.
   double evaluate(const Source& test, int64_t samples);
 
   // The f32 values of all parameters, until the next step: for what reads Parameter::value of a job of several ranks.
@@ -70,7 +70,7 @@ class Trainer {
   Device& device() { return *device_; }
   const Device& device() const { return *device_; }
   const BatchModel& model() const { return model_; }
-  Job& job() const { return *job_; }
+  ProcessGroup& group() const { return *group_; }
   const Config& config() const { return plan_.config; }
   Teacher* teacher() const { return teacher_.get(); }  // null: none
   size_t memory() const;                               // bytes of all arenas that grow with the model or the batch
@@ -85,22 +85,23 @@ class Trainer {
  private:
   using Clock = std::chrono::steady_clock;
   void restore(const std::string& checkpoint);
-  // What the first step needs to know and only runs of a batch tell; fresh: the run does not continue a checkpoint.
-  void find_out(bool fresh);
+  // Runs a batch before the first step: first scales of eight bits, then the device's choice of kernels, which all
+  // ranks share. fresh: the run does not continue a checkpoint.
+  void warm_up(bool fresh);
   int64_t sequences_per_step() const { return plan_.batch * plan_.accumulate; }  // of all ranks
-  int64_t micro_steps() const { return plan_.accumulate / job_->place.size; }    // of this rank
-  // From the gradients and losses as the micro-steps leave them, means over all tokens, to means over the scored ones.
+  int64_t micro_steps() const { return plan_.accumulate / group_->world.size; }  // of this rank
+  // Tokens of the step / scored tokens: the micro-steps leave means over all tokens, wanted are means over the scored.
   double scale() const;
   double seconds_of_step() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
-  double seconds_waited() const { return job_->comm().seconds_waited() - waited_before_; }
-  // What a device records of a step after the micro-steps. From the sums of all ranks the factor of the update:
-  void decide();
-  // The update, and its weights to all ranks.
-  void change_weights();
+  double seconds_waited() const { return group_->comm().seconds_waited() - waited_before_; }
+  // The two recorded parts of a step after the micro-steps: the clip factor, from the sums of all ranks;
+  void compute_clip_factor();
+  // the update of this rank's slices, and the gather of all weights.
+  void apply_update();
   [[noreturn]] void fail_not_finite(const std::string& tensor);
 
   const TrainPlan plan_;
-  const std::shared_ptr<Job> job_;
+  const std::shared_ptr<ProcessGroup> group_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Teacher> teacher_;
   ParameterTable params_;
@@ -112,9 +113,9 @@ class Trainer {
   StepSums sums_;
   StepProfile profile_;
   std::vector<std::unique_ptr<Attachment>> attachments_;
-  Recording deciding_, changing_;
+  Recording clip_recording_, update_recording_;
   Loader loader_;
-  const Step replay_;  // the same in every step, so that a device may record it: of the mean over all tokens
+  const Step micro_step_;  // the same in every step, so that a device may record it: of the mean over all tokens
   Schedule schedule_;
   InputsDigest inputs_;
   struct {

@@ -63,29 +63,29 @@ std::string adopt_arithmetic(Device& device, const json& state, bool other_gpu, 
 }  // namespace
 
 void Trainer::save(const std::string& dir, const Tokenizer& tokenizer, const std::function<void()>& may_publish) {
-  Job& job = *job_;
+  ProcessGroup& group = *group_;
   gather_values();
   CheckpointWriter writer;
-  if (job.place.leads()) writer.begin(dir);
-  const std::string building = job.share(job.place.leads() ? writer.building() : "");
-  if (!job.place.leads()) writer.join(dir, building);
-  std::vector<std::string> written = write_model(writer, plan_, job.place, params_, tokenizer);
+  if (group.world.leads()) writer.begin(dir);
+  const std::string building = group.share(group.world.leads() ? writer.building() : "");
+  if (!group.world.leads()) writer.join(dir, building);
+  std::vector<std::string> written = write_model(writer, plan_, group.world, params_, tokenizer);
   written.push_back(save_moments(writer, params_, buckets_, optimizer_));
-  if (job.place.leads()) {
+  if (group.world.leads()) {
     json state = {{"step", optimizer_.step},
                   {"position", loader_.position()},
                   {"seconds", seconds},
                   {"trajectory", trajectory(plan_)},
-                  {"world_size", job.place.size}};
+                  {"world_size", group.world.size}};
     inputs_.save(state);
     for (const auto& attachment : attachments_) attachment->save(state);
     if (const Arithmetic a = device_->arithmetic(); !a.versions.empty())
       state["device"] = {{"versions", a.versions}, {"choices", a.choices}};
     write_file_atomically(writer.path("train_state.json"), json_text(state, 2) + "\n");
   }
-  const std::vector<std::string> records = job.collect(job.place.leads() ? "" : writer.record(written));
-  if (job.place.leads()) writer.commit({records.begin() + 1, records.end()}, may_publish);
-  job.barrier("checkpoint");
+  const std::vector<std::string> records = group.collect(group.world.leads() ? "" : writer.record(written));
+  if (group.world.leads()) writer.commit({records.begin() + 1, records.end()}, may_publish);
+  group.barrier("checkpoint");
   has_checkpoint_ = true;
 }
 
@@ -106,7 +106,7 @@ void Trainer::restore(const std::string& dir) {
   before_.device = adopt_arithmetic(*device_, state, plan_.other_gpu, path);
   load_weights(dir, plan_.config, params_);
   optimizer_.take_masters();
-  refresh_narrow(params_);
+  refresh_bf16_copy(params_);
   load_moments(dir, params_, buckets_, optimizer_);
   optimizer_.step = step;
   for (const auto& attachment : attachments_) attachment->restore(state, path);
@@ -128,7 +128,7 @@ std::vector<std::string> Trainer::changes() const {
                         lr == old ? ", as before" : format_number(", it would have been %.3g", old)));
   }
   if (!before_.device.empty()) lines.push_back("--other-gpu: " + before_.device + "; last digits differ from here on");
-  const int64_t ranks = job_->place.size;
+  const int64_t ranks = group_->world.size;
   if (before_.ranks > 0 && before_.ranks != ranks)
     lines.push_back(str("resumed by ", ranks, ranks == 1 ? " rank" : " ranks", ", saved by ", before_.ranks,
                         ": the steps stay what they are",

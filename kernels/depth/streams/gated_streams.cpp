@@ -38,7 +38,7 @@ template <class S>
     });
 }
 
-// Of one token: the streams are summed side by side, because a sum alone would wait for its additions.
+// One token: the streams are summed side by side, because a sum alone would wait for its additions.
 template <int E, class S>
 void norm_token(S* normed, float* rstd, const S* x, const float* gain, int64_t C, float eps) {
   Vec16 squares[E] = {};
@@ -65,7 +65,7 @@ void gated_norm_forward_cpu(S* normed, float* rstd, const S* streams, const floa
 }
 
 // dx of a token, from the streams' <dnormed (1 + gain), x>.
-template <bool add, class S>
+template <bool accumulate, class S>
 [[gnu::noinline]] void norm_back_streams(S* dx, const S* dnormed, const S* x, const float* gain, const float* rstd,
                                          const float* sums, int64_t E, int64_t C) {
   for (int64_t i = 0; i < E; ++i) {
@@ -73,14 +73,14 @@ template <bool add, class S>
     for_vectors(i * C, (i + 1) * C, [=](int64_t at, auto part) {
       Vec16 s, dy, w;
       load(s, x + at, part), load(dy, dnormed + at, part), load(w, gain + at, part);
-      store_or_add<add>(dx + at, r * (dy * (1.f + w) - s * mean), part);
+      store_or_accumulate<accumulate>(dx + at, r * (dy * (1.f + w) - s * mean), part);
     });
   }
 }
 
 template <int E, class S>
 void norm_back_token(S* dx, float* dgain, const S* dnormed, const S* x, const float* gain, const float* rstd, int64_t C,
-                     bool add) {
+                     bool accumulate) {
   Vec16 dots[E] = {};
   for_vectors(0, C, [&](int64_t c, auto part) {
     unrolled<E>([&](auto i) {
@@ -94,14 +94,14 @@ void norm_back_token(S* dx, float* dgain, const S* dnormed, const S* x, const fl
   });
   float sums[E] = {};
   add_sums_of_lanes(sums, dots);
-  const auto streams = add ? norm_back_streams<true, S> : norm_back_streams<false, S>;
+  const auto streams = accumulate ? norm_back_streams<true, S> : norm_back_streams<false, S>;
   streams(dx, dnormed, x, gain, rstd, sums, E, C);
 }
 
 // One partial dgain per block of tokens; the number of blocks is fixed by the shape alone.
 template <int E, class S>
 void gated_norm_backward_cpu(S* dstreams, float* dgain, const S* dnormed, const S* streams, const float* gain,
-                             const float* rstd, int64_t rows, int64_t C, bool add) {
+                             const float* rstd, int64_t rows, int64_t C, bool accumulate) {
   const int64_t blocks = std::clamp<int64_t>(rows / 64, 1, 64), width = E * C;
   float* partial = scratch_f32(static_cast<size_t>(blocks * width));
   parallel_for(blocks, rows * width <= 32768 ? blocks : 1, [=](int64_t begin, int64_t end) {
@@ -110,7 +110,7 @@ void gated_norm_backward_cpu(S* dstreams, float* dgain, const S* dnormed, const 
       std::fill_n(own, width, 0.f);
       for (int64_t n = rows * b / blocks; n < rows * (b + 1) / blocks; ++n)
         norm_back_token<E>(dstreams + n * width, own, dnormed + n * width, streams + n * width, gain, rstd + n * E, C,
-                           add);
+                           accumulate);
     }
   });
   for (int64_t b = 0; b < blocks; ++b) {
@@ -210,7 +210,7 @@ void gated_inject_forward_cpu(S* next, const S* streams, const S* logits, const 
 
 template <int E, class S>
 void gated_inject_backward_cpu(S* dstreams, S* dlogits, S* dy, const S* dnext, const S* logits, const S* y,
-                               int64_t rows, int64_t C, bool acc, bool acc_y) {
+                               int64_t rows, int64_t C, bool accumulate, bool accumulate_y) {
   parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       float w[E], sums[E] = {};
@@ -219,7 +219,7 @@ void gated_inject_backward_cpu(S* dstreams, S* dlogits, S* dy, const S* dnext, c
       for_vectors(0, C, [&](int64_t c, auto part) {
         Vec16 in, sum = {};
         load(in, y + n * C + c, part);
-        if (acc_y) load(sum, dy + n * C + c, part);
+        if (accumulate_y) load(sum, dy + n * C + c, part);
         unrolled<E>([&](auto i) {
           const int64_t at = (n * E + i) * C + c;
           Vec16 g, before = {};
@@ -227,7 +227,7 @@ void gated_inject_backward_cpu(S* dstreams, S* dlogits, S* dy, const S* dnext, c
           dots[i] += g * in;
           sum += w[i] * g;
           if (dstreams == dnext) return;
-          if (acc) load(before, dstreams + at, part);
+          if (accumulate) load(before, dstreams + at, part);
           store(dstreams + at, before + g, part);
         });
         store(dy + n * C + c, sum, part);
@@ -283,12 +283,12 @@ void gated_norm_backward(const Grad& dstreams, const Tensor& dgain, const Tensor
       [&]<class S>(S) {
         with_streams(z.E, [&](auto E) {
           gated_norm_backward_cpu<E>(dstreams.as<S>(), dgain.as<float>(), dnormed.as<S>(), streams.as<S>(),
-                                     gain.as<float>(), rstd.as<float>(), z.rows, z.C, dstreams.add);
+                                     gain.as<float>(), rstd.as<float>(), z.rows, z.C, dstreams.accumulate);
         });
       },
       [&]<class T>(T) {
         gated_norm_backward_ref(dstreams.as<T>(), dgain.as<T>(), dnormed.as<T>(), streams.as<T>(), gain.as<T>(),
-                                rstd.as<T>(), z, dstreams.add);
+                                rstd.as<T>(), z, dstreams.accumulate);
       });
 }
 
@@ -354,7 +354,7 @@ void gated_inject_backward(const Grad& dstreams, const Tensor& dlogits, const Gr
                            const Tensor& logits, const Tensor& y, Stream stream) {
   const StreamsSize z = check_streams(dnext, y);
   check_streams(dstreams, dy);
-  CHECK_THAT(!dstreams.add || dstreams.data != dnext.data, "added to itself");
+  CHECK_THAT(!dstreams.accumulate || dstreams.data != dnext.data, "added to itself");
   CHECK_SHAPES(dstreams.shape == dnext.shape && logits.numel() == z.rows * z.E && dlogits.numel() == z.rows * z.E,
                dstreams, dlogits, dnext, logits);
   dispatch(
@@ -362,12 +362,12 @@ void gated_inject_backward(const Grad& dstreams, const Tensor& dlogits, const Gr
       [&]<class S>(S) {
         with_streams(z.E, [&](auto E) {
           gated_inject_backward_cpu<E>(dstreams.as<S>(), dlogits.as<S>(), dy.as<S>(), dnext.as<S>(), logits.as<S>(),
-                                       y.as<S>(), z.rows, z.C, dstreams.add, dy.add);
+                                       y.as<S>(), z.rows, z.C, dstreams.accumulate, dy.accumulate);
         });
       },
       [&]<class T>(T) {
         gated_inject_backward_ref(dstreams.as<T>(), dlogits.as<T>(), dy.as<T>(), dnext.as<T>(), logits.as<T>(),
-                                  y.as<T>(), z, dstreams.add, dy.add);
+                                  y.as<T>(), z, dstreams.accumulate, dy.accumulate);
       });
 }
 
@@ -404,7 +404,7 @@ struct GatedRead : Node {
   std::vector<Tensor> weights;  // of the products with normed
   Tensor up;
   const char* op() const override { return "gated_read"; }
-  bool reads_narrow(size_t i) const override { return i >= 2 && in[0]->dtype == Dtype::bf16; }
+  bool reads_bf16_copy(size_t i) const override { return i >= 2 && in[0]->dtype == Dtype::bf16; }
   void prepare() override {
     const Dtype real = in[0]->dtype;
     up = factor_of(in[3], real), weights = {factor_of(in[2], real)};
@@ -456,7 +456,7 @@ struct GatedRead : Node {
       } else {
         matmul_backward_input({dx, true}, {dz}, weights, stream);
       }
-      gated_norm_backward({part(gradient(0)), gradient(0).add}, dinput(1), dx, streams, input(1), r, stream);
+      gated_norm_backward({part(gradient(0)), gradient(0).accumulate}, dinput(1), dx, streams, input(1), r, stream);
     });
   }
   double flops() const override {

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(norm_warps* warp_size)
 template <int held, int width, class S>
 __global__ void __launch_bounds__(norm_backward_warps* warp_size)
     gated_norm_backward_kernel(S* dstreams, float* partial, const S* dnormed, const S* streams, const float* gain,
-                               const float* rstd, NormRows rows, int E, bool acc) {
+                               const float* rstd, NormRows rows, int E, bool accumulate) {
   const int64_t C = rows.C, groups = static_cast<int64_t>(blockDim.y) * warp_size >> rows.log_lanes;
   const RowSums<width> sums{dynamic_shared<float>() + rows.of_thread(threadIdx.y) * E * C, E * C};
   sums.clear(rows);
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(norm_backward_warps* warp_size)
       const int64_t row = (there ? n : 0) * E + i;
       const float r = there ? rstd[row] : 0.f;
       const LaneVectors<held, width, S> dy(dnormed + row * C, rows, there), x(streams + row * C, rows, there),
-          before(dstreams + row * C, rows, acc && there);
+          before(dstreams + row * C, rows, accumulate && there);
       float along = 0;
       for_lane_vectors<held, width>(rows, [&](int v, int64_t c) {
         const Floats<width> d = dy.at(v, c), value = x.at(v, c), w = load<width>(gain + i * C + c);
@@ -183,7 +183,7 @@ __global__ void gated_inject_forward_kernel(S* next, const S* streams, const S* 
 template <int exact, int width, class S>
 __global__ void __launch_bounds__(warps* warp_size)
     gated_inject_backward_kernel(S* dstreams, S* dlogits, S* dy, const S* dnext, const S* logits, const S* y,
-                                 int64_t rows, int given_E, int64_t C, bool acc, bool acc_y) {
+                                 int64_t rows, int given_E, int64_t C, bool accumulate, bool accumulate_y) {
   constexpr int most = max_of<exact>;
   const int E = number_of_streams<exact>(given_E);
   const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
@@ -203,9 +203,9 @@ __global__ void __launch_bounds__(warps* warp_size)
     for (int i = 0; i < most; ++i) {
       dots[i] += dot(g[i], in);
       add_scaled(sum, w[i], g[i]);
-      if (i < E && dstreams != dnext) store_or_add<width>(dstreams + (n * E + i) * C + c, g[i], acc);
+      if (i < E && dstreams != dnext) store_or_accumulate<width>(dstreams + (n * E + i) * C + c, g[i], accumulate);
     }
-    store_or_add<width>(dy + n * C + c, sum, acc_y);
+    store_or_accumulate<width>(dy + n * C + c, sum, accumulate_y);
   }
 #pragma unroll
   for (int i = 0; i < most; ++i) {
@@ -239,7 +239,7 @@ void gated_norm_backward_cuda(const Grad& dstreams, const Tensor& dgain, const T
       float* partial = scratch<float>(plan.blocks * z.E * z.C);
       launch({"gated_norm_backward", plan.blocks, dim3(warp_size, plan.warps), plan.shared_bytes},
              gated_norm_backward_kernel<held, width, S>, dstreams.as<S>(), partial, dnormed.as<S>(), streams.as<S>(),
-             gain.as<float>(), rstd.as<float>(), rows, static_cast<int>(z.E), dstreams.add);
+             gain.as<float>(), rstd.as<float>(), rows, static_cast<int>(z.E), dstreams.accumulate);
       add_rows(dgain.as<float>(), partial, plan.blocks, z.E * z.C);
     });
   });
@@ -286,13 +286,14 @@ void gated_inject_forward_cuda(const Tensor& next, const Tensor& streams, const 
 
 void gated_inject_backward_cuda(const Grad& dstreams, const Tensor& dlogits, const Grad& dy, const Tensor& dnext,
                                 const Tensor& logits, const Tensor& y, const StreamsSize& z) {
-  with_instance(
-      dnext.dtype, z.E, z.C, {dstreams.data, dy.data, dnext.data, y.data}, [&]<class S>(S, auto exact, auto wide) {
-        constexpr int width = width_with_sums<exact, wide, S>;
-        launch({"gated_inject_backward", blocks_of(z.rows, warps), dim3(warp_size, warps)},
-               gated_inject_backward_kernel<exact, width, S>, dstreams.as<S>(), dlogits.as<S>(), dy.as<S>(),
-               dnext.as<S>(), logits.as<S>(), y.as<S>(), z.rows, static_cast<int>(z.E), z.C, dstreams.add, dy.add);
-      });
+  with_instance(dnext.dtype, z.E, z.C, {dstreams.data, dy.data, dnext.data, y.data},
+                [&]<class S>(S, auto exact, auto wide) {
+                  constexpr int width = width_with_sums<exact, wide, S>;
+                  launch({"gated_inject_backward", blocks_of(z.rows, warps), dim3(warp_size, warps)},
+                         gated_inject_backward_kernel<exact, width, S>, dstreams.as<S>(), dlogits.as<S>(), dy.as<S>(),
+                         dnext.as<S>(), logits.as<S>(), y.as<S>(), z.rows, static_cast<int>(z.E), z.C,
+                         dstreams.accumulate, dy.accumulate);
+                });
 }
 
 }  // namespace crossply

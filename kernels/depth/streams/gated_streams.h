@@ -87,7 +87,7 @@ void gated_norm_forward_ref(T* normed, T* rstd, const T* streams, const T* gain,
 
 template <class T>
 void gated_norm_backward_ref(T* dstreams, T* dgain, const T* dnormed, const T* streams, const T* gain, const T* rstd,
-                             const StreamsSize& z, bool acc) {
+                             const StreamsSize& z, bool accumulate) {
   for (int64_t r = 0; r < z.rows * z.E; ++r) {
     const T *x = streams + r * z.C, *dy = dnormed + r * z.C, *w = gain + r % z.E * z.C;
     T mean = 0;
@@ -97,7 +97,7 @@ void gated_norm_backward_ref(T* dstreams, T* dgain, const T* dnormed, const T* s
     }
     for (int64_t c = 0; c < z.C; ++c) {
       const T d = rstd[r] * (dy[c] * (T(1) + w[c]) - x[c] * rstd[r] * mean);
-      dstreams[r * z.C + c] = acc ? dstreams[r * z.C + c] + d : d;
+      dstreams[r * z.C + c] = accumulate ? dstreams[r * z.C + c] + d : d;
     }
   }
 }
@@ -146,14 +146,14 @@ void gated_inject_forward_ref(T* next, const T* streams, const T* logits, const 
 
 template <class T>
 void gated_inject_backward_ref(T* dstreams, T* dlogits, T* dy, const T* dnext, const T* logits, const T* y,
-                               const StreamsSize& z, bool acc_streams, bool acc_y) {
+                               const StreamsSize& z, bool accumulate_streams, bool accumulate_y) {
   for (int64_t r = 0; r < z.rows * z.E; ++r) {
     const T w = T(2) * sigmoid_ref(logits[r] / T(z.E)), *g = dnext + r * z.C, *in = y + r / z.E * z.C;
     T *to = dy + r / z.E * z.C, dot = 0;
     for (int64_t c = 0; c < z.C; ++c) {
       dot += g[c] * in[c];
-      dstreams[r * z.C + c] = acc_streams ? dstreams[r * z.C + c] + g[c] : g[c];
-      to[c] = acc_y || r % z.E > 0 ? to[c] + w * g[c] : w * g[c];
+      dstreams[r * z.C + c] = accumulate_streams ? dstreams[r * z.C + c] + g[c] : g[c];
+      to[c] = accumulate_y || r % z.E > 0 ? to[c] + w * g[c] : w * g[c];
     }
     dlogits[r] = dot * w * (T(2) - w) / T(2 * z.E);
   }

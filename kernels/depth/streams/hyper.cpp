@@ -11,31 +11,31 @@ using namespace hyper;
 namespace {
 
 template <class Vec, int E, class S>
-void expand_columns(S* streams, const S* x, int64_t c, int64_t C, bool acc) {
+void expand_columns(S* streams, const S* x, int64_t c, int64_t C, bool accumulate) {
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec in, s = {};
     load(in, x + c);
     for (int i = 0; i < E; ++i) {
       prefetch_to_write(streams + (E + i) * C + c);
-      if (acc) load(s, streams + i * C + c);
-      store(streams + i * C + c, acc ? s + in : in);
+      if (accumulate) load(s, streams + i * C + c);
+      store(streams + i * C + c, accumulate ? s + in : in);
     }
   }
-  if (c < C) expand_columns<float, E>(streams, x, c, C, acc);
+  if (c < C) expand_columns<float, E>(streams, x, c, C, accumulate);
 }
 
 template <int E, class S>
-void streams_expand_cpu(S* streams, const S* x, int64_t rows, int64_t C, bool acc) {
+void streams_expand_cpu(S* streams, const S* x, int64_t rows, int64_t C, bool accumulate) {
   parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) expand_columns<Vec16, E>(streams + n * E * C, x + n * C, 0, C, acc);
+    for (int64_t n = begin; n < end; ++n) expand_columns<Vec16, E>(streams + n * E * C, x + n * C, 0, C, accumulate);
   });
 }
 
 template <class Vec, int E, class S>
-void sum_columns(S* out, const S* x, int64_t c, int64_t C, bool acc) {
+void sum_columns(S* out, const S* x, int64_t c, int64_t C, bool accumulate) {
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec sum = {}, s;
-    if (acc) load(sum, out + c);
+    if (accumulate) load(sum, out + c);
     for (int i = 0; i < E; ++i) {
       prefetch(x + (E + i) * C + c);
       load(s, x + i * C + c);
@@ -43,13 +43,13 @@ void sum_columns(S* out, const S* x, int64_t c, int64_t C, bool acc) {
     }
     store(out + c, sum);
   }
-  if (c < C) sum_columns<float, E>(out, x, c, C, acc);
+  if (c < C) sum_columns<float, E>(out, x, c, C, accumulate);
 }
 
 template <int E, class S>
-void streams_sum_cpu(S* out, const S* streams, int64_t rows, int64_t C, bool acc) {
+void streams_sum_cpu(S* out, const S* streams, int64_t rows, int64_t C, bool accumulate) {
   parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) sum_columns<Vec16, E>(out + n * C, streams + n * E * C, 0, C, acc);
+    for (int64_t n = begin; n < end; ++n) sum_columns<Vec16, E>(out + n * C, streams + n * E * C, 0, C, accumulate);
   });
 }
 
@@ -63,10 +63,10 @@ void streams_expand(const Grad& streams, const Tensor& x, Stream stream) {
   dispatch(
       stream, x.dtype, [&] { streams_expand_cuda(streams, x, rows, E, C); },
       [&]<class S>(S) {
-        with_streams(E,
-                     [&](auto count) { streams_expand_cpu<count>(streams.as<S>(), x.as<S>(), rows, C, streams.add); });
+        with_streams(
+            E, [&](auto count) { streams_expand_cpu<count>(streams.as<S>(), x.as<S>(), rows, C, streams.accumulate); });
       },
-      [&]<class T>(T) { streams_expand_ref(streams.as<T>(), x.as<T>(), rows, E, C, streams.add); });
+      [&]<class T>(T) { streams_expand_ref(streams.as<T>(), x.as<T>(), rows, E, C, streams.accumulate); });
 }
 
 void streams_sum(const Grad& out, const Tensor& streams, Stream stream) {
@@ -74,9 +74,10 @@ void streams_sum(const Grad& out, const Tensor& streams, Stream stream) {
   dispatch(
       stream, out.dtype, [&] { streams_sum_cuda(out, streams, rows, E, C); },
       [&]<class S>(S) {
-        with_streams(E, [&](auto count) { streams_sum_cpu<count>(out.as<S>(), streams.as<S>(), rows, C, out.add); });
+        with_streams(
+            E, [&](auto count) { streams_sum_cpu<count>(out.as<S>(), streams.as<S>(), rows, C, out.accumulate); });
       },
-      [&]<class T>(T) { streams_sum_ref(out.as<T>(), streams.as<T>(), rows, E, C, out.add); });
+      [&]<class T>(T) { streams_sum_ref(out.as<T>(), streams.as<T>(), rows, E, C, out.accumulate); });
 }
 
 // -----------------------------------------------------------------------------------------------------------------

@@ -13,25 +13,25 @@ namespace {
 // streams_i = or += x
 template <int width, class S>
 __global__ void streams_expand_kernel(S* __restrict__ streams, const S* __restrict__ x, int64_t rows, int E, int64_t C,
-                                      bool acc) {
+                                      bool accumulate) {
   const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
   if (n >= rows) return;
   streams += n * E * C, x += n * C;
   for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
     const Columns<width> in = load<width>(x + c);
-    for (int i = 0; i < E; ++i) store_or_add<width>(streams + i * C + c, in, acc);
+    for (int i = 0; i < E; ++i) store_or_accumulate<width>(streams + i * C + c, in, accumulate);
   }
 }
 
 // out = or += sum_i streams_i
 template <int width, class S>
-__global__ void streams_sum_kernel(S* out, const S* streams, int64_t rows, int E, int64_t C, bool acc) {
+__global__ void streams_sum_kernel(S* out, const S* streams, int64_t rows, int E, int64_t C, bool accumulate) {
   const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
   if (n >= rows) return;
   out += n * C, streams += n * E * C;
   for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
     Columns<width> sum = {};
-    if (acc) sum = load<width>(out + c);
+    if (accumulate) sum = load<width>(out + c);
 #pragma unroll 4
     for (int i = 0; i < E; ++i) add_scaled(sum, 1.f, load<width>(streams + i * C + c));
     store<width>(out + c, sum);
@@ -103,7 +103,7 @@ __global__ void hyper_write_forward_kernel(S* __restrict__ next, S* __restrict__
 // dx = or += sum_i A[k,i+1] g_i, with y as stream number `most`; dots[i] += x . g_i
 template <int most, int width, class S>
 __device__ __forceinline__ void write_back(S* dx, float* dots, const Packed<width, S>& x, const float* a, int k,
-                                           const Array<Columns<width>, most>& g, bool acc) {
+                                           const Array<Columns<width>, most>& g, bool accumulate) {
   const Columns<width> in = floats(x);
   Columns<width> sum = {};
 #pragma unroll
@@ -111,7 +111,8 @@ __device__ __forceinline__ void write_back(S* dx, float* dots, const Packed<widt
     dots[i] += dot(in, g[i]);
     add_scaled(sum, a[i * (most + 2) + k], g[i]);
   }
-  store_or_add<width, Space::any>(dx, sum, acc);  // by name of the memory, sm_100 would run out of registers
+  store_or_accumulate<width, Space::any>(dx, sum,
+                                         accumulate);  // by name of the memory, sm_100 would run out of registers
 }
 
 // dots[i] = next_i . dread, of a warp's token.
@@ -133,8 +134,8 @@ __device__ __forceinline__ void read_dots(float* dots, const S* next, const S* d
 template <int exact, int width, bool reads, class S>
 __global__ void __launch_bounds__(warps* warp_size, max_of<exact> == 8 ? 1 : 2)
     hyper_write_backward_kernel(S* dstreams, float* dcoef, S* dy, WrittenNumbers<S> written, const S* streams,
-                                const float* coef, const S* y, int64_t rows, int given_E, int64_t C, bool acc_streams,
-                                bool acc_y) {
+                                const float* coef, const S* y, int64_t rows, int given_E, int64_t C,
+                                bool accumulate_streams, bool accumulate_y) {
   constexpr int most = max_of<exact>, row = most + 2;
   const int E = number_of_streams<exact>(given_E);
   SHARED(coefficients, Array<Array<float, most * row>, warps>);
@@ -162,8 +163,8 @@ __global__ void __launch_bounds__(warps* warp_size, max_of<exact> == 8 ? 1 : 2)
     }
 #pragma unroll
     for (int k = 0; k < most; ++k)
-      if (k < E) write_back<most, width>(dstreams + k * C + c, dots + k * most, x[k], a, k, g, acc_streams);
-    write_back<most, width>(dy + c, dots + most * most, in, a, most, g, acc_y);
+      if (k < E) write_back<most, width>(dstreams + k * C + c, dots + k * most, x[k], a, k, g, accumulate_streams);
+    write_back<most, width>(dy + c, dots + most * most, in, a, most, g, accumulate_y);
   }
   store_warp_sums<(most + 1) * most>(products, dots);
   __syncwarp();
@@ -184,14 +185,14 @@ __global__ void __launch_bounds__(warps* warp_size, max_of<exact> == 8 ? 1 : 2)
 void streams_expand_cuda(const Grad& streams, const Tensor& x, int64_t rows, int64_t E, int64_t C) {
   with_access(x.dtype, C, {streams.data, x.data}, [&]<class S>(S, auto width) {
     launch({"streams_expand", blocks_of(rows, warps), dim3(warp_size, warps)}, streams_expand_kernel<width, S>,
-           streams.as<S>(), x.as<S>(), rows, static_cast<int>(E), C, streams.add);
+           streams.as<S>(), x.as<S>(), rows, static_cast<int>(E), C, streams.accumulate);
   });
 }
 
 void streams_sum_cuda(const Grad& out, const Tensor& streams, int64_t rows, int64_t E, int64_t C) {
   with_access(out.dtype, C, {out.data, streams.data}, [&]<class S>(S, auto width) {
     launch({"streams_sum", blocks_of(rows, warps), dim3(warp_size, warps)}, streams_sum_kernel<width, S>, out.as<S>(),
-           streams.as<S>(), rows, static_cast<int>(E), C, out.add);
+           streams.as<S>(), rows, static_cast<int>(E), C, out.accumulate);
   });
 }
 
@@ -222,7 +223,7 @@ void hyper_write_backward_cuda(const Grad& dstreams, const Tensor& dcoef, const 
            numbers.dx != nullptr ? hyper_write_backward_kernel<exact, width, true, S>
                                  : hyper_write_backward_kernel<exact, width, false, S>,
            dstreams.as<S>(), dcoef.as<float>(), dy.as<S>(), numbers, streams.as<S>(), coef.as<float>(), y.as<S>(), rows,
-           static_cast<int>(E), C, dstreams.add, dy.add);
+           static_cast<int>(E), C, dstreams.accumulate, dy.accumulate);
   });
 }
 

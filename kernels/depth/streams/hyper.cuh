@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_streams(Array<Columns<width>, most>& to, co
   }
 }
 
-// The same as it lies in memory, from x (E,C) on. Of a token an int counts the elements, in fewer instructions.
+// The same as it lies in memory, from x (E,C) on. An int counts the elements of a token, in fewer instructions.
 template <int most, int width, class S>
 __device__ __forceinline__ void load_streams(Array<Packed<width, S>, most>& to, const S* x, int E, int C) {
 #pragma unroll

@@ -44,9 +44,9 @@ struct StreamsSize {
   int64_t rows, E, C;
 };
 
-// streams_i = x, set or added: the forward of expand, the backward of sum.
+// streams_i = x, overwritten or accumulated: the forward of expand, the backward of sum.
 void streams_expand(const Grad& streams, const Tensor& x, Stream stream);
-// out = sum_i streams_i, set or added: the forward of sum, the backward of expand.
+// out = sum_i streams_i, overwritten or accumulated: the forward of sum, the backward of expand.
 void streams_sum(const Grad& out, const Tensor& streams, Stream stream);
 
 // Whether w.alpha_proj has data decides whether the connections are static.
@@ -82,8 +82,8 @@ struct WriteOutputs {
 };
 void hyper_write_forward(const WriteOutputs& out, const Tensor& streams, const Tensor& coef, const Tensor& y,
                          Stream stream);
-// Of what was written: next itself, and the gradients of next and x, of which one may be without data, which stands for
-// 0. Without dx next is not looked at.
+// The output of a write: next itself, and the gradients of next and x. One gradient may be without data, which stands
+// for 0. Without dx next is not read.
 struct Written {
   Tensor next, dnext, dx;
 };
@@ -115,20 +115,20 @@ CUDA_TWIN void hyper_read_backward_cuda(const Grad& dstreams, const HyperWeights
 
 // Every stream of every row n = (b,t) becomes, or grows by, its x.
 template <class T>
-void streams_expand_ref(T* streams, const T* x, int64_t rows, int64_t E, int64_t C, bool acc) {
+void streams_expand_ref(T* streams, const T* x, int64_t rows, int64_t E, int64_t C, bool accumulate) {
   for (int64_t n = 0; n < rows; ++n)
     for (int64_t i = 0; i < E; ++i)
       for (int64_t c = 0; c < C; ++c) {
         T& s = streams[(n * E + i) * C + c];
-        s = acc ? s + x[n * C + c] : x[n * C + c];
+        s = accumulate ? s + x[n * C + c] : x[n * C + c];
       }
 }
 
 template <class T>
-void streams_sum_ref(T* out, const T* streams, int64_t rows, int64_t E, int64_t C, bool acc) {
+void streams_sum_ref(T* out, const T* streams, int64_t rows, int64_t E, int64_t C, bool accumulate) {
   for (int64_t n = 0; n < rows; ++n)
     for (int64_t c = 0; c < C; ++c) {
-      T sum = acc ? out[n * C + c] : T(0);
+      T sum = accumulate ? out[n * C + c] : T(0);
       for (int64_t i = 0; i < E; ++i) sum += streams[(n * E + i) * C + c];
       out[n * C + c] = sum;
     }
@@ -221,7 +221,7 @@ void hyper_dynamic_backward_ref(T* dx, const HyperWeights<T*>& d, const T* da, c
 template <class T>
 void hyper_read_backward_ref(T* dstreams, const HyperWeights<T*>& d, const T* dout, const T* dcoef, const T* streams,
                              const T* coef, const T* stats, const HyperWeights<T*>& w, HyperNorm norm, int64_t rows,
-                             int64_t E, int64_t C, bool acc) {
+                             int64_t E, int64_t C, bool accumulate) {
   for (int64_t n = 0; n < rows; ++n) {
     for (int64_t i = 0; i < E; ++i) {
       const T* x = streams + (n * E + i) * C;
@@ -230,7 +230,7 @@ void hyper_read_backward_ref(T* dstreams, const HyperWeights<T*>& d, const T* do
       std::copy_n(dcoef + (n * E + i) * (E + 2), E + 2, da);
       for (int64_t c = 0; c < C; ++c) {
         da[0] += x[c] * dout[n * C + c];
-        dx[c] = (acc ? dx[c] : T(0)) + coef[(n * E + i) * (E + 2)] * dout[n * C + c];
+        dx[c] = (accumulate ? dx[c] : T(0)) + coef[(n * E + i) * (E + 2)] * dout[n * C + c];
       }
       for (int64_t j = 0; j <= E && d.static_alpha != nullptr; ++j) d.static_alpha[i * (E + 1) + j] += da[j];
       if (d.static_beta != nullptr) d.static_beta[i] += da[E + 1];
@@ -276,10 +276,10 @@ void hyper_write_forward_ref(const WriteOutputNumbers<T, T>& out, const T* strea
 
 template <class T>
 void hyper_write_backward_ref(T* dstreams, T* dcoef, T* dy, const WrittenNumbers<T>& written, const T* streams,
-                              const T* coef, const T* y, int64_t rows, int64_t E, int64_t C, bool acc_streams,
-                              bool acc_y) {
-  if (!acc_streams) std::fill(dstreams, dstreams + rows * E * C, T(0));
-  if (!acc_y) std::fill(dy, dy + rows * C, T(0));
+                              const T* coef, const T* y, int64_t rows, int64_t E, int64_t C, bool accumulate_streams,
+                              bool accumulate_y) {
+  if (!accumulate_streams) std::fill(dstreams, dstreams + rows * E * C, T(0));
+  if (!accumulate_y) std::fill(dy, dy + rows * C, T(0));
   std::fill(dcoef, dcoef + rows * E * (E + 2), T(0));
   for (int64_t n = 0; n < rows; ++n) {
     const T* a = coef + n * E * (E + 2);

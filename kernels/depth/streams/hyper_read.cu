@@ -17,7 +17,7 @@ __device__ P& projection_at(const HyperWeights<P*>& w, int64_t c, int j, int E) 
 }
 
 // A block for each j.
-__global__ void hyper_plan_kernel(Plan plan, int E, int64_t C, bool centred) {
+__global__ void hyper_plan_kernel(DeviceReadPlan plan, int E, int64_t C, bool centred) {
   SHARED(sums, Array<Array<float, 2>, warps>);
   const int j = static_cast<int>(blockIdx.x);
   float* p = plan.projection + j * C;
@@ -103,7 +103,7 @@ __device__ __forceinline__ void add_warps(float* to, const float* from, int n) {
 }
 
 template <int exact, int width, class S>
-__device__ __forceinline__ void read_token(const Read<S>& r, const Plan& plan,
+__device__ __forceinline__ void read_token(const Read<S>& r, const DeviceReadPlan& plan,
                                            const Token<max_of<exact>, width, S>& token, int64_t n) {
   constexpr int most = max_of<exact>, count = streams_at_once<most>, row = most + 3;
   const int E = number_of_streams<exact>(r.E), J = E + 2, thread = static_cast<int>(threadIdx.x);
@@ -191,7 +191,7 @@ __device__ __forceinline__ void read_token(const Read<S>& r, const Plan& plan,
 // ahead: elements of a token in dynamic shared memory, which has room for two; 0: none.
 template <int exact, int width, class S>
 __global__ void __launch_bounds__(read_warps* warp_size, 4)
-    hyper_read_forward_kernel(const Read<S> r, const Plan plan, int ahead) {
+    hyper_read_forward_kernel(const Read<S> r, const DeviceReadPlan plan, int ahead) {
   using Of = Token<max_of<exact>, width, S>;
   const int E = number_of_streams<exact>(r.E);
   const int64_t size = E * r.C;
@@ -228,15 +228,15 @@ struct StreamRow {
 // A warp's sums over its columns of a token, in shared memory: for each stream d . projection_j for j < E+2, then
 // d . dout, which lacks what the mean takes from x . dout; in the end the sum of dout.
 template <int most>
-struct Products {
+struct ProductLayout {
   static constexpr int row = most + 3, total = most * row, size = total + 1;
 };
 
 // Products for every second part of `width` columns of token n, `part` the first of them.
 template <int exact, int width, bool dynamic, class S>
-__device__ __forceinline__ void token_products(float* products, const ReadBackward<S>& b, const Plan& plan, int64_t n,
-                                               int part) {
-  constexpr int most = max_of<exact>, count = streams_at_once<most>, row = Products<most>::row;
+__device__ __forceinline__ void token_products(float* products, const ReadBackward<S>& b, const DeviceReadPlan& plan,
+                                               int64_t n, int part) {
+  constexpr int most = max_of<exact>, count = streams_at_once<most>, row = ProductLayout<most>::row;
   const int E = number_of_streams<exact>(b.E);
   const S *x = b.streams + n * E * b.C, *dout = b.dout + n * b.C;
 #pragma unroll
@@ -276,9 +276,9 @@ __device__ __forceinline__ void token_products(float* products, const ReadBackwa
 // The rest of the first part for token n: k(most,StreamRow) for the second, values(3,E,E+2) for the sums over tokens.
 template <int exact, bool dynamic, class S>
 __device__ __forceinline__ void token_values(float* k, float* values, float* products, const ReadBackward<S>& b,
-                                             const Plan& plan, int64_t n) {
+                                             const DeviceReadPlan& plan, int64_t n) {
   using Row = StreamRow<max_of<exact>>;
-  using P = Products<max_of<exact>>;
+  using P = ProductLayout<max_of<exact>>;
   const int E = number_of_streams<exact>(b.E), J = E + 2, lane = static_cast<int>(threadIdx.x);
   const float* stats = dynamic ? b.stats + n * E * (E + 4) : nullptr;
   for (int e = lane; e < P::size; e += warp_size)
@@ -311,7 +311,8 @@ __device__ __forceinline__ void token_values(float* k, float* values, float* pro
 // and what sum_n,i k_j (x_i - mean) grows by.
 template <int exact, int width, bool dynamic, class S>
 __device__ __forceinline__ void column_gradients(float* sums /*(E+2,C)*/, const float* k, const ReadBackward<S>& b,
-                                                 const Plan& plan, int64_t n, int tokens, int64_t c, bool first) {
+                                                 const DeviceReadPlan& plan, int64_t n, int tokens, int64_t c,
+                                                 bool first) {
   constexpr int most = max_of<exact>;
   using Row = StreamRow<most>;
   const int E = number_of_streams<exact>(b.E);
@@ -327,7 +328,7 @@ __device__ __forceinline__ void column_gradients(float* sums /*(E+2,C)*/, const 
     Array<Packed<width, S>, most> x = {}, before = {};
     if (dynamic) load_streams<most, width>(x, streams, E, C);
     const Columns<width> dy = load<width>(dout);
-    if (b.acc) load_streams<most, width>(before, dstreams, E, C);
+    if (b.accumulate) load_streams<most, width>(before, dstreams, E, C);
     Array<Columns<width>, most> d;
 #pragma unroll
     for (int i = 0; i < most; ++i) d[i] = floats(x[i]);
@@ -358,17 +359,17 @@ __device__ __forceinline__ void column_gradients(float* sums /*(E+2,C)*/, const 
   }
 #pragma unroll
   for (int j = 0; j < most + 2; ++j)
-    if (dynamic && j < E + 2) store_or_add<width, Space::any>(sums + j * b.C + c, dprojection[j], !first);
+    if (dynamic && j < E + 2) store_or_accumulate<width, Space::any>(sums + j * b.C + c, dprojection[j], !first);
 }
 
 template <int exact, bool wide, bool dynamic, class S>
 __global__ void __launch_bounds__(threads, max_of<exact> == 8 ? 1 : 2)
-    hyper_read_backward_kernel(ReadBackward<S> b, Plan plan) {
+    hyper_read_backward_kernel(ReadBackward<S> b, DeviceReadPlan plan) {
   constexpr int most = max_of<exact>, max_values = most * (most + 2);
   constexpr int width = wide ? 4 : 1, first_width = width_with_sums<exact, wide, S>;
   SHARED(rows_of_k, Array<float, group * most * StreamRow<most>::size>);
   SHARED(values_of, Array<Array<float, 3 * max_values>, group>);
-  SHARED(products_of, Array<Array<float, warps_of_token * Products<most>::size>, group>);
+  SHARED(products_of, Array<Array<float, warps_of_token * ProductLayout<most>::size>, group>);
   const int E = number_of_streams<exact>(b.E), values = (dynamic ? 3 : 1) * E * (E + 2);
   float *k = &rows_of_k[0], *partial = b.partial + blockIdx.x * b.row;
   float* sums = b.sums_in_shared ? dynamic_shared<float>() : partial + head_size(E);
@@ -379,7 +380,8 @@ __global__ void __launch_bounds__(threads, max_of<exact> == 8 ? 1 : 2)
   for (int64_t n = static_cast<int64_t>(blockIdx.x) * group; n < b.rows; n += static_cast<int64_t>(gridDim.x) * group) {
     const int tokens = static_cast<int>(b.rows - n < group ? b.rows - n : group);
     if (of_warp < tokens)
-      token_products<exact, first_width, dynamic>(products + part * Products<most>::size, b, plan, n + of_warp, part);
+      token_products<exact, first_width, dynamic>(products + part * ProductLayout<most>::size, b, plan, n + of_warp,
+                                                  part);
     __syncthreads();  // also: the tokens before are done
     if (of_warp < tokens && part == 0)
       token_values<exact, dynamic>(k + of_warp * most * StreamRow<most>::size, &values_of[of_warp][0], products, b,
@@ -440,8 +442,8 @@ __global__ void hyper_finish_kernel(HyperWeights<float*> d, const float* sums, H
 
 constexpr int plan_slot = 1, total_slot = 2;
 
-Plan plan_read(const HyperWeights<Tensor>& w, HyperNorm norm, int64_t E, int64_t C) {
-  Plan plan{mapped(w, data_or_null<const float>), nullptr, nullptr};
+DeviceReadPlan plan_read(const HyperWeights<Tensor>& w, HyperNorm norm, int64_t E, int64_t C) {
+  DeviceReadPlan plan{mapped(w, data_or_null<const float>), nullptr, nullptr};
   if (w.alpha_proj.data == nullptr) return plan;
   plan.projection = scratch<float>((E + 2) * (C + 1), plan_slot);
   plan.offset = plan.projection + (E + 2) * C;
@@ -455,7 +457,7 @@ Plan plan_read(const HyperWeights<Tensor>& w, HyperNorm norm, int64_t E, int64_t
 void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor& stats, const Tensor& streams,
                              const HyperWeights<Tensor>& w, HyperNorm norm, double eps, int64_t rows, int64_t E,
                              int64_t C) {
-  const Plan plan = plan_read(w, norm, E, C);
+  const DeviceReadPlan plan = plan_read(w, norm, E, C);
   with_instance(out.dtype, E, C, {out.data, streams.data}, [&]<class S>(S, auto exact, auto wide) {
     constexpr int width = width_with_sums<exact, wide, S>;
     const Read<S> r{out.as<S>(), coef.as<float>(),    data_or_null<float>(stats), streams.as<S>(),           rows,
@@ -475,7 +477,7 @@ void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor
 void hyper_read_backward_cuda(const Grad& dstreams, const HyperWeights<Tensor>& d, const Tensor& dout,
                               const Tensor& dcoef, const Tensor& streams, const Tensor& coef, const Tensor& stats,
                               const HyperWeights<Tensor>& w, HyperNorm norm, int64_t rows, int64_t E, int64_t C) {
-  const Plan plan = plan_read(w, norm, E, C);
+  const DeviceReadPlan plan = plan_read(w, norm, E, C);
   const ReadSums sums = read_sums(rows, E, C, plan.projection != nullptr);
   const int64_t row = sums.row;
   int64_t blocks = sums.blocks;
@@ -495,7 +497,7 @@ void hyper_read_backward_cuda(const Grad& dstreams, const HyperWeights<Tensor>& 
                             C,
                             static_cast<int>(E),
                             plan.projection != nullptr && norm != HyperNorm::rmsnorm,
-                            dstreams.add,
+                            dstreams.accumulate,
                             in_shared};
     if constexpr (for_tensor_cores<exact, wide, S>)
       if (const int64_t used = read_backward_on_tensor_cores(b, plan, blocks); used > 0) {

@@ -66,7 +66,7 @@ void project_back_columns(float* g, float* along, float* dprojection, const S* x
 // dx_i = or += A[i,0] dout + g_i - along[i] (x_i - mean_i); the last two only if g is there.
 template <class Vec, int E, class S>
 void read_back_columns(S* dx, const S* dout, const float* coef, const float* g, const S* x, const float* mean,
-                       const float* along, bool acc, int64_t c, int64_t C) {
+                       const float* along, bool accumulate, int64_t c, int64_t C) {
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec dy, sum, gi, d;
     load(dy, dout + c);
@@ -77,14 +77,14 @@ void read_back_columns(S* dx, const S* dout, const float* coef, const float* g, 
         load(d, x + i * C + c);
         sum += gi - along[i] * (d - mean[i]);
       }
-      if (acc) {
+      if (accumulate) {
         load(d, dx + i * C + c);
         sum += d;
       }
       store(dx + i * C + c, sum);
     }
   }
-  if (c < C) read_back_columns<float, E>(dx, dout, coef, g, x, mean, along, acc, c, C);
+  if (c < C) read_back_columns<float, E>(dx, dout, coef, g, x, mean, along, accumulate, c, C);
 }
 
 // One token's pointers.
@@ -101,7 +101,7 @@ struct ReadToken {
 // g: room for (E,C) in the dynamic case.
 template <int E, class S>
 void read_backward_token(const ReadToken<S>& t, ReadSums<E>& sums, float* dprojection, float* g,
-                         const ReadPlan<E>& plan, int64_t C, bool acc) {
+                         const ReadPlan<E>& plan, int64_t C, bool accumulate) {
   constexpr int J = E + 2;
   float dots[E] = {}, da[E * J], mean[E] = {}, along[E] = {};
   dot_columns<Vec16, E>(dots, t.x, t.dout, t.dx, 0, C);
@@ -124,7 +124,7 @@ void read_backward_token(const ReadToken<S>& t, ReadSums<E>& sums, float* dproje
     project_back_columns<Vec16, E>(g, along, dprojection, t.x, mean, plan.projection, k, 0, C);
     for (int i = 0; i < E; ++i) along[i] *= rstd[i] * rstd[i] / static_cast<float>(C);
   }
-  read_back_columns<Vec16, E>(t.dx, t.dout, t.coef, g, t.x, mean, along, acc, 0, C);
+  read_back_columns<Vec16, E>(t.dx, t.dout, t.coef, g, t.x, mean, along, accumulate, 0, C);
 }
 
 // The parameters' gradients from the sums over all tokens.
@@ -160,7 +160,7 @@ void finish_read_gradients(const HyperWeights<float*>& d, const ReadSums<E>& sum
 template <int E, class S>
 void hyper_read_backward_cpu(S* dstreams, const HyperWeights<float*>& d, const S* dout, const float* dcoef,
                              const S* streams, const float* coef, const float* stats, const HyperWeights<float*>& w,
-                             HyperNorm norm, int64_t rows, int64_t C, bool acc) {
+                             HyperNorm norm, int64_t rows, int64_t C, bool accumulate) {
   const ReadPlan<E> plan = plan_read<E>(w, norm, C);
   const bool dynamic = plan.projection != nullptr;
   // One set of sums per block of tokens; the number of blocks is fixed by the shape alone.
@@ -177,7 +177,7 @@ void hyper_read_backward_cpu(S* dstreams, const HyperWeights<float*>& d, const S
         const ReadToken<S> token{dstreams + n * E * C,    dout + n * C,
                                  dcoef + n * E * (E + 2), streams + n * E * C,
                                  coef + n * E * (E + 2),  dynamic ? stats + n * E * (E + 4) : nullptr};
-        read_backward_token<E>(token, *reinterpret_cast<ReadSums<E>*>(block), block + head, g, plan, C, acc);
+        read_backward_token<E>(token, *reinterpret_cast<ReadSums<E>*>(block), block + head, g, plan, C, accumulate);
       }
     }
   });
@@ -208,13 +208,13 @@ void hyper_read_backward(const Grad& dstreams, const HyperWeights<Tensor>& d, co
           hyper_read_backward_cpu<count>(dstreams.as<S>(), mapped(d, data_or_null<float>), dout.as<S>(),
                                          dcoef.as<float>(), streams.as<S>(), coef.as<float>(),
                                          data_or_null<float>(stats), mapped(w, data_or_null<float>), norm, rows, C,
-                                         dstreams.add);
+                                         dstreams.accumulate);
         });
       },
       [&]<class T>(T) {
         hyper_read_backward_ref(dstreams.as<T>(), mapped(d, data_or_null<T>), dout.as<T>(), dcoef.as<T>(),
                                 streams.as<T>(), coef.as<T>(), data_or_null<T>(stats), mapped(w, data_or_null<T>), norm,
-                                rows, E, C, dstreams.add);
+                                rows, E, C, dstreams.accumulate);
       });
 }
 

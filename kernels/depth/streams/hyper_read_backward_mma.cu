@@ -27,7 +27,7 @@ __host__ __device__ constexpr int stride_of(int C, int threads) {
 // What is there of eight streams in shared memory: x (8,stride), dout (tokens,stride), and as they lie in memory
 // dcoef, coef (8,E+2) and stats (8,E+4).
 template <int E, int threads>
-struct Stage {
+struct StagedTokens {
   static constexpr int tokens = at_once / E, J = E + 2, rows = at_once + tokens;
   static constexpr int numbers = at_once * (2 * J + E + 4);
   bf16* x;
@@ -46,7 +46,7 @@ __device__ __forceinline__ void fetch_numbers(float* to, const float* from, int 
 }
 template <int E, int threads>
 __device__ __forceinline__ void fetch(bf16* to, const ReadBackward<bf16>& b, int n, int streams, int C) {
-  using S = Stage<E, threads>;
+  using S = StagedTokens<E, threads>;
   const S stage{to, stride_of(C, threads)};
   fetch_rows<at_once, threads>(stage.x, stage.stride, b.streams, n, streams, C);
   fetch_rows<S::tokens, threads>(stage.dout(0), stage.stride, b.dout, n / E, streams / E, C);
@@ -64,7 +64,7 @@ __device__ __forceinline__ void fetch(bf16* to, const ReadBackward<bf16>& b, int
 struct Parts {
   Pairs a[2];
 };
-__device__ __forceinline__ Parts parts_of(const Plan& plan, int row, int J, int c, int C) {
+__device__ __forceinline__ Parts parts_of(const DeviceReadPlan& plan, int row, int J, int c, int C) {
   const Floats<8> p = projection_at(plan, row, J, c, C);
   Parts parts;
 #pragma unroll
@@ -78,11 +78,12 @@ __device__ __forceinline__ Parts parts_of(const Plan& plan, int row, int J, int 
 
 // to (8,8): row j of the products with a warp's columns for all streams; in row of_dout those with dout.
 template <int E, int threads>
-__device__ __forceinline__ void warp_products(float* to, const Stage<E, threads>& stage, const Parts (&parts)[turns],
-                                              int C) {
+__device__ __forceinline__ void warp_products(float* to, const StagedTokens<E, threads>& stage,
+                                              const Parts (&parts)[turns], int C) {
   const int warp = static_cast<int>(threadIdx.x / warp_size), lane = static_cast<int>(threadIdx.x % warp_size);
   const int g = lane / 4, t = lane % 4, first = warp * stretch + 8 * t;
-  const bf16 *x = stage.x + g * stage.stride + first, *dout = stage.dout(g % Stage<E, threads>::tokens * E) + first;
+  const bf16 *x = stage.x + g * stage.stride + first,
+             *dout = stage.dout(g % StagedTokens<E, threads>::tokens * E) + first;
   Floats<4> products = {}, left = {}, right = {};  // the latter: of two pairs rows 0 to 7, of the others rows 8 to 15
 #pragma unroll
   for (int k = 0; k < turns; ++k) {
@@ -106,15 +107,16 @@ __device__ __forceinline__ void warp_products(float* to, const Stage<E, threads>
 
 // In shared memory: k (8,8), of which k[i][constants] is along * mean; along and A[i,0]. And sums over tokens of dA,
 // dA tanh, q and k mean, for (stream,j) each.
-struct Factors {
+struct TokenFactors {
   Array<float, sums_size> k;
   Array<float, at_once> along, a;
   Array<Array<float, sums_size>, 4> totals;
 };
 
 template <int warps, int E, int threads>
-__device__ __forceinline__ void set_factors(Factors& factors, const Array<float, sums_size>* sums,
-                                            const Stage<E, threads>& stage, const Plan& plan, int there, int C) {
+__device__ __forceinline__ void set_factors(TokenFactors& factors, const Array<float, sums_size>* sums,
+                                            const StagedTokens<E, threads>& stage, const DeviceReadPlan& plan,
+                                            int there, int C) {
   const int thread = static_cast<int>(threadIdx.x), own = thread / 8, j = thread % 8;
   float sum = 0, k = 0, mean = 0, rstd = 0;
 #pragma unroll
@@ -141,7 +143,7 @@ __device__ __forceinline__ void set_factors(Factors& factors, const Array<float,
 // The right sides of the product for dx, for all columns: eight at a time of the 32 of a stretch, 2q and 2q+1 of each
 // lane's eight. Pairs of j, rows 0 to 7 the first parts, rows 8 to 15 the second: (stretches, q / 2, lane) of two q.
 template <int threads>
-__device__ __forceinline__ void fill_table(uint32_t* table, const Plan& plan, int J, int C) {
+__device__ __forceinline__ void fill_table(uint32_t* table, const DeviceReadPlan& plan, int J, int C) {
   const auto value = [&](int j, int c) {
     if (c >= C) return 0.f;
     return j < J ? plan.projection[j * C + c] : j == constants ? 1.f : 0.f;
@@ -154,11 +156,12 @@ __device__ __forceinline__ void fill_table(uint32_t* table, const Plan& plan, in
   }
 }
 
-struct Column {
+struct FactorFragments {
   Pairs left;         // (k; rest of k), rows are streams, for both halves of the j
   uint32_t right[3];  // k in three parts, rows are streams, columns j
   float along, a;
-  __device__ __forceinline__ Column(const Factors& factors, int g, int t) : along(factors.along[g]), a(factors.a[g]) {
+  __device__ __forceinline__ FactorFragments(const TokenFactors& factors, int g, int t)
+      : along(factors.along[g]), a(factors.a[g]) {
     float u = factors.k[g * 8 + 2 * t], v = factors.k[g * 8 + 2 * t + 1];
     left[0] = left[2] = split(u, v), left[1] = left[3] = pack(u, v);
     u = factors.k[16 * t + g], v = factors.k[16 * t + 8 + g];
@@ -167,7 +170,7 @@ struct Column {
 };
 
 // A lane's eight columns of dx_g: a dout + sum_j k_j projection_j - along (x - mean).
-__device__ __forceinline__ Floats<8> dx_of(const Column& column, const uint32_t* table, const Pairs& x,
+__device__ __forceinline__ Floats<8> dx_of(const FactorFragments& column, const uint32_t* table, const Pairs& x,
                                            const Pairs& dout) {
   Floats<8> dx;
 #pragma unroll
@@ -186,11 +189,11 @@ __device__ __forceinline__ Floats<8> dx_of(const Column& column, const uint32_t*
 
 template <int E, int threads>
 __device__ __forceinline__ void column_gradients(Floats<4> (&dprojection)[turns][2], const ReadBackward<bf16>& b,
-                                                 const Stage<E, threads>& stage, const Factors& factors,
+                                                 const StagedTokens<E, threads>& stage, const TokenFactors& factors,
                                                  const uint32_t* table, int n, int streams, int C) {
   const int warp = static_cast<int>(threadIdx.x / warp_size), lane = static_cast<int>(threadIdx.x % warp_size);
   const int g = lane / 4, t = lane % 4, first = warp * stretch + 8 * t;
-  const Column column(factors, g, t);
+  const FactorFragments column(factors, g, t);
   const bf16 *x = stage.x + g * stage.stride + first, *dout = stage.dout(g) + first;
   const bf16* transposed = stage.x + lane % 8 * stage.stride + lane / 8 % 2 * 8 + warp * stretch;
   bf16* dx = b.dstreams + static_cast<int64_t>(n + g) * C + first;
@@ -200,7 +203,7 @@ __device__ __forceinline__ void column_gradients(Floats<4> (&dprojection)[turns]
   for (int k = 0; k < turns; ++k) {
     if (k * threads >= C) break;
     Pairs before = {};  // asked for early, it comes from memory
-    if (b.acc && k * threads < columns) before = pairs_at(dx + k * threads);
+    if (b.accumulate && k * threads < columns) before = pairs_at(dx + k * threads);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Pairs rows = ldmatrix_transposed(transposed + k * threads + i * 16);
@@ -210,7 +213,7 @@ __device__ __forceinline__ void column_gradients(Floats<4> (&dprojection)[turns]
     Floats<8> sum = dx_of(column, table + k * threads * 8, pairs_at(x + k * threads), pairs_at(dout + k * threads));
 #pragma unroll
     for (int e = 0; e < 8; ++e)
-      if (b.acc) sum[e] += e % 2 == 0 ? first_of(before[e / 2]) : second_of(before[e / 2]);
+      if (b.accumulate) sum[e] += e % 2 == 0 ? first_of(before[e / 2]) : second_of(before[e / 2]);
     if (k * threads < columns) store<8>(dx + k * threads, sum);
   }
 }
@@ -242,11 +245,11 @@ __device__ __forceinline__ void store_sums(float* partial, const Array<Array<flo
 
 template <int E, int threads>
 __global__ void __launch_bounds__(threads, max_threads / threads)
-    hyper_read_backward_mma_kernel(const ReadBackward<bf16> b, const Plan plan) {
-  using S = Stage<E, threads>;
+    hyper_read_backward_mma_kernel(const ReadBackward<bf16> b, const DeviceReadPlan plan) {
+  using S = StagedTokens<E, threads>;
   constexpr int warps = threads / warp_size;
   SHARED(sums, Array<Array<float, sums_size>, warps>);
-  SHARED(factors, Factors);
+  SHARED(factors, TokenFactors);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / warp_size, lane = thread % warp_size;
   const int C = static_cast<int>(b.C), stride = stride_of(C, threads), size = S::size(C);
   const int streams = static_cast<int>(b.rows) * E, step = static_cast<int>(gridDim.x) * at_once;
@@ -281,10 +284,11 @@ __global__ void __launch_bounds__(threads, max_threads / threads)
 }
 
 template <int E, int threads>
-int64_t launch_backward(const ReadBackward<bf16>& b, const Plan& plan, int64_t max_blocks) {
+int64_t launch_backward(const ReadBackward<bf16>& b, const DeviceReadPlan& plan, int64_t max_blocks) {
   const int C = static_cast<int>(b.C);
   const auto padded = static_cast<size_t>(blocks_of(b.C, threads)) * threads;
-  const size_t bytes = buffers * sizeof(bf16) * static_cast<size_t>(Stage<E, threads>::size(C)) + padded * stretch;
+  const size_t bytes =
+      buffers * sizeof(bf16) * static_cast<size_t>(StagedTokens<E, threads>::size(C)) + padded * stretch;
   // In 32 bits the kernel counts streams, and it has some shared memory of its own.
   if (b.rows * E >= int64_t{1} << 30 || static_cast<int64_t>(bytes) > max_shared_bytes() - 8 * 1024) return 0;
   const int64_t blocks = std::min<int64_t>(max_blocks, 132 * max_threads / threads);  // that an H200 has room for
@@ -295,7 +299,7 @@ int64_t launch_backward(const ReadBackward<bf16>& b, const Plan& plan, int64_t m
 
 }  // namespace
 
-int64_t read_backward_on_tensor_cores(const ReadBackward<bf16>& b, const Plan& plan, int64_t max_blocks) {
+int64_t read_backward_on_tensor_cores(const ReadBackward<bf16>& b, const DeviceReadPlan& plan, int64_t max_blocks) {
   constexpr int most = max_threads;
   if (plan.projection == nullptr || b.C > max_mma_columns || !aligned16({b.dcoef, b.coef, b.stats})) return 0;
   if (b.C > max_mma_columns / 2)

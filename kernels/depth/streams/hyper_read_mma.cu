@@ -39,7 +39,7 @@ __device__ __forceinline__ void fetch(bf16* to, const Read<bf16>& r, int n, int 
 struct Parts {
   Pairs first, second, third;
 };
-__device__ __forceinline__ Parts parts_of(const Plan& plan, int row, int J, int c, int C) {
+__device__ __forceinline__ Parts parts_of(const DeviceReadPlan& plan, int row, int J, int c, int C) {
   const Floats<8> p = projection_at(plan, row, J, c, C);
   Parts parts;
 #pragma unroll
@@ -140,7 +140,7 @@ template <int E>
 struct Coefficient {
   int own, j;
   float constant = 0, scale = 0, offset = 0, per_column;
-  __device__ __forceinline__ Coefficient(const Plan& plan, int64_t C)
+  __device__ __forceinline__ Coefficient(const DeviceReadPlan& plan, int64_t C)
       : own(static_cast<int>(threadIdx.x) / 8),
         j(static_cast<int>(threadIdx.x) % 8),
         per_column(1.f / static_cast<float>(C)) {
@@ -188,7 +188,7 @@ __device__ __forceinline__ void mix(const Read<bf16>& r, const bf16* x, const fl
 
 template <int E, bool centred, int threads>
 __global__ void __launch_bounds__(threads, max_threads / threads)
-    hyper_read_mma_kernel(const Read<bf16> r, const Plan plan) {
+    hyper_read_mma_kernel(const Read<bf16> r, const DeviceReadPlan plan) {
   constexpr int warps = threads / warp_size;
   SHARED(sums, Array<Array<float, at_once * 8>, warps>);
   SHARED(shifts, Array<float, at_once>);
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(threads, max_threads / threads)
 }
 
 template <int threads>
-bool launch_read(const Read<bf16>& r, const Plan& plan) {
+bool launch_read(const Read<bf16>& r, const DeviceReadPlan& plan) {
   // In 32 bits the kernel counts streams, and it has some shared memory of its own.
   const auto bytes = buffers * at_once * sizeof(bf16) * static_cast<size_t>(stride_of(static_cast<int>(r.C), threads));
   if (r.rows * r.E >= int64_t{1} << 30 || static_cast<int64_t>(bytes) > max_shared_bytes() - 8 * 1024) return false;
@@ -240,7 +240,7 @@ bool launch_read(const Read<bf16>& r, const Plan& plan) {
 
 }  // namespace
 
-bool read_on_tensor_cores(const Read<bf16>& r, const Plan& plan) {
+bool read_on_tensor_cores(const Read<bf16>& r, const DeviceReadPlan& plan) {
   if (plan.projection == nullptr || r.C > max_mma_columns) return false;
   return r.C > max_mma_columns / 2 ? launch_read<max_threads>(r, plan) : launch_read<max_threads / 2>(r, plan);
 }

@@ -21,7 +21,7 @@ __device__ __forceinline__ uint32_t split(float& a, float& b) {
 }
 
 // Eight columns of a row of the projections from c on; zeros behind the last row or column.
-__device__ __forceinline__ Floats<8> projection_at(const Plan& plan, int row, int J, int c, int C) {
+__device__ __forceinline__ Floats<8> projection_at(const DeviceReadPlan& plan, int row, int J, int c, int C) {
   Floats<8> p = {};
   if (c < C && row < J) p = load<8>(plan.projection + row * C + c);
   return p;

@@ -20,7 +20,7 @@ namespace crossply::hyper {
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 2); }
 
-// out[i] += the sum of v[i]'s lanes. Sixteen vectors at a time, in a tree: the sums of neighbouring lanes of two
+// out[i] += the sum of v[i]'s lanes. Sixteen vectors at a time, in a tree: the sums of adjacent lanes of two
 // vectors make one vector.
 template <int N>
 inline void add_sums_of_lanes(float* out, const Vec16 (&v)[N]) {
@@ -28,7 +28,7 @@ inline void add_sums_of_lanes(float* out, const Vec16 (&v)[N]) {
     Vec16 tree[16] = {};
     for (int i = 0; i < 16 && first + i < N; ++i) tree[i] = v[first + i];
     for (int width = 8; width > 0; width /= 2)
-      for (int i = 0; i < width; ++i) add_neighbours(tree[i], tree[2 * i], tree[2 * i + 1]);
+      for (int i = 0; i < width; ++i) add_adjacent(tree[i], tree[2 * i], tree[2 * i + 1]);
     float sums[16];
     store(sums, tree[0]);
     for (int i = 0; i < 16 && first + i < N; ++i) out[first + i] += sums[i];
@@ -73,7 +73,7 @@ void read_columns(S* out, const S* x, const float* weight, int64_t apart, int64_
 // For parallel_for over tokens.
 inline int64_t grain(int64_t E, int64_t C) { return 32768 / (E * C); }
 
-// Of streams (B,T,E,C), of which x has one for each token.
+// The sizes of streams (B,T,E,C) and of x, which has one stream for each token.
 inline StreamsSize check_streams(const Tensor& streams, const Tensor& x) {
   const auto [rows, C] = rows_of(x);
   const int64_t E = streams.dim(2);

@@ -62,11 +62,11 @@ struct WriteRow {
   S* dx;       // (C)
   float coef[E];
   float dcoef[E];
-  bool acc;
+  bool accumulate;
   int64_t step;  // to the next token's x
 };
 
-// Of one token: the gradients of next and of what was read of it by `weight`, one of which may be missing.
+// One token: the gradients of next and of what `weight` read of it, one of which may be missing.
 template <int E, class S>
 struct WrittenToken {
   const S *dnext, *dread;  // (E,C), (C)
@@ -95,7 +95,7 @@ void write_back_columns(WriteRow<E, S>* rows, const WrittenToken<E, S>& written,
     written.gradients(g, c, C);
     unrolled<R>([&](auto r) {
       Vec x, sum = {};
-      if (rows[r].acc) load(sum, rows[r].dx + c);
+      if (rows[r].accumulate) load(sum, rows[r].dx + c);
       prefetch(rows[r].x + rows[r].step + c);
       prefetch_to_write(rows[r].dx + rows[r].step + c);
       load(x, rows[r].x + c);
@@ -123,7 +123,8 @@ void write_back(WriteRow<E, S>* rows, const WrittenToken<E, S>& written, int64_t
 
 template <int E, class S>
 void hyper_write_backward_cpu(S* dstreams, float* dcoef, S* dy, const WrittenNumbers<S>& written, const S* streams,
-                              const float* coef, const S* y, int64_t tokens, int64_t C, bool acc_streams, bool acc_y) {
+                              const float* coef, const S* y, int64_t tokens, int64_t C, bool accumulate_streams,
+                              bool accumulate_y) {
   constexpr int J = E + 2;
   parallel_for(tokens, grain(E, C), [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
@@ -131,10 +132,10 @@ void hyper_write_backward_cpu(S* dstreams, float* dcoef, S* dy, const WrittenNum
       float* da = dcoef + n * E * J;
       WriteRow<E, S> rows[E + 1];
       for (int k = 0; k < E; ++k) {
-        rows[k] = {streams + (n * E + k) * C, dstreams + (n * E + k) * C, {}, {}, acc_streams, E * C};
+        rows[k] = {streams + (n * E + k) * C, dstreams + (n * E + k) * C, {}, {}, accumulate_streams, E * C};
         for (int i = 0; i < E; ++i) rows[k].coef[i] = a[k * J + i + 1];
       }
-      rows[E] = {y + n * C, dy + n * C, {}, {}, acc_y, C};
+      rows[E] = {y + n * C, dy + n * C, {}, {}, accumulate_y, C};
       for (int i = 0; i < E; ++i) rows[E].coef[i] = a[i * J + E + 1];
       WrittenToken<E, S> token{written.dnext != nullptr ? written.dnext + n * E * C : nullptr,
                                written.dx != nullptr ? written.dx + n * C : nullptr,
@@ -202,12 +203,12 @@ void hyper_write_backward(const Grad& dstreams, const Tensor& dcoef, const Grad&
       [&, rows = rows, E = E, C = C]<class S>(S of) {
         with_streams(E, [&](auto count) {
           hyper_write_backward_cpu<count>(dstreams.as<S>(), dcoef.as<float>(), dy.as<S>(), numbers(of), streams.as<S>(),
-                                          coef.as<float>(), y.as<S>(), rows, C, dstreams.add, dy.add);
+                                          coef.as<float>(), y.as<S>(), rows, C, dstreams.accumulate, dy.accumulate);
         });
       },
       [&, rows = rows, E = E, C = C]<class T>(T of) {
         hyper_write_backward_ref(dstreams.as<T>(), dcoef.as<T>(), dy.as<T>(), numbers(of), streams.as<T>(),
-                                 coef.as<T>(), y.as<T>(), rows, E, C, dstreams.add, dy.add);
+                                 coef.as<T>(), y.as<T>(), rows, E, C, dstreams.accumulate, dy.accumulate);
       });
 }
 

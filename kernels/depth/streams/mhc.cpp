@@ -37,7 +37,7 @@ void softmax_backward(Vec16* g, const Vec16* p, int64_t count) {
 }
 
 // The numbers of sixteen tokens, and what mhc.h says of them; divisors has room for as many vectors as memory below.
-struct Tokens {
+struct SixteenTokens {
   int64_t E;
   const MhcForm& form;
   float eps = static_cast<float>(form.eps);
@@ -151,8 +151,8 @@ struct Sizes {
     });
     return to;
   }
-  Tokens tokens() const {
-    float* memory = scratch_f32(static_cast<size_t>(Tokens::memory(E, form) * lanes), divisor_slot);
+  SixteenTokens tokens() const {
+    float* memory = scratch_f32(static_cast<size_t>(SixteenTokens::memory(E, form) * lanes), divisor_slot);
     return {.E = E, .form = form, .pre = {}, .comb = {}, .post = {}, .divisors = reinterpret_cast<Vec16*>(memory)};
   }
   // The logits l (M) of tokens n.., from their z.
@@ -168,7 +168,7 @@ struct Sizes {
 template <class S>
 void write_coefficients(const Read<S>& t, const MhcWeights<const float*>& w, const Sizes<S>& s, int64_t n,
                         int64_t count) {
-  Tokens tokens = s.tokens();
+  SixteenTokens tokens = s.tokens();
   Vec16 l[max_mhc_rows];
   for (int64_t i = n; i < n + count; ++i) {
     const S* x = t.streams + i * s.EC;
@@ -239,7 +239,7 @@ void coefficient_gradients(float* dl, float* k, float* along, const Gradients<S>
     load(more, dots[e]);
     d[e] += more;
   }
-  Tokens tokens = s.tokens();
+  SixteenTokens tokens = s.tokens();
   s.logits(l, t.z, w, n, count);
   tokens.coefficients(l);
   tokens.backward(d, dcomb);
@@ -257,18 +257,18 @@ void coefficient_gradients(float* dl, float* k, float* along, const Gradients<S>
 // dx = or += pre dout + through - along x, of one token's stream; dout may be null.
 template <class Vec, class S>
 void stream_gradients(S* dx, float pre, const S* dout, const float* through, float along, const S* x, int64_t c,
-                      int64_t C, bool acc) {
+                      int64_t C, bool accumulate) {
   for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
     Vec sum, v;
     load(sum, through + c);
     if (dout != nullptr) load(v, dout + c), sum += pre * v;
     load(v, x + c);
     sum -= along * v;
-    if (acc) load(v, dx + c), sum += v;
+    if (accumulate) load(v, dx + c), sum += v;
     store(dx + c, sum);
   }
   if constexpr (lanes_of < Vec >> 1)
-    if (c < C) stream_gradients<float>(dx, pre, dout, through, along, x, c, C, acc);
+    if (c < C) stream_gradients<float>(dx, pre, dout, through, along, x, c, C, accumulate);
 }
 
 // What `count` tokens' dl (M) and z add to the gradients of base and scale.
@@ -349,7 +349,7 @@ MhcRead<S*, P*> pointers(const MhcRead<Tensor>& t) {
 }
 template <class G, class S, class P>
 G gradient_pointers(const MhcGradients& g) {
-  return {g.dstreams.as<S>(), g.dstreams.add, data_or_null<S>(g.dout), data_or_null<P>(g.dcoef)};
+  return {g.dstreams.as<S>(), g.dstreams.accumulate, data_or_null<S>(g.dout), data_or_null<P>(g.dcoef)};
 }
 
 }  // namespace

@@ -395,17 +395,17 @@ __global__ void mhc_streams_backward_kernel(const Backward<S> b) {
         add_scaled(sums[i], b.a.t.pre[(n + i) * E + stream], load<width>(b.dout + (n + i) * b.a.C + c));
       const int64_t at = (n + i) * EC + e;
       add_scaled(sums[i], -b.along[n + i], load<width>(b.a.t.streams + at));
-      store_or_add<width>(b.dstreams + at, sums[i], b.add_streams);
+      store_or_accumulate<width>(b.dstreams + at, sums[i], b.add_streams);
     }
   }
 }
 
 // -----------------------------------------------------------------------------------------------------------------
 // Rows of `columns` floats, of which `width` are there, as the sum of two bf16, the second `apart` behind the first.
-struct Split {
+struct SplitShape {
   int64_t columns, width, from_stride, to_stride, apart;
 };
-__global__ void split_kernel(bf16* to, const float* from, Split z, int64_t n) {
+__global__ void split_kernel(bf16* to, const float* from, SplitShape z, int64_t n) {
   const int64_t i = first_of_thread<1>();
   if (i >= n) return;
   const int64_t r = i / z.columns, c = i % z.columns;
@@ -450,7 +450,7 @@ void multiply_by_fn(Kernel<S>& a, const Tensor& streams, const Tensor& fn) {
     bf16* parts = scratch<bf16>(columns * EC, factor_slot);
     fill_device_memory(parts, 0, static_cast<size_t>(columns * EC) * sizeof(bf16));
     launch_elementwise("mhc_split", M * EC, 1, split_kernel, parts, fn.as<float>(),
-                       Split{EC, EC, EC, EC, a.stride * EC});
+                       SplitShape{EC, EC, EC, EC, a.stride * EC});
     factor = {parts, Dtype::bf16, EC};
   }
   multiply({a.products, Dtype::f32, columns}, {streams.data, streams.dtype, EC}, transposed(factor),
@@ -468,7 +468,7 @@ void add_to_fn(const Tensor& dfn, const Kernel<S>& a, const Tensor& streams) {
   }
   const int64_t P = mhc_stride(M);
   bf16* parts = scratch<bf16>(2 * a.rows * P, factor_slot);
-  launch_elementwise("mhc_split", a.rows * P, 1, split_kernel, parts, a.products, Split{P, M, M, 2 * P, P});
+  launch_elementwise("mhc_split", a.rows * P, 1, split_kernel, parts, a.products, SplitShape{P, M, M, 2 * P, P});
   float* halves = scratch<float>(2 * P * EC, logits_slot);
   multiply({halves, Dtype::f32, EC}, transposed({parts, Dtype::bf16, 2 * P}), x, {2 * P, EC, a.rows}, nullptr);
   launch_elementwise("mhc_add_halves", M * EC, 1, add_halves_kernel, dfn.as<float>(), halves, P * EC);
@@ -498,7 +498,7 @@ void mhc_read_backward_cuda(const MhcGradients& g, const MhcWeights<Tensor>& d, 
         float *partial = scratch<float>((blocks + 1) * 2 * M + rows, partial_slot), *total = partial + blocks * 2 * M;
         const Backward<S> b{a,
                             g.dstreams.as<S>(),
-                            g.dstreams.add,
+                            g.dstreams.accumulate,
                             data_or_null<S>(g.dout),
                             data_or_null<float>(g.dcoef),
                             scratch<float>(rows * a.form.steps * E, divisor_slot),

@@ -58,7 +58,7 @@ constexpr int64_t permuted(int64_t p, int64_t E, int64_t k) {
   }
 }
 
-// Of streams (B,T,E,C): out, if that has data, and what is saved. coef is missing exactly if the mixing has none.
+// From streams (B,T,E,C): writes out, if that has data, and what is saved. coef is missing if the mixing has none.
 void mhc_read_forward(const MhcRead<Tensor>& t, const MhcWeights<Tensor>& w, const MhcForm& form, Stream stream);
 
 // With dout for an out and dcoef for a coef:

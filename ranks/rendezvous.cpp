@@ -1,4 +1,4 @@
-#include "ranks/meeting.h"
+#include "ranks/rendezvous.h"
 
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -56,9 +56,9 @@ std::vector<std::string> own_hosts() {
 }
 
 // Where rank 0 listens. master: MASTER_ADDR, or "".
-std::vector<std::string> hosts_of_leader(const Place& place, const std::string& master) {
+std::vector<std::string> hosts_of_leader(const World& world, const std::string& master) {
   const std::vector<std::string> given = {master.empty() ? "127.0.0.1" : master};
-  if (place.local_size == place.size) return given;
+  if (world.local_size == world.size) return given;
   // Many a machine knows its own name as a loopback, where no other one reaches it.
   const std::vector<Address> known = resolve(given[0], "0");
   if (known.empty() || !is_loopback(name_of(known[0]).first)) return given;
@@ -78,19 +78,19 @@ Descriptor listen_at(Address& address) {
 }
 
 // The token, then an address a line.
-std::string text_of(const MeetingPoint& point) {
-  std::string text = str(point.token[0], " ", point.token[1], "\n");
-  for (const std::string& endpoint : point.endpoints) text += endpoint + "\n";
+std::string text_of(const RankZero& rank_zero) {
+  std::string text = str(rank_zero.token[0], " ", rank_zero.token[1], "\n");
+  for (const std::string& endpoint : rank_zero.addresses) text += endpoint + "\n";
   return text;
 }
 
-MeetingPoint point_of(const std::string& text, const std::string& where) {
-  MeetingPoint point;
+RankZero point_of(const std::string& text, const std::string& where) {
+  RankZero rank_zero;
   std::istringstream in(text);
-  in >> point.token[0] >> point.token[1] >> std::ws;
-  for (std::string line; std::getline(in, line);) point.endpoints.push_back(line);
-  if (point.endpoints.empty()) fail(Exit::bad_data, where, ": says neither where rank 0 is nor its token");
-  return point;
+  in >> rank_zero.token[0] >> rank_zero.token[1] >> std::ws;
+  for (std::string line; std::getline(in, line);) rank_zero.addresses.push_back(line);
+  if (rank_zero.addresses.empty()) fail(Exit::bad_data, where, ": says neither where rank 0 is nor its token");
+  return rank_zero;
 }
 
 std::array<int64_t, 2> random_token() {
@@ -114,32 +114,32 @@ void allow_connections(int ranks) {
 
 }  // namespace
 
-Meeting::Meeting(const Place& place, const std::string& run_dir, Comm* mpi) : leads_(place.leads()) {
+Rendezvous::Rendezvous(const World& world, const std::string& run_dir, Comm* mpi) : leads_(world.leads()) {
   const std::string host = setting_of("MASTER_ADDR"), port = setting_of("MASTER_PORT");
   const bool at_master = mpi == nullptr && !host.empty() && !port.empty() && setting_of("TORCHELASTIC_RUN_ID").empty();
   if (at_master) {
     if (const auto number = parse_integer(port); !number || *number < 1 || *number > 65535)
       fail(Exit::usage, "MASTER_PORT is \"", port, "\", not a port from 1 to 65535");
-    point_ = {{host + " " + port}, token_of_job(host + " " + port)};
+    rank_zero_ = {{host + " " + port}, token_of_job(host + " " + port)};
   } else if (mpi == nullptr) {
     if (run_dir.empty())
       fail(Exit::usage, "many ranks, and nowhere to meet: give --out, or set MASTER_ADDR and MASTER_PORT");
     file_ = run_dir + "/.meet";
   }
-  if (leads_) listen(place, at_master ? host : "", at_master ? port : "0");
+  if (leads_) listen(world, at_master ? host : "", at_master ? port : "0");
   if (mpi != nullptr) broadcast(*mpi);
   if (!leads_ || file_.empty()) return;
   const mode_t before = ::umask(077);  // whoever may read it may join
-  write_file_atomically(file_, text_of(point_));
+  write_file_atomically(file_, text_of(rank_zero_));
   ::umask(before);
 }
 
-void Meeting::listen(const Place& place, const std::string& master, const std::string& port) {
-  allow_connections(place.size);
-  if (master.empty()) point_.token = random_token();
-  point_.endpoints.clear();
+void Rendezvous::listen(const World& world, const std::string& master, const std::string& port) {
+  allow_connections(world.size);
+  if (master.empty()) rank_zero_.token = random_token();
+  rank_zero_.addresses.clear();
   int error = 0;
-  for (const std::string& host : hosts_of_leader(place, master))
+  for (const std::string& host : hosts_of_leader(world, master))
     for (Address& address : resolve(host, port)) {
       Descriptor socket = listen_at(address);
       if (socket.get() < 0) {
@@ -147,7 +147,7 @@ void Meeting::listen(const Place& place, const std::string& master, const std::s
         continue;
       }
       const auto [name, number] = name_of(address);
-      point_.endpoints.push_back(name + " " + number);
+      rank_zero_.addresses.push_back(name + " " + number);
       listeners_.push_back(std::move(socket));
     }
   if (!listeners_.empty()) return;
@@ -158,24 +158,24 @@ void Meeting::listen(const Place& place, const std::string& master, const std::s
 }
 
 // Rank 0's point_ to all.
-void Meeting::broadcast(Comm& mpi) {
+void Rendezvous::broadcast(Comm& mpi) {
   std::vector<int32_t> buffer(max_meeting_bytes / sizeof(int32_t));
   char* bytes = reinterpret_cast<char*>(buffer.data());
-  const std::string text = text_of(point_);
+  const std::string text = text_of(rank_zero_);
   CHECK_THAT(text.size() < max_meeting_bytes, text.size(), " bytes of addresses");
   std::memcpy(bytes, text.data(), text.size());
   mpi.broadcast(view(buffer.data(), {static_cast<int64_t>(buffer.size())}), 0);
   mpi.wait(mpi.mark());
   bytes[max_meeting_bytes - 1] = '\0';
-  point_ = point_of(bytes, "what rank 0 broadcast");
+  rank_zero_ = point_of(bytes, "what rank 0 broadcast");
 }
 
-Meeting::~Meeting() {
+Rendezvous::~Rendezvous() {
   if (leads_ && !file_.empty()) ::unlink(file_.c_str());
 }
 
-MeetingPoint Meeting::look() const {
-  return leads_ || file_.empty() ? point_ : point_of(read_file(file_, max_meeting_bytes), file_);
+RankZero Rendezvous::rank_zero() const {
+  return leads_ || file_.empty() ? rank_zero_ : point_of(read_file(file_, max_meeting_bytes), file_);
 }
 
 }  // namespace crossply

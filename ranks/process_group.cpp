@@ -1,4 +1,4 @@
-#include "ranks/job.h"
+#include "ranks/process_group.h"
 
 #include <unistd.h>
 
@@ -20,55 +20,55 @@ class OneRankComm : public Comm {
   void wait(Ticket) override {}
 };
 
-class OneRankJob : public Job {
+class OneRankGroup : public ProcessGroup {
  public:
-  explicit OneRankJob(const Place& p) : Job(p) {
-    apart = !p.alone();
+  explicit OneRankGroup(const World& p) : ProcessGroup(p) {
+    joining = !p.alone();
     if (p.alone()) set_comm(std::make_unique<OneRankComm>());
   }
-  void start_vote(const Vote& mine) override { vote_ = mine; }
-  Tally finish_vote() override {
-    return {vote_.scored, vote_.stop, vote_.busy_seconds, vote_.busy_seconds, vote_.busy_seconds, 0};
+  void start_stats(const RankStats& mine) override { stats_ = mine; }
+  StepStats finish_stats() override {
+    return {stats_.scored, stats_.stop, stats_.busy_seconds, stats_.busy_seconds, stats_.busy_seconds, 0};
   }
   void barrier(const char*) override {}
   std::string share(const std::string& text) override { return text; }
   std::vector<std::string> collect(const std::string& text) override { return {text}; }
   void enter(Stage, int64_t) override {}
   void finish() override {}
-  void farewell(Exit, const std::string&) override {}
+  void abort(Exit, const std::string&) override {}
 
  private:
-  Vote vote_;
+  RankStats stats_;
 };
 
-class StarJob : public Job {
+class StarGroup : public ProcessGroup {
  public:
-  StarJob(const Place& p, const JoinOptions& options, Comm* mpi) : Job(p), control_(p, options, mpi) {}
+  StarGroup(const World& p, const JoinOptions& options, Comm* mpi) : ProcessGroup(p), control_(p, options, mpi) {}
 
   void join(const JoinOptions& options);
-  void start_vote(const Vote& v) override {
+  void start_stats(const RankStats& v) override {
     const auto busy = static_cast<int64_t>(v.busy_seconds * 1e9);
-    vote_ = control_.ask(Record::vote, {v.step, v.position, v.transfers, v.scored, v.stop, busy});
+    stats_ = control_.ask(Record::stats, {v.step, v.position, v.transfers, v.scored, v.stop, busy});
   }
-  Tally finish_vote() override {
-    const Numbers n = control_.answer(vote_).record.number;
+  StepStats finish_stats() override {
+    const Numbers n = control_.answer(stats_).record.number;
     return {n[0], n[1] != 0, n[2] * 1e-9, n[3] * 1e-9, n[4] * 1e-9, static_cast<int>(n[5])};
   }
   void barrier(const char* why) override { control_.answer(control_.ask(Record::barrier, {}, why)); }
   std::string share(const std::string& text) override {
-    return control_.answer(control_.ask(Record::share, {}, place.leads() ? text : "")).texts.at(0);
+    return control_.answer(control_.ask(Record::share, {}, world.leads() ? text : "")).texts.at(0);
   }
   std::vector<std::string> collect(const std::string& text) override {
     auto texts = control_.answer(control_.ask(Record::collect, {}, text)).texts;
-    return place.leads() ? std::move(texts) : std::vector<std::string>();
+    return world.leads() ? std::move(texts) : std::vector<std::string>();
   }
   void enter(Stage stage, int64_t step) override { control_.enter(stage, step); }
   void finish() override { control_.finish(); }
-  void farewell(Exit code, const std::string& why) override { control_.farewell(code, why); }
+  void abort(Exit code, const std::string& why) override { control_.abort(code, why); }
 
  private:
   Control control_;
-  int64_t vote_ = 0;
+  int64_t stats_ = 0;
 };
 
 // What of this rank must be equal to rank 0's, in an order in which the first difference explains the others.
@@ -91,13 +91,13 @@ std::string difference(const std::vector<nlohmann::json>& lists, const std::stri
   return ranks.empty() ? "" : str("rank ", ranks, ": other ", item, " than rank 0: ", values);
 }
 
-void StarJob::join(const JoinOptions& options) {
+void StarGroup::join(const JoinOptions& options) {
   std::vector<nlohmann::json> lists;
   for (const std::string& text : collect(list_of_same(options))) {
     lists.push_back(try_parse_json(text));
     if (!lists.back().is_object()) lists.back() = nlohmann::json::object();
   }
-  if (place.leads()) {
+  if (world.leads()) {
     for (const auto& [item, value] : options.same)
       if (const std::string why = difference(lists, item); !why.empty())
         control_.refuse({Exit::usage, Exit::usage, 0, 0, why + "; start all ranks with the same program and flags"});
@@ -112,13 +112,13 @@ void StarJob::join(const JoinOptions& options) {
 
 }  // namespace
 
-std::unique_ptr<Job> one_rank_job(const Place& place) { return std::make_unique<OneRankJob>(place); }
+std::unique_ptr<ProcessGroup> one_rank_group(const World& world) { return std::make_unique<OneRankGroup>(world); }
 
-std::unique_ptr<Job> join_job(const Place& place, const JoinOptions& options, Comm* mpi) {
-  CHECK_THAT(!place.alone() && place.rank >= 0 && place.rank < place.size, "rank ", place.rank, " of ", place.size);
-  auto job = std::make_unique<StarJob>(place, options, mpi);
-  job->join(options);
-  return job;
+std::unique_ptr<ProcessGroup> join_group(const World& world, const JoinOptions& options, Comm* mpi) {
+  CHECK_THAT(!world.alone() && world.rank >= 0 && world.rank < world.size, "rank ", world.rank, " of ", world.size);
+  auto group = std::make_unique<StarGroup>(world, options, mpi);
+  group->join(options);
+  return group;
 }
 
 }  // namespace crossply

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "ranks/job.h"
+#include "ranks/process_group.h"
 
 namespace crossply::test {
 
@@ -98,57 +98,59 @@ class ThreadComm : public Comm {
   int rank_;
 };
 
-class ThreadJob : public Job {
+class ThreadGroup : public ProcessGroup {
  public:
-  ThreadJob(Threads& threads, int rank) : Job(Place{rank, threads.size(), rank, threads.size()}), threads_(threads) {
+  ThreadGroup(Threads& threads, int rank)
+      : ProcessGroup(World{rank, threads.size(), rank, threads.size()}), threads_(threads) {
     set_comm(std::make_unique<ThreadComm>(threads, rank));
   }
-  void start_vote(const Vote& mine) override { mine_ = mine; }
-  Tally finish_vote() override {
-    Tally tally;
-    threads_.meet(place.rank, &mine_, [&](const auto& all) {
+  void start_stats(const RankStats& mine) override { mine_ = mine; }
+  StepStats finish_stats() override {
+    StepStats all_stats;
+    threads_.meet(world.rank, &mine_, [&](const auto& all) {
       std::vector<double> busy;
       for (const void* one : all) {
-        const Vote& vote = *static_cast<const Vote*>(one);
-        CHECK_THAT(vote.step == mine_.step && vote.position == mine_.position && vote.transfers == mine_.transfers,
+        const RankStats& stats = *static_cast<const RankStats*>(one);
+        CHECK_THAT(stats.step == mine_.step && stats.position == mine_.position && stats.transfers == mine_.transfers,
                    "the ranks are not at the same place");
-        tally.scored += vote.scored;
-        tally.stop |= vote.stop;
-        busy.push_back(vote.busy_seconds);
+        all_stats.scored += stats.scored;
+        all_stats.stop |= stats.stop;
+        busy.push_back(stats.busy_seconds);
       }
       std::sort(busy.begin(), busy.end());
-      tally.min_busy = busy.front(), tally.median_busy = busy[(busy.size() - 1) / 2], tally.max_busy = busy.back();
+      all_stats.min_busy = busy.front(), all_stats.max_busy = busy.back();
+      all_stats.median_busy = busy[(busy.size() - 1) / 2];
     });
-    return tally;
+    return all_stats;
   }
   void barrier(const char*) override {
-    threads_.meet(place.rank, nullptr, [](const auto&) {});
+    threads_.meet(world.rank, nullptr, [](const auto&) {});
   }
   std::string share(const std::string& text) override {
     std::string first;
-    threads_.meet(place.rank, &text, [&](const auto& all) { first = *static_cast<const std::string*>(all[0]); });
+    threads_.meet(world.rank, &text, [&](const auto& all) { first = *static_cast<const std::string*>(all[0]); });
     return first;
   }
   std::vector<std::string> collect(const std::string& text) override {
     std::vector<std::string> texts;
-    threads_.meet(place.rank, &text, [&](const auto& all) {
+    threads_.meet(world.rank, &text, [&](const auto& all) {
       for (const void* one : all) texts.push_back(*static_cast<const std::string*>(one));
     });
-    return place.leads() ? texts : std::vector<std::string>();
+    return world.leads() ? texts : std::vector<std::string>();
   }
   void enter(Stage, int64_t) override {}
   void finish() override {}
-  void farewell(Exit, const std::string&) override {}
+  void abort(Exit, const std::string&) override {}
 
  private:
   Threads& threads_;
-  Vote mine_;
+  RankStats mine_;
 };
 
 // Runs body(job) on every rank of a job of this size, each on one thread. Rethrows what the first of them threw, if not
 // only that it missed another.
-inline void on_ranks(int size, const std::function<void(const std::shared_ptr<Job>&)>& body) {
-  if (size == 1) return body(one_rank_job());
+inline void on_ranks(int size, const std::function<void(const std::shared_ptr<ProcessGroup>&)>& body) {
+  if (size == 1) return body(one_rank_group());
   Threads shared(size);
   std::vector<std::exception_ptr> errors(static_cast<size_t>(size)), missed(errors.size());
   std::vector<std::thread> threads;
@@ -156,7 +158,7 @@ inline void on_ranks(int size, const std::function<void(const std::shared_ptr<Jo
     threads.emplace_back([&, rank] {
       omp_set_num_threads(1);
       try {
-        body(std::make_shared<ThreadJob>(shared, rank));
+        body(std::make_shared<ThreadGroup>(shared, rank));
       } catch (const Error& error) {
         (error.code == Exit::peer_lost ? missed : errors)[static_cast<size_t>(rank)] = std::current_exception();
       } catch (...) {
