@@ -42,11 +42,11 @@ class ${class}Connection : public Connection {
   // The tests hold you to it. Delete this where no start does that.
   std::string start_as_plain(ParameterTable&, const Config&) const override { return ""; }
 
-  Value* read(const Site& site) override { return Connection::read(site); }
-  Heads project(int layer, Value* x) override { return Connection::project(layer, x); }
+  Value* read(const Sublayer& sublayer) override { return Connection::read(sublayer); }
+  QueryKeyValue project(int layer, Value* x) override { return Connection::project(layer, x); }
   KeyValue kv(int layer, KeyValue own) override { return Connection::kv(layer, own); }
-  Value* attend(int layer, Heads own) override { return Connection::attend(layer, own); }
-  void write(const Site& site, Value* y) override { Connection::write(site, y); }
+  Value* attend(int layer, QueryKeyValue own) override { return Connection::attend(layer, own); }
+  void write(const Sublayer& sublayer, Value* y) override { Connection::write(sublayer, y); }
   Value* finish() override { return Connection::finish(); }
 };
 
