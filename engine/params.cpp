@@ -98,11 +98,14 @@ void ParameterTable::lay_out(int64_t unit, int64_t end_unit) {
 }
 
 void ParameterTable::place_rows() {
-  int64_t next[] = {0, bf16_only_begin()};
-  for (Parameter& row : rows_) {
-    int64_t& end = next[row.bf16_only];
-    row.offset = std::exchange(end, end + padded(row));
-  }
+  int64_t next = 0;
+  const auto place = [&](bool bf16_only, bool muon) {
+    for (Parameter& row : rows_)
+      if (row.bf16_only == bf16_only && row.muon == muon) row.offset = std::exchange(next, next + padded(row));
+  };
+  place(false, false), place(false, true);
+  next = bf16_only_begin();
+  place(true, true), place(true, false);
 }
 
 int64_t ParameterTable::bf16_only_begin() const { return (size_of_rows(false) + unit_ - 1) / unit_ * unit_; }

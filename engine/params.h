@@ -55,6 +55,7 @@ struct Parameter {
   double wd_mul = 1;            // times the weight decay
   bool between_widths = false;  // a projection of a block, or declared a matrix
   bool bf16_only = false;       // a bf16 tape reads nothing but bf16_copy; set by Tape::mark_bf16_only()
+  bool muon = false;            // a matrix that Muon updates in this run; set before lay_out()
   int64_t offset = 0;  // first element in the flat arrays; set by lay_out(), and by allocate() with value and grad
   Tensor value = {}, grad = {};
   Tensor bf16_copy = {};  // bf16 copy of the value, for the matrix products of bf16 tapes; set by allocate_bf16_copy()
@@ -79,7 +80,8 @@ class ParameterTable {
   const std::deque<Parameter>& rows() const { return rows_; }
   int64_t count() const;  // number of parameters
   // How the rows lie in the flat arrays: in two regions, those that are bf16_only in the second one, each in the
-  // order of the table, from multiples of 64. The second region begins at a multiple of `unit` elements, all of it ends
+  // order of the table, from multiples of 64. Muon's matrices are the end of the first and the begin of the second, so
+  // that they lie together. The second region begins at a multiple of `unit` elements, all of it ends
   // at one of `end_unit`; both are 64 by default. What lies between rows stays zero. Before allocate(),
   // which keeps the offsets that the rows get here.
   void lay_out(int64_t unit, int64_t end_unit);

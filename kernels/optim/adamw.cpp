@@ -9,11 +9,12 @@
 namespace crossply {
 namespace {
 
+template <bool cautious>
 void adamw_row_cpu(float* params, float* m, float* v, bf16* bf16_copy, const float* grads, const AdamwNumbers& numbers,
                    const AdamwRow& row, AdamwFactors s) {
   const auto f = [](double x) { return static_cast<float>(x); };
   const double lr = numbers.lr * row.lr_mul;
-  const float step_size = f(lr * numbers.unbias_m), decay = f(lr * row.weight_decay);
+  const float step_size = f(lr * numbers.unbias_m), decay = f(lr * numbers.decay * row.weight_decay);
   const float factor = f(numbers.factor), unbias_v = f(numbers.unbias_v);
   constexpr int64_t chunk = 1024;  // what bf16_copy is rounded from is still in the cache
   for (int64_t first = row.begin; first < row.end; first += chunk) {
@@ -23,7 +24,12 @@ void adamw_row_cpu(float* params, float* m, float* v, bf16* bf16_copy, const flo
       const float g = factor * grads[i], m1 = s.beta1 * m[i] + s.in1 * g, v1 = s.beta2 * v[i] + s.in2 * g * g;
       m[i] = m1;
       v[i] = v1;
-      params[i] -= decay * params[i] + step_size * m1 / (std::sqrt(v1) * unbias_v + s.eps);
+      if constexpr (cautious) {
+        const float step = step_size * m1 / (std::sqrt(v1) * unbias_v + s.eps);
+        params[i] -= (step * params[i] >= 0 ? decay : 0.f) * params[i] + step;
+      } else {
+        params[i] -= decay * params[i] + step_size * m1 / (std::sqrt(v1) * unbias_v + s.eps);
+      }
     }
     if (bf16_copy != nullptr) write_floats(bf16_copy + first, params + first, end - first);
   }
@@ -37,7 +43,9 @@ void adamw_update_cpu(float* params, float* m, float* v, bf16* bf16_copy, const 
     for (AdamwRow row : rows) {
       row.begin = std::max(row.begin, begin);
       row.end = std::min(row.end, end);
-      if (row.begin < row.end) adamw_row_cpu(params, m, v, bf16_copy, grads, numbers, row, factors);
+      if (row.begin >= row.end) continue;
+      with_flag(factors.cautious,
+                [&](auto cautious) { adamw_row_cpu<cautious>(params, m, v, bf16_copy, grads, numbers, row, factors); });
     }
   });
 }

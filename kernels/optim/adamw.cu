@@ -38,7 +38,8 @@ __device__ __forceinline__ void update(float* params, float* m, float* v, bf16* 
     const float x = r.factor * g[k];
     m1[k] = s.beta1 * m1[k] + s.in1 * x;
     v1[k] = s.beta2 * v1[k] + s.in2 * x * x;
-    p[k] -= r.decay * p[k] + r.step_size * m1[k] / (sqrtf(v1[k]) * r.unbias_v + s.eps);
+    const float step = r.step_size * m1[k] / (sqrtf(v1[k]) * r.unbias_v + s.eps);
+    p[k] -= (!s.cautious || step * p[k] >= 0 ? r.decay : 0.f) * p[k] + step;
   }
   store<width>(params + i, p);
   store<width>(m + i, m1);
@@ -60,7 +61,8 @@ __global__ void adamw_kernel(float* params, float* m, float* v, bf16* bf16_copy,
   const int64_t begin = spans.span[r].begin, end = spans.span[r].end;
   const double lr = of_step.lr * spans.span[r].lr_mul;
   const SpanFactors of{static_cast<float>(of_step.factor), static_cast<float>(lr * of_step.unbias_m),
-                       static_cast<float>(lr * spans.span[r].weight_decay), static_cast<float>(of_step.unbias_v)};
+                       static_cast<float>(lr * of_step.decay * spans.span[r].weight_decay),
+                       static_cast<float>(of_step.unbias_v)};
   const int64_t first = begin / width * width + static_cast<int64_t>(blockIdx.x - spans.span[r].first_block) * piece;
   const int64_t last = first + piece < end ? first + piece : end;
   for (int64_t i = first + threadIdx.x * width; i < last; i += threads * width) {

@@ -14,17 +14,27 @@ void refresh_bf16_copy(ParameterTable& params) {
   if (params.lends()) convert(part_of(params.bf16_copy(), lent), params.lent_values(), stream);
 }
 
-Optimizer::Optimizer(ParameterTable& params, const Buckets& buckets, const AdamwOptions& options)
+Optimizer::Optimizer(ParameterTable& params, const Buckets& buckets, const AdamwOptions& options,
+                     const MuonOptions& muon)
     : params_(params),
       buckets_(buckets),
       options_(options),
-      numbers_(params.device(), "numbers of a step", sizeof(double) + sizeof(AdamwNumbers)),
+      muon_options_(muon),
+      muon_(params, muon, options.weight_decay, options.cautious),
+      numbers_(params.device(), "numbers of a step", sizeof(Numbers)),
       m_(params.device(), "first moments", static_cast<size_t>(buckets.own_size()) * size_of(params.dtype())),
-      v_(params.device(), "second moments", m_.bytes()) {
+      v_(params.device(), "second moments",
+         static_cast<size_t>(buckets.own_size() - muon_.range().size()) * size_of(params.dtype())) {
+  CHECK_THAT(muon_.empty() || buckets.size() == 1, "Muon on ", buckets.size(), " ranks");
   if (const int64_t masters = (params.flat_size() - params.values().numel()) / buckets.size(); params.lends())
     masters_ = Arena(params.device(), "own f32 parameters", static_cast<size_t>(masters) * size_of(params.dtype()));
-  for (const Bucket& bucket : buckets.list()) rows_.push_back(own_rows(bucket));
+  for (const Bucket& bucket : buckets.list()) add_parts(bucket);
   take_masters();
+}
+
+Tensor Optimizer::v(const Range& own) const {
+  const int64_t begin = own.begin < muon_.range().end ? own.begin : own.begin - muon_.range().size();
+  return part_of(flat(v_), {begin, begin + own.size()});
 }
 
 Tensor Optimizer::own_values(const Bucket& bucket) const {
@@ -50,36 +60,48 @@ void Optimizer::return_masters() {
            params_.device().stream());
 }
 
-std::vector<AdamwRow> Optimizer::own_rows(const Bucket& bucket) const {
-  const Range slice = bucket.slice_of(buckets_.rank());
+std::vector<AdamwRow> Optimizer::rows_in(const Range& flat) const {
   std::vector<AdamwRow> rows;
   for (const Parameter& row : params_.rows()) {
-    const int64_t begin = std::max(row.offset, slice.begin);
-    const int64_t end = std::min(row.offset + row.shape.numel(), slice.end);
+    const int64_t begin = std::max(row.offset, flat.begin);
+    const int64_t end = std::min(row.offset + row.shape.numel(), flat.end);
     if (begin < end)
-      rows.push_back({begin - slice.begin, end - slice.begin, row.lr_mul, options_.weight_decay * row.wd_mul});
+      rows.push_back({begin - flat.begin, end - flat.begin, row.lr_mul, options_.weight_decay * row.wd_mul});
   }
   std::sort(rows.begin(), rows.end(), [](const AdamwRow& a, const AdamwRow& b) { return a.begin < b.begin; });
   return rows;
 }
 
-void Optimizer::begin_step(double lr, double scale) {
-  const struct {
-    double scale;
-    AdamwNumbers numbers;
-  } next{scale, adamw_numbers({options_.beta1, options_.beta2, options_.eps}, ++step, lr, scale)};
+// This rank's slice of a bucket, in front of Muon's matrices and behind them.
+void Optimizer::add_parts(const Bucket& bucket) {
+  const Range slice = bucket.slice_of(buckets_.rank()), matrices = muon_.range();
+  const Range before{slice.begin, std::min(slice.end, matrices.begin)};
+  const Range behind{std::max(slice.begin, matrices.end), slice.end};
+  for (const Range& flat : {before, behind}) {
+    if (flat.size() <= 0) continue;
+    const Range in_slice{flat.begin - slice.begin, flat.end - slice.begin};
+    parts_.push_back({flat,
+                      {bucket.own + in_slice.begin, bucket.own + in_slice.end},
+                      part_of(own_values(bucket), in_slice),
+                      rows_in(flat)});
+  }
+}
+
+void Optimizer::begin_step(const StepRates& rates, double scale) {
+  const AdamwConstants constants{options_.beta1, options_.beta2, options_.eps};
+  const Numbers next{scale, adamw_numbers(constants, step + 1, rates.lr, scale, rates.decay),
+                     MuonNumbers{rates.muon_lr, muon_options_.momentum_at(step), rates.decay}};
+  ++step;
   params_.device().copy_in(numbers_.data(), &next, sizeof next);
 }
 
 void Optimizer::update() {
-  const Tensor numbers{factor().data, Dtype::f64, Shape{4}};
-  for (size_t i = 0; i < rows_.size(); ++i) {
-    const Bucket& bucket = buckets_.list()[i];
-    const Range slice = bucket.slice_of(buckets_.rank());
-    adamw_update(own_values(bucket), part_of(m(), bucket.own_range()), part_of(v(), bucket.own_range()),
-                 part_of(params_.bf16_copy(), slice), part_of(params_.gradients(), slice), numbers, rows_[i],
-                 {options_.beta1, options_.beta2, options_.eps}, params_.device().stream());
-  }
+  constexpr int64_t of_adamw = sizeof(AdamwNumbers) / sizeof(double), of_muon = sizeof(MuonNumbers) / sizeof(double);
+  for (const AdamwPart& part : parts_)
+    adamw_update(part.values, part_of(m(), part.own), v(part.own), part_of(params_.bf16_copy(), part.flat),
+                 part_of(params_.gradients(), part.flat), number(1, of_adamw), part.rows,
+                 {options_.beta1, options_.beta2, options_.eps, options_.cautious}, params_.device().stream());
+  muon_.update(part_of(m(), muon_.range()), factor(), number(1 + of_adamw, of_muon));
 }
 
 }  // namespace crossply

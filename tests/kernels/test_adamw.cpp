@@ -19,7 +19,7 @@ bool in_gap(int64_t i) { return i < 3 || (i >= 301 && i < 333) || i >= 40000; }
 // At a base learning rate of 1.
 std::vector<double> numbers_of(const AdamwConstants& constants, int64_t step, double factor) {
   const AdamwNumbers of = adamw_numbers(constants, step, 1, factor);
-  return {of.factor, of.lr, of.unbias_m, of.unbias_v};
+  return {of.factor, of.lr, of.unbias_m, of.unbias_v, of.decay};
 }
 
 template <class T>

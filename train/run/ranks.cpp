@@ -53,6 +53,9 @@ struct Deadline {
 
 void check_ranks(const Settings& o, int64_t ranks) {
   const int64_t V = o.accumulate, sequences = o.batch * V;
+  if (o.optimizer != "adamw" && ranks > 1)
+    fail(Exit::usage, "--optimizer ", o.optimizer, " runs on one rank so far, not on ", ranks,
+         "; use --optimizer adamw or one rank");
   if (ranks >= 1 << max_levels)
     fail(Exit::usage, ranks, " ranks are too many: at most ", (1 << max_levels) - 1, " add up their gradients");
   if (V % ranks == 0) return;

@@ -18,8 +18,10 @@ Takes any_of(std::vector<std::string> words) { return {0, 0, std::move(words)}; 
 Takes text(const char* type) { return {0, 0, {}, type}; }
 const Takes count = from(0, max_count), number = from(0, max_number), truth, given = {0, 0, {}, "", true};
 
-const std::vector<Need> beside_teacher = {{"--teacher"}}, beside_world = {{"--world"}};
+const std::vector<Need> beside_muon = {{"--optimizer", {"muon", "normuon"}}}, beside_teacher = {{"--teacher"}},
+                        beside_world = {{"--world"}};
 bool has_teacher(const Settings& s) { return !s.teacher.empty(); }
+bool has_muon(const Settings& s) { return s.optimizer != "adamw"; }
 
 // clang-format off
 const std::vector<FlagRow> data = {
@@ -92,6 +94,20 @@ const std::vector<FlagRow> optimizer = {
     {"--accumulate", fixed, [](S s) -> M { return &s.accumulate; }, from(1, max_size),
      "micro-steps per optimizer step"},
     {"--lr", fixed, [](S s) -> M { return &s.lr; }, number, "base learning rate"},
+    {"--optimizer", fixed, [](S s) -> M { return &s.optimizer; }, any_of(optimizers),
+     "of matrices between widths; all other parameters are AdamW's (docs/training.md#muon)"},
+    {"--muon-lr", fixed, [](S s) -> M { return &s.muon.lr; }, number,
+     "Muon's base learning rate (0: with --muon-scale rms five times --lr, with original 0.03)", beside_muon, {}, "", has_muon},
+    {"--muon-scale", fixed, [](S s) -> M { return &s.muon.scale; }, any_of(muon_scales),
+     "size of Muon's step for an (m, n) matrix: 0.2 sqrt(max(m, n)), sqrt(max(1, m/n)) or sqrt(m/n)", beside_muon, {}, "", has_muon},
+    {"--muon-momentum", fixed, [](S s) -> M { return &s.muon.momentum; }, from(0, max_beta), "Muon's momentum", beside_muon, {}, "", has_muon},
+    {"--muon-nesterov", fixed, [](S s) -> M { return &s.muon.nesterov; }, truth, "Nesterov's form of it", beside_muon, {}, "", has_muon},
+    {"--momentum-warmup", fixed, [](S s) -> M { return &s.muon.momentum_warmup; }, count,
+     "steps in which Muon's momentum rises from 0.85", beside_muon, {}, "", has_muon},
+    {"--muon-polynomial", fixed, [](S s) -> M { return &s.muon.polynomial; }, any_of(muon_polynomials),
+     "coefficients of Newton-Schulz (kernels/optim/newton_schulz.h)", beside_muon, {}, "", has_muon},
+    {"--muon-steps", fixed, [](S s) -> M { return &s.muon.steps; }, from(0, 100),
+     "steps of Newton-Schulz (0: those of the polynomial)", beside_muon, {}, "", has_muon},
     {"--router-lr", fixed, [](S s) -> M { return &s.router_lr; }, number,
      "of routers, depth scores and whatever else learns faster than --lr; some connections have nothing such, attnres "
      "and mhc among them (0: mostly ten times --lr)"},
@@ -103,8 +119,13 @@ const std::vector<FlagRow> optimizer = {
     {"--weight-decay", fixed, [](S s) -> M { return &s.adamw.weight_decay; }, number, "decoupled weight decay"},
     {"--decay-all", fixed, [](S s) -> M { return &s.decay_all; }, given,
      "decay norms, embeddings, routers and scalars, too, as SATFormer's code does", {{"--weight-decay"}}},
+    {"--cautious-decay", fixed, [](S s) -> M { return &s.adamw.cautious; }, given,
+     "decay only weights that the step makes smaller", {{"--weight-decay"}}},
+    {"--decay-schedule", fixed, [](S s) -> M { return &s.decay_schedule; }, any_of(decay_schedules),
+     "of the weight decay: constant, or to 0 at the last step"},
     {"--beta1", fixed, [](S s) -> M { return &s.adamw.beta1; }, from(0, max_beta), "AdamW's first decay"},
     {"--beta2", fixed, [](S s) -> M { return &s.adamw.beta2; }, from(0, max_beta), "AdamW's second decay"},
+    {"--adam-eps", fixed, [](S s) -> M { return &s.adamw.eps; }, number, "AdamW's epsilon"},
     {"--clip", fixed, [](S s) -> M { return &s.adamw.clip; }, number, "largest global gradient norm (0: no clipping)"}};
 
 const std::vector<FlagRow> output = {

@@ -163,6 +163,8 @@ void check_together(const Settings& s) {
   if (const auto decay = s.config.options.find("decay"); s.decay_all && decay != s.config.options.end())
     if (decay->second == "routers")
       fail(Exit::usage, "--decay-all decays everything, --decay routers the routers alone; leave one of them out");
+  if (s.optimizer != "adamw" && gpu)
+    fail(Exit::usage, "--optimizer ", s.optimizer, " does not run on a GPU yet; use --optimizer adamw or --device cpu");
   check_batch(s.batch, s.accumulate, s.data.seq_len);
   check_world(s);
   if (s.matmul == "fp8" && s.world.gpu == "a100") fail(Exit::usage, "--matmul fp8: --gpu a100 has none");

@@ -124,13 +124,12 @@ bool take_run_settings(const std::string& run_dir, Settings& o) {
 void refuse_other_settings(const json& saved, const Settings& now, const std::string& where,
                            const std::set<std::string>& moved) {
   if (!saved.is_object()) fail(Exit::bad_data, where, ": the flags of the run are missing");
-  // Older runs had no choice of these.
-  static const json newer = {{"matmul", "fp32"}, {"sum", "running"}, {"teacher", ""}, {"tokenizer", ""}};
+  static const json usual = trajectory(Settings());  // for what older runs had no choice of
   const json current = trajectory(now);
   Settings settings = now;
   each_kept(settings, Resume::may_grow, [&](const FlagRow& row, const auto&) {
     const std::string key = row.key();
-    const json &value = current[key], found = saved.value(key, newer.value(key, json()));
+    const json &value = current[key], found = saved.value(key, usual.value(key, json()));
     const json was = found.is_string() ? json(name_as_utf8(renewed(row, name_from_utf8(found)))) : found;
     if (was == value || moved.contains(key) || (key == "init" && now.init_moved)) return;
     if (row.resume == Resume::may_grow && was.is_number_unsigned() && was < value) return;

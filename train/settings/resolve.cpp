@@ -154,6 +154,16 @@ void choose_open(TrainPlan& plan, const DataFacts& data) {
                     format_count(params.count()), " parameters:", flags);
 }
 
+// The matrices' learning rate, where it was not given. With the rms scale an update has the size of one of AdamW's, but
+// AdamW's own rate was measured to be too small.
+void choose_muon(TrainPlan& plan) {
+  plan.muon.normalize_rows = plan.optimizer == "normuon";
+  if (plan.optimizer == "adamw" || plan.muon.lr > 0) return;
+  if (plan.muon.scale == "spectral")
+    fail(Exit::usage, "--muon-scale spectral has no usual learning rate: give --muon-lr");
+  plan.muon.lr = plan.muon.scale == "rms" ? 5 * plan.lr : 0.03;
+}
+
 // The teacher's logits are for the same tokens as the model's.
 void check_teacher(const TrainPlan& plan, const Config& teacher) {
   if (const int64_t theirs = teacher.vocab_size, own = plan.config.vocab_size; theirs != own)
@@ -198,6 +208,7 @@ TrainPlan resolve(const Settings& said, Config model, const InitialModel* initia
   plan.config.check(Exit::usage, "flags");
   notes += check_options(plan);
   if (data.seq_len > 0) choose_open(plan, data);
+  choose_muon(plan);
   if (teacher) check_teacher(plan, *teacher);
   plan.teacher_config = teacher;
   check_together(plan);

@@ -30,6 +30,13 @@ inline ScheduleKind schedule_kind(const std::string& name) {
   return static_cast<ScheduleKind>(found - schedules.begin());
 }
 
+// Schedules of the weight decay: its multiplier for the update after k finished ones, of K.
+inline const std::vector<std::string> decay_schedules = {"constant", "linear", "cosine"};
+inline double decay_at(const std::string& name, int64_t k, int64_t K) {
+  const double q = static_cast<double>(k) / static_cast<double>(K);
+  return name == "linear" ? 1 - q : name == "cosine" ? 0.5 * (1 + std::cos(std::numbers::pi * q)) : 1;
+}
+
 struct Schedule {
   ScheduleKind kind = ScheduleKind::cosine;
   int64_t warmup = 0;  // W, in optimizer steps

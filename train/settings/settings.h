@@ -58,7 +58,10 @@ struct Settings {
   std::string schedule = "cosine";
   int64_t warmup = 0;
   double lr_floor = 0;
+  std::string optimizer = "adamw";  // one of optimizers
   AdamwOptions adamw;
+  MuonOptions muon;  // its lr of 0 is resolve()'s to choose; normalize_rows is what `optimizer` says
+  std::string decay_schedule = "constant";
   bool decay_all = false;  // also what the parameter table exempts
   uint64_t seed = 42;
   std::string device = "cpu", dtype = "fp32", matmul = "fp32";
@@ -98,6 +101,8 @@ struct Settings {
 
 // What these flags take; --schedule: train/settings/schedule.h.
 inline const std::vector<std::string> dtypes = {"fp32", "bf16"}, matmuls = {"fp32", "bf16x3", "fp8"};
+// muon, normuon: of the matrices; all other rows are AdamW's (kernels/optim/muon.h).
+inline const std::vector<std::string> optimizers = {"adamw", "muon", "normuon"};
 inline const std::vector<std::string> reductions = {"token", "element"};
 // --kd-tau: beyond, the KL divergence is lost in rounding, or TAU^2 KL beside the cross entropy.
 constexpr double min_tau = 0.01, max_tau = 100;

@@ -74,22 +74,48 @@ std::vector<Piece> pieces_of(const json& parts, const Parameter& row, const std:
   return pieces;
 }
 
+// Calls visit(prefix, row, part, tensor) for each moment of this rank: m. and v. of a row's elements in `part`, or v. of
+// the rows of one of NorMuon's matrices, in a part of that size.
+template <class F>
+void each_moment(const ParameterTable& params, const Buckets& buckets, const Optimizer& optimizer, F&& visit) {
+  for (const std::string prefix : {"m.", "v."})
+    for (const Parameter& row : params.rows()) {
+      const bool second = prefix == "v.";
+      if (second && row.muon) {
+        const Tensor moments = optimizer.muon().row_moments(row);
+        if (moments.data != nullptr) visit(prefix, row, OwnPart{0, moments.numel(), 0}, moments);
+        continue;
+      }
+      for (const OwnPart& part : buckets.parts_of(row, buckets.rank())) {
+        const Range own{part.own, part.own + part.end - part.begin};
+        visit(prefix, row, part, second ? optimizer.v(own) : part_of(optimizer.m(), own));
+      }
+    }
+}
+
+// Of a whole moment: the row's own, or one number for each row of a matrix.
+Shape shape_on_disk(const Parameter& row, const Tensor& moment) {
+  return moment.numel() == row.shape.numel() ? row.shape : Shape{row.shape[0]};
+}
+
 // Moments on disk, as many files as there are.
 class MomentFiles {
  public:
-  MomentFiles(const std::string& dir, const ParameterTable& params)
+  // tensors: how many a file of one rank must have.
+  MomentFiles(const std::string& dir, const ParameterTable& params, size_t tensors)
       : dir_(dir + "/"), index_path_(dir_ + index_name), indexed_(path_exists(index_path_)) {
     if (indexed_) read_index(params);
-    else open_whole(params);
+    else open_whole(params, tensors);
   }
 
-  // Elements [begin, end) of the row's m. or v., from whatever has them.
-  void read(const std::string& prefix, const Parameter& row, int64_t begin, int64_t end, float* out) {
+  // Elements [begin, end) of the row's m. or v., from whatever has them. whole: its shape in a file of one rank.
+  void read(const std::string& prefix, const Parameter& row, const Shape& whole, int64_t begin, int64_t end,
+            float* out) {
     for (const Piece& piece : pieces_[row.name]) {
       const int64_t from = std::max(begin, piece.begin), to = std::min(end, piece.end);
       if (from >= to) continue;
       const SafetensorsFile& file = open(piece, row);
-      const TensorInfo& info = find(file, prefix, piece, row);
+      const TensorInfo& info = find(file, prefix, piece, row, whole);
       file.read_f32(info, from - piece.begin, to - from, out + (from - begin));
     }
   }
@@ -105,10 +131,10 @@ class MomentFiles {
         fail(Exit::bad_data, index_path_, ": \"", excerpt(name), "\" is not part of the model");
   }
 
-  void open_whole(const ParameterTable& params) {
+  void open_whole(const ParameterTable& params, size_t tensors) {
     const SafetensorsFile& file = files_.emplace(whole_name, dir_ + whole_name).first->second;
-    if (file.tensors().size() != 2 * params.rows().size())
-      fail(Exit::bad_data, file.path(), ": ", file.tensors().size(), " tensors, expected ", 2 * params.rows().size());
+    if (file.tensors().size() != tensors)
+      fail(Exit::bad_data, file.path(), ": ", file.tensors().size(), " tensors, expected ", tensors);
     for (const Parameter& row : params.rows()) pieces_[row.name] = {{whole_name, 0, row.shape.numel()}};
   }
 
@@ -123,11 +149,11 @@ class MomentFiles {
   }
 
   const TensorInfo& find(const SafetensorsFile& file, const std::string& prefix, const Piece& piece,
-                         const Parameter& row) const {
+                         const Parameter& row, const Shape& whole) const {
     const std::string name = prefix + row.name + (indexed_ ? range_text(piece.begin, piece.end) : "");
     const TensorInfo* info = file.find(name);
     if (info == nullptr) fail(Exit::bad_data, file.path(), ": tensor \"", name, "\" is missing");
-    const Shape shape = indexed_ ? Shape{piece.end - piece.begin} : row.shape;
+    const Shape shape = indexed_ ? Shape{piece.end - piece.begin} : whole;
     if (info->shape != sizes_of(shape))
       fail(Exit::bad_data, file.path(), ": ", info->str(), " does not fit the configuration, which makes it ",
            shape.str());
@@ -145,14 +171,13 @@ class MomentFiles {
 std::string save_moments(const CheckpointWriter& writer, const ParameterTable& params, const Buckets& buckets,
                          const Optimizer& optimizer) {
   std::vector<NamedTensor> tensors;
-  for (const auto& [prefix, flat] : {std::pair{"m.", optimizer.m()}, std::pair{"v.", optimizer.v()}})
-    for (const Parameter& row : params.rows())
-      for (const OwnPart& part : buckets.parts_of(row, buckets.rank())) {
-        Tensor tensor = part_of(flat, {part.own, part.own + part.end - part.begin});
-        if (buckets.size() == 1) tensor.shape = row.shape;
-        const std::string range = buckets.size() == 1 ? "" : range_text(part.begin, part.end);
-        tensors.push_back({prefix + row.name + range, tensor.shape, {tensor}});
-      }
+  const bool whole = buckets.size() == 1;
+  each_moment(params, buckets, optimizer,
+              [&](const std::string& prefix, const Parameter& row, const OwnPart& part, Tensor tensor) {
+                if (whole) tensor.shape = shape_on_disk(row, tensor);
+                const std::string range = whole ? "" : range_text(part.begin, part.end);
+                tensors.push_back({prefix + row.name + range, tensor.shape, {tensor}});
+              });
   const std::string name = file_of(buckets.rank(), buckets.size());
   save_tensors(writer.path(name), params, tensors);
   if (buckets.size() > 1 && buckets.rank() == 0)
@@ -161,15 +186,17 @@ std::string save_moments(const CheckpointWriter& writer, const ParameterTable& p
 }
 
 void load_moments(const std::string& dir, const ParameterTable& params, const Buckets& buckets, Optimizer& optimizer) {
-  MomentFiles files(dir, params);
+  size_t tensors = 0;
+  for (const Parameter& row : params.rows())
+    tensors += !row.muon || optimizer.muon().row_moments(row).data != nullptr ? 2 : 1;
+  MomentFiles files(dir, params, tensors);
   std::vector<float> host;
-  for (const auto& [prefix, flat] : {std::pair{"m.", optimizer.m()}, std::pair{"v.", optimizer.v()}})
-    for (const Parameter& row : params.rows())
-      for (const OwnPart& part : buckets.parts_of(row, buckets.rank())) {
-        host.resize(static_cast<size_t>(part.end - part.begin));
-        files.read(prefix, row, part.begin, part.end, host.data());
-        params.device().copy_in(flat.as<float>() + part.own, host.data(), host.size() * sizeof(float));
-      }
+  each_moment(params, buckets, optimizer,
+              [&](const std::string& prefix, const Parameter& row, const OwnPart& part, const Tensor& tensor) {
+                host.resize(static_cast<size_t>(tensor.numel()));
+                files.read(prefix, row, shape_on_disk(row, tensor), part.begin, part.end, host.data());
+                params.device().copy_in(tensor.data, host.data(), host.size() * sizeof(float));
+              });
 }
 
 }  // namespace crossply

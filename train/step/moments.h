@@ -1,6 +1,7 @@
 // The optimizer's moments in a checkpoint, of which every rank has its own slices (engine/buckets.h).
 //
-// One rank writes optimizer.safetensors with m.NAME and v.NAME for every row of the table. Of W ranks, rank r = 0, 1,
+// One rank writes optimizer.safetensors with m.NAME and v.NAME for every row of the table; Muon's matrices have no
+// v.NAME, and NorMuon's have one of a number for each of their rows. Of W ranks, rank r = 0, 1,
 // ... writes optimizer-0000r-of-0000W.safetensors with 1-D tensors m.NAME[BEGIN:END] and v.NAME[BEGIN:END], elements of
 // the row in its order, and rank 0 optimizer.index.json, which says where they are:
 //   {"parameters": {NAME: [[FILE, BEGIN, END], ...], ...}}

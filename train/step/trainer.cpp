@@ -49,7 +49,7 @@ Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& 
       model_(*device_, prepare(params_, plan, *device_, group_->world, !checkpoint.empty()), plan.config,
              batch_of(plan, train.seq_len(), teacher_.get())),
       T_(train.seq_len()),
-      optimizer_(params_, buckets_, plan.adamw),
+      optimizer_(params_, buckets_, plan.adamw, plan.muon),
       exchange_(*group_, params_, buckets_, model_, plan.sum, micro_steps(), plan.check_replicas),
       sums_(params_, buckets_, model_, *group_, micro_steps(), teacher_ != nullptr, std::ssize(model_.tape().scaled())),
       profile_(plan.profile, *device_, model_),
@@ -126,7 +126,7 @@ void Trainer::compute_clip_factor() {
 
 void Trainer::apply_update() {
   const auto flat = static_cast<double>(params_.gradients().bytes());
-  profile_.phase("adamw", (7 * flat + static_cast<double>(params_.bf16_copy_bytes())) / buckets_.size(),
+  profile_.phase(plan_.optimizer.c_str(), (7 * flat + static_cast<double>(params_.bf16_copy_bytes())) / buckets_.size(),
                  [&] { optimizer_.update(); });
   exchange_.gather_weights();
 }
@@ -135,8 +135,10 @@ void Trainer::update() {
   busy_ = seconds_of_step() - seconds_waited();
   stats = group_->finish_stats();
   last.scored = stats.scored;
-  last.lr = plan_.lr * schedule_.at(steps_done());
-  optimizer_.begin_step(last.lr, scale());
+  const double rate = schedule_.at(steps_done());
+  last.lr = plan_.lr * rate;
+  optimizer_.begin_step({last.lr, plan_.muon.lr * rate, decay_at(plan_.decay_schedule, steps_done(), schedule_.total)},
+                        scale());
   profile_.replay(clip_recording_, [&] { compute_clip_factor(); });
   sums_.begin_read();  // between the two: the host waits for the first only
   profile_.replay(update_recording_, [&] { apply_update(); });
