@@ -19,6 +19,7 @@
 #include "kernels/block/matmul.h"
 #include "kernels/devices.h"
 #include "train/run/inputs.h"
+#include "train/run/optimizer_notes.h"
 #include "train/run/planned_run.h"
 #include "train/run/ranks.h"
 #include "train/step/trainer.h"
@@ -265,6 +266,9 @@ void print_plan(const TrainPlan& options, const Dataset& data) {
       "training FLOPs per token: %.4g (forward %.4g)\n"
       "  2 per multiply-add of products, causal attention and mixtures\n",
       plan.training_flops_per_token, plan.forward_flops_per_token);
+  const double tokens = static_cast<double>(options.batch * options.accumulate * options.data.seq_len);
+  for (const std::string& line : describe_optimizer(options, plan.params, plan.training_flops_per_token * tokens))
+    std::printf("%s\n", line.c_str());
   if (plan.teacher != nullptr)
     std::printf("teacher: %s parameters; training includes its forward of %.4g FLOPs per token\n",
                 format_count(plan.teacher->params.count()).c_str(),

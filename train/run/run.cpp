@@ -24,6 +24,7 @@
 #include "ranks/launch.h"
 #include "train/run/dump_tensors.h"
 #include "train/run/environment.h"
+#include "train/run/optimizer_notes.h"
 #include "train/run/ranks.h"
 #include "train/settings/idle_flags.h"
 #include "train/step/saved_model.h"
@@ -174,6 +175,8 @@ void Run::begin() {
   const double chance = data_.test->task() != nullptr && o_.answer_samples > 0 ? chance_of(o_.data.spec) : NAN;
   if (std::isfinite(chance)) say(format_number("answers: guessing gets %.1f%%", 100 * chance));
   if (first_ == 0) say(vocabulary_note(o_, data_));
+  const double flops = trainer_.flops_per_token() * static_cast<double>(trainer_.tokens_per_step());
+  for (const std::string& line : describe_optimizer(o_, trainer_.params(), flops)) say(line);
   say(describe_ranks(o_, group_));
   say(describe_eight_bits(trainer_.model().tape()));
 }
