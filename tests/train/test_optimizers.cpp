@@ -1,6 +1,7 @@
 // Muon and NorMuon over whole parameter tables and in whole runs; AdamW's variants (test_adamw.cpp has its formula).
 #include "models/disk/checkpoint.h"
 #include "models/registry.h"
+#include "tests/support/backends.h"
 #include "tests/support/check.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny.h"
