@@ -163,7 +163,8 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       "--preset --data --tokenizer --val-data --train-samples --test-samples --seq --seed --init --vocab --width "
       "--layers "
       "--heads --kv-heads --head-width --ffn --rope-theta --norm-eps --tie --qk-norm --backbone --teacher --steps "
-      "--batch --accumulate --lr --router-lr --schedule --warmup --weight-decay --beta1 --beta2 --clip --out --resume "
+      "--batch --accumulate --lr --router-lr --schedule --warmup --weight-decay --beta1 --beta2 --adam-eps --clip "
+      "--optimizer --decay-schedule --out --resume "
       "--eval-every --eval-samples --save-every --keep --tensorboard --csv --dry-run --dump-tape --dump-tensors "
       "--profile "
       "--device --dtype --matmul --sum --peer-timeout --check-replicas --log-ranks");
