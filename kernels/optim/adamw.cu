@@ -1,4 +1,4 @@
-// Not yet span on hardware: only in the emulator.
+// Not yet run on hardware: only in the emulator.
 #include "kernels/optim/adamw.h"
 
 #include "kernels/cuda/cuda.cuh"

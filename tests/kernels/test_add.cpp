@@ -6,17 +6,10 @@
 using namespace crossply;
 using namespace crossply::test;
 
-namespace {
-template <class T>
-std::vector<Backend> backends_for() {
-  return std::is_same_v<T, bf16> ? fast_backends() : all_backends();
-}
-}  // namespace
-
 // One addition in float, rounded once, to bf16 where that is the type: the results must be equal, not just close,
 // except that of bf16 what is too small to be normal may be 0.
 TEST_CASE_TEMPLATE("add: the sum is rounded once, set, added and in place", T, float, bf16) {
-  for (const Backend backend : backends_for<T>()) {
+  for (const Backend backend : backends_of<T>()) {
     for (int64_t n : {1, 17, 1000, 70001, 70008}) {
       CAPTURES(backend, n);
       const auto a = random_vector<T>(n, 1), b = random_vector<T>(n, 2);
@@ -56,7 +49,7 @@ TEST_CASE_TEMPLATE("add: NaN and infinity stay, and ties go to even", T, float, 
   std::vector<T> a(40, 1.f), b(40, 0x1p-8f);
   b[1] = 0x1.8p-7f, b[2] = NAN, b[3] = INFINITY, b[33] = b[39] = NAN;
   a[4] = b[4] = 0x1.fep127f;
-  for (const Backend backend : backends_for<T>()) {
+  for (const Backend backend : backends_of<T>()) {
     auto out = poisoned<T>(40);
     run_on(backend, {view(out), view(a), view(b)},
            [](auto& t, Stream stream) { add_forward(t[0], t[1], t[2], stream); });

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <optional>
 
+#include "kernels/block/bias.h"
 #include "kernels/block/matmul.h"
 #include "kernels/block/ops.h"
 #include "tests/support/backends.h"
@@ -210,18 +211,10 @@ TEST_CASE("linear: in eight bits it is the product of the rounded numbers, and f
     const int64_t O = widths[i];
     const auto w8 = kept<e4m3>(w[i], scales[1 + 2 * i]), dy8 = kept<e5m2>(dy[i], scales[2 + 2 * i]);
     std::vector<double> want(static_cast<size_t>(rows * O)), want_dw(static_cast<size_t>(O * C), 0.0);
-    for (int64_t n = 0; n < rows; ++n)
-      for (int64_t o = 0; o < O; ++o) {
-        double sum = i == 0 ? static_cast<double>(bias[static_cast<size_t>(o)]) : 0;
-        for (int64_t c = 0; c < C; ++c) {
-          const auto at_x = static_cast<size_t>(n * C + c), at_w = static_cast<size_t>(o * C + c),
-                     at_y = static_cast<size_t>(n * O + o);
-          sum += x8[at_x] * w8[at_w];
-          want_dx[at_x] += dy8[at_y] * w8[at_w];
-          want_dw[at_w] += dy8[at_y] * x8[at_x];
-        }
-        want[static_cast<size_t>(n * O + o)] = sum;
-      }
+    matmul_forward_ref(want.data(), x8.data(), w8.data(), rows, C, O);
+    if (i == 0) bias_forward_ref(want.data(), convert<double>(bias).data(), rows, O);
+    matmul_backward_input_ref(want_dx.data(), dy8.data(), w8.data(), rows, C, O, true);
+    matmul_backward_weight_ref(want_dw.data(), dy8.data(), x8.data(), rows, C, O);
     check_close("out", layers.get<bf16>(layers.outs[i]->tensor), want, 0x1p-8);
     check_close("dweight", layers.get<float>(layers.params.at(str("w", i)).grad), want_dw, 1e-6);
   }
@@ -281,13 +274,9 @@ TEST_CASE("linear: in eight bits it adds its output to the sum that comes next")
   layers.put(layers.outs[0]->grad->tensor, random_vector<bf16>(rows * widths[0], 3));
   layers.tape.run(step);
   const auto x8 = kept<e4m3>(x, 64), w8 = kept<e4m3>(layers.get<bf16>(layers.params.at("w0").bf16_copy), 256);
-  std::vector<double> want;
-  for (int64_t n = 0; n < rows; ++n)
-    for (int64_t o = 0; o < widths[0]; ++o) {
-      double sum = static_cast<double>(addend[static_cast<size_t>(n * widths[0] + o)]);
-      for (int64_t c = 0; c < C; ++c) sum += x8[static_cast<size_t>(n * C + c)] * w8[static_cast<size_t>(o * C + c)];
-      want.push_back(sum);
-    }
+  std::vector<double> want(addend.size());
+  matmul_forward_ref(want.data(), x8.data(), w8.data(), rows, C, widths[0]);
+  for (size_t at = 0; at < want.size(); ++at) want[at] += static_cast<double>(addend[at]);
   check_close("out", layers.get<bf16>(layers.outs[0]->tensor), want, 0x1p-8);
 }
 

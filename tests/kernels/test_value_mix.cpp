@@ -98,7 +98,7 @@ TEST_CASE_TEMPLATE("value_mix: the fast backends equal the reference, set and ad
 TEST_CASE_TEMPLATE("value_mix: only the gradients that have data are written, and v is not needed without d_own", T,
                    float, bf16) {
   const Op op = value_mix({1, 50, 3, 33});
-  for (const Backend backend : std::is_same_v<T, bf16> ? fast_backends() : all_backends()) {
+  for (const Backend backend : backends_of<T>()) {
     Trial all(op, DtypeOf<T>::value), none = all, only_first = all;
     const auto before = all["dw"];
     all.backward(backend);
@@ -120,7 +120,7 @@ TEST_CASE("value_mix: one tensor may hold both numbers, even the same one") {
 }
 
 TEST_CASE_TEMPLATE("value_mix: out may be v, and dv may be dout", T, float, bf16) {
-  for (const Backend backend : std::is_same_v<T, bf16> ? fast_backends() : all_backends())
+  for (const Backend backend : backends_of<T>())
     for (const Size& size : sizes_of(backend, sizes, gpu_sizes)) {
       check_in_place(value_mix(size), DtypeOf<T>::value, backend, {{"out", "v"}}, {{"dv", "dout"}});
       check_in_place(gated_mix(size), DtypeOf<T>::value, backend, {{"out", "v"}}, {});

@@ -40,6 +40,8 @@ struct Operand {
   std::vector<double> given{};   // instead of random numbers
   bool overwrites_only = false;  // an input whose gradient is never added to
   bool wide_gradient = false;    // f32 also where the value is in bf16
+  double cotangent = NAN;        // of each element of an output, instead of random numbers
+  bool can_be_added_to() const { return role == OperandRole::input && !overwrites_only; }
 };
 inline Operand input(const std::string& name, Shape shape, double scale = 1) {
   return {name, shape, OperandRole::input, scale};
@@ -137,12 +139,15 @@ struct Trial {
     for (const Operand& v : op->values) {
       const int64_t n = v.shape.numel();
       const bool given = v.role != OperandRole::output && v.role != OperandRole::saved;
-      const auto fresh = random_vector<double>(n, ++seed, v.scale), gradient = random_vector<double>(n, ++seed);
+      const auto fresh = random_vector<double>(n, ++seed, v.scale);
+      auto gradient = random_vector<double>(n, ++seed);
+      if (!std::isnan(v.cotangent)) gradient.assign(gradient.size(), v.cotangent);
       x[v.name] = !given ? poisoned<double>(n) : rounded(v, v.given.empty() ? fresh : v.given);
       if (!has_gradient(v)) continue;
-      const bool overwrites = v.role == OperandRole::input && ((accumulates & 1) == 0 || v.overwrites_only);
-      if (v.role == OperandRole::input && !overwrites) added.insert("d" + v.name);
-      if (v.role == OperandRole::input) accumulates = std::rotr(accumulates, 1);
+      const bool adds = v.can_be_added_to() && (accumulates & 1) != 0;
+      const bool overwrites = v.role == OperandRole::input && !adds;
+      if (adds) added.insert("d" + v.name);
+      if (v.can_be_added_to()) accumulates = std::rotr(accumulates, 1);
       x["d" + v.name] = overwrites ? poisoned<double>(n) : loaded(stored(gradient, gradient_type(v)), gradient_type(v));
     }
   }
@@ -225,9 +230,9 @@ struct Trial {
 // Which gradients to add to: every choice of two, every second of more.
 inline std::vector<unsigned> add_patterns(const Op& op) {
   const auto inputs =
-      std::count_if(op.values.begin(), op.values.end(), [](const Operand& v) { return v.role == OperandRole::input; });
+      std::count_if(op.values.begin(), op.values.end(), [](const Operand& v) { return v.can_be_added_to(); });
   if (inputs > 2) return {0x55555555u, 0xAAAAAAAAu};
-  return inputs == 2 ? std::vector<unsigned>{0, 1, 2, 3} : std::vector<unsigned>{0, 1};
+  return std::vector<std::vector<unsigned>>{{0}, {0, 1}, {0, 1, 2, 3}}[static_cast<size_t>(inputs)];
 }
 
 // Relative, as check_close has it, or absolute, if that is more.
