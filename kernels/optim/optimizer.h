@@ -1,6 +1,6 @@
 // AdamW over the flat arrays of a parameter table, with per-row learning rate and weight decay, and Muon for the rows
-// that are its matrices. With several ranks each rank updates its own slices and alone has their moments. If the other ranks have the values in bf16 only, it also has
-// their f32 master weights.
+// that are its matrices. With several ranks each rank updates its own slices and alone has their moments. If the other
+// ranks have the values in bf16 only, it also has their f32 master weights.
 #pragma once
 
 #include <vector>
@@ -30,8 +30,8 @@ class Optimizer {
  public:
   // The table must have its values, of which the masters are taken.
   Optimizer(ParameterTable& params, const Buckets& buckets, const AdamwOptions& options, const MuonOptions& muon = {});
-  // Copies the next step's scalars to the device: its rates, and `scale`, which turns the gradients as they are into those
-  // of the loss.
+  // Copies the next step's scalars to the device: its rates, and `scale`, which turns the gradients as they are into
+  // those of the loss.
   void begin_step(const StepRates& rates, double scale = 1);
   void begin_step(double lr, double scale = 1) { begin_step(StepRates{lr}, scale); }
   // One f64 each, on the device. clip_factor (kernels/optim/clip.h) makes the second from the first; until then it is

@@ -70,8 +70,8 @@ TEST_CASE("newton_schulz: rotations of either side go through it, and singular v
 }
 
 // Each step's sums round by some units of 2^-24 of their largest terms, and small singular values grow by 485 or 970 on
-// the way: 1e-4 of the largest element is what random matrices of these sizes need, and a wrong coefficient or a missing
-// term of the triangle is off by 1e-2.
+// the way: 1e-4 is what random matrices of these sizes need. A wrong coefficient or a missing term of the triangle is
+// off by 1e-2.
 TEST_CASE("newton_schulz: the CPU equals the reference in double, in f32 and bf16x3; a zero matrix stays zero") {
   for (const std::string& name : muon_polynomials)
     for (const Size& s : sizes) {

@@ -9,8 +9,8 @@
 
 namespace crossply {
 
-// Lines. With Muon: how many rows and parameters are its matrices, its learning rate, and what Newton-Schulz costs, with
-// a warning if that is more than a fifth of a step. Otherwise none. training_flops: of forward and backward of a step.
+// Lines, with Muon only: how many rows and parameters are its matrices, its learning rate, and what Newton-Schulz
+// costs, with a warning if that is more than a fifth of a step. training_flops: of forward and backward of a step.
 std::vector<std::string> describe_optimizer(const TrainPlan& plan, const ParameterTable& params, double training_flops);
 
 }  // namespace crossply

@@ -74,8 +74,8 @@ std::vector<Piece> pieces_of(const json& parts, const Parameter& row, const std:
   return pieces;
 }
 
-// Calls visit(prefix, row, part, tensor) for each moment of this rank: m. and v. of a row's elements in `part`, or v. of
-// the rows of one of NorMuon's matrices, in a part of that size.
+// Calls visit(prefix, row, part, tensor) for each moment of this rank: m. and v. of a row's elements in `part`, or v.
+// of the rows of one of NorMuon's matrices, in a part of that size.
 template <class F>
 void each_moment(const ParameterTable& params, const Buckets& buckets, const Optimizer& optimizer, F&& visit) {
   for (const std::string prefix : {"m.", "v."})
