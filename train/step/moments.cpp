@@ -74,8 +74,8 @@ std::vector<Piece> pieces_of(const json& parts, const Parameter& row, const std:
   return pieces;
 }
 
-// Calls visit(prefix, row, part, tensor) for each moment of this rank: m. and v. of a row's elements in `part`, or v.
-// of the rows of one of NorMuon's matrices, in a part of that size.
+// Calls visit(prefix, row, shape, part, tensor) for each moment of this rank: m. and v. of a row's elements in `part`,
+// whose shape is the row's, or v. of the rows of one of NorMuon's matrices, of which one rank has all.
 template <class F>
 void each_moment(const ParameterTable& params, const Buckets& buckets, const Optimizer& optimizer, F&& visit) {
   for (const std::string prefix : {"m.", "v."})
@@ -83,19 +83,14 @@ void each_moment(const ParameterTable& params, const Buckets& buckets, const Opt
       const bool second = prefix == "v.";
       if (second && row.muon) {
         const Tensor moments = optimizer.muon().row_moments(row);
-        if (moments.data != nullptr) visit(prefix, row, OwnPart{0, moments.numel(), 0}, moments);
+        if (moments.data != nullptr) visit(prefix, row, moments.shape, OwnPart{0, moments.numel(), 0}, moments);
         continue;
       }
       for (const OwnPart& part : buckets.parts_of(row, buckets.rank())) {
         const Range own{part.own, part.own + part.end - part.begin};
-        visit(prefix, row, part, second ? optimizer.v(own) : part_of(optimizer.m(), own));
+        visit(prefix, row, row.shape, part, second ? optimizer.v(own) : part_of(optimizer.m(), own));
       }
     }
-}
-
-// Of a whole moment: the row's own, or one number for each row of a matrix.
-Shape shape_on_disk(const Parameter& row, const Tensor& moment) {
-  return moment.numel() == row.shape.numel() ? row.shape : Shape{row.shape[0]};
 }
 
 // Moments on disk, as many files as there are.
@@ -172,12 +167,13 @@ std::string save_moments(const CheckpointWriter& writer, const ParameterTable& p
                          const Optimizer& optimizer) {
   std::vector<NamedTensor> tensors;
   const bool whole = buckets.size() == 1;
-  each_moment(params, buckets, optimizer,
-              [&](const std::string& prefix, const Parameter& row, const OwnPart& part, Tensor tensor) {
-                if (whole) tensor.shape = shape_on_disk(row, tensor);
-                const std::string range = whole ? "" : range_text(part.begin, part.end);
-                tensors.push_back({prefix + row.name + range, tensor.shape, {tensor}});
-              });
+  each_moment(
+      params, buckets, optimizer,
+      [&](const std::string& prefix, const Parameter& row, const Shape& shape, const OwnPart& part, Tensor tensor) {
+        if (whole) tensor.shape = shape;
+        const std::string range = whole ? "" : range_text(part.begin, part.end);
+        tensors.push_back({prefix + row.name + range, tensor.shape, {tensor}});
+      });
   const std::string name = file_of(buckets.rank(), buckets.size());
   save_tensors(writer.path(name), params, tensors);
   if (buckets.size() > 1 && buckets.rank() == 0)
@@ -192,9 +188,10 @@ void load_moments(const std::string& dir, const ParameterTable& params, const Bu
   MomentFiles files(dir, params, tensors);
   std::vector<float> host;
   each_moment(params, buckets, optimizer,
-              [&](const std::string& prefix, const Parameter& row, const OwnPart& part, const Tensor& tensor) {
+              [&](const std::string& prefix, const Parameter& row, const Shape& shape, const OwnPart& part,
+                  const Tensor& tensor) {
                 host.resize(static_cast<size_t>(tensor.numel()));
-                files.read(prefix, row, shape_on_disk(row, tensor), part.begin, part.end, host.data());
+                files.read(prefix, row, shape, part.begin, part.end, host.data());
                 params.device().copy_in(tensor.data, host.data(), host.size() * sizeof(float));
               });
 }
