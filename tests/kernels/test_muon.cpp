@@ -35,6 +35,7 @@ double polynomial_at(const NewtonSchulz& iteration, double x) {
 
 }  // namespace
 
+// A polynomial's terms are up to 20 times their sum, and each rounds by some units of 1.1e-16, in five steps: 1e-13.
 TEST_CASE("newton_schulz: of a diagonal matrix it makes the polynomial of each entry, in either orientation") {
   for (const std::string& name : muon_polynomials) {
     const NewtonSchulz iteration = newton_schulz_of(name, 0);
@@ -46,7 +47,7 @@ TEST_CASE("newton_schulz: of a diagonal matrix it makes the polynomial of each e
       const double norm = 5 * iteration.safety;
       want[0] = polynomial_at(iteration, 3 / norm);
       want[static_cast<size_t>(s.n + 1)] = polynomial_at(iteration, -4 / norm);
-      check_close("x", iterated(x, s, iteration, Stream{Backend::reference}), want, 1e-14);
+      check_close("x", iterated(x, s, iteration, Stream{Backend::reference}), want, 1e-13);
     }
   }
 }
