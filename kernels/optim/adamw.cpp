@@ -5,6 +5,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/dispatch.h"
+#include "kernels/optim/rows.h"
 
 namespace crossply {
 namespace {
@@ -39,14 +40,9 @@ void adamw_update_cpu(float* params, float* m, float* v, bf16* bf16_copy, const 
                       const AdamwNumbers& numbers, int64_t n, const std::vector<AdamwRow>& rows,
                       const AdamwConstants& constants) {
   const AdamwFactors factors = factors_of(constants);
-  parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
-    for (AdamwRow row : rows) {
-      row.begin = std::max(row.begin, begin);
-      row.end = std::min(row.end, end);
-      if (row.begin >= row.end) continue;
-      with_flag(factors.cautious,
-                [&](auto cautious) { adamw_row_cpu<cautious>(params, m, v, bf16_copy, grads, numbers, row, factors); });
-    }
+  for_parts_of_rows(rows, n, [&](const AdamwRow& row) {
+    with_flag(factors.cautious,
+              [&](auto cautious) { adamw_row_cpu<cautious>(params, m, v, bf16_copy, grads, numbers, row, factors); });
   });
 }
 
@@ -63,12 +59,7 @@ void adamw_update(const Tensor& params, const Tensor& m, const Tensor& v, const 
   CHECK_SHAPES(bf16_copy.data == nullptr || (bf16_copy.numel() == n && stream.backend != Backend::reference), bf16_copy,
                params);
   CHECK_THAT(numbers.bytes() == sizeof(AdamwNumbers), numbers.str());
-  int64_t last = 0;
-  for (const AdamwRow& row : rows) {
-    CHECK_THAT(last <= row.begin && row.begin <= row.end && row.end <= n, "row ", row.begin, " to ", row.end, " after ",
-               last, ", params ", params.str());
-    last = row.end;
-  }
+  check_rows(rows, n);
   const auto* of_step = reinterpret_cast<const AdamwNumbers*>(numbers.as<double>());
   if (stream.backend == Backend::cuda)
     return adamw_update_cuda(params, m, v, bf16_copy, grads, of_step, rows, constants);

@@ -5,6 +5,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/dispatch.h"
+#include "kernels/optim/rows.h"
 
 namespace crossply {
 namespace {
@@ -60,18 +61,6 @@ void muon_row_cpu(float* params, bf16* copy, const S* o, const MuonNumbers& numb
   }
 }
 
-template <class S>
-void muon_update_cpu(float* params, bf16* copy, const S* o, const MuonNumbers& numbers, int64_t n,
-                     const std::vector<MuonRow>& rows, bool cautious) {
-  parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
-    for (MuonRow row : rows) {
-      row.begin = std::max(row.begin, begin);
-      row.end = std::min(row.end, end);
-      if (row.begin < row.end) muon_row_cpu(params, copy, o, numbers, row, cautious);
-    }
-  });
-}
-
 // The step's factor, where the CPU can read it.
 double factor_in(const Tensor& factor, Stream stream) {
   CHECK_THAT(stream.backend != Backend::cuda, "Muon runs on the CPU only");
@@ -124,17 +113,14 @@ void muon_update(const Tensor& params, const Tensor& bf16_copy, const Tensor& o,
                  const Tensor& numbers, const std::vector<MuonRow>& rows, bool cautious, Stream stream) {
   const int64_t n = params.numel();
   CHECK_SHAPES(o.numel() == n && (bf16_copy.data == nullptr || bf16_copy.numel() == n), params, bf16_copy, o);
-  int64_t last = 0;
-  for (const MuonRow& row : rows) {
-    CHECK_THAT(last <= row.begin && row.begin <= row.end && row.end <= n, "row ", row.begin, " to ", row.end, " after ",
-               last, ", params ", params.str());
-    last = row.end;
-  }
+  check_rows(rows, n);
   const MuonNumbers& of_step = numbers_in(numbers);
   if (!std::isfinite(factor_in(factor, stream))) return;
   if (stream.backend == Backend::cpu)
     return with_storage(o.dtype, [&]<class S>(S) {
-      muon_update_cpu(params.as<float>(), data_or_null<bf16>(bf16_copy), o.as<S>(), of_step, n, rows, cautious);
+      for_parts_of_rows(rows, n, [&](const MuonRow& row) {
+        muon_row_cpu(params.as<float>(), data_or_null<bf16>(bf16_copy), o.as<S>(), of_step, row, cautious);
+      });
     });
   with_real(params.dtype, [&]<class T>(T) {
     for (const MuonRow& row : rows) muon_update_ref(params.as<T>(), o.as<T>(), of_step, row, cautious);

@@ -21,17 +21,23 @@ struct MuonOptions {
   std::string polynomial = "jordan";  // one of muon_polynomials
   int64_t steps = 0;                  // of Newton-Schulz; 0: all of the polynomial's
   bool normalize_rows = false;        // NorMuon
-
-  // Of the update after k finished ones.
-  double momentum_at(int64_t k) const;
 };
+
+// The rows with `muon` set, as they lie in the flat arrays.
+std::vector<const Parameter*> muon_matrices(const ParameterTable& params);
+// What they take of the flat arrays, together; {0, 0} without any.
+Range muon_range(const ParameterTable& params);
+// The sum of their first sizes: NorMuon has a second moment for each row of a matrix.
+int64_t muon_row_moments(const ParameterTable& params);
 
 class MuonMatrices {
  public:
-  // The rows with `muon` set, which lie together (ParameterTable::lay_out). The table must have its memory.
+  // The table must have its memory.
   MuonMatrices(ParameterTable& params, const MuonOptions& options, double weight_decay, bool cautious);
   bool empty() const { return matrices_.empty(); }
   Range range() const { return range_; }  // of the flat arrays; all of it is Muon's
+  // Of the update after k finished ones.
+  double momentum_at(int64_t k) const;
   // m: first moments of range(). factor, numbers: as in muon.h.
   void update(const Tensor& m, const Tensor& factor, const Tensor& numbers);
   // A matrix's second moments of its rows, (rows); without data without NorMuon.
@@ -39,21 +45,17 @@ class MuonMatrices {
   size_t bytes() const { return directions_.bytes() + moments_.bytes(); }
 
  private:
-  // The momentum and its direction: in bf16 in memory of their own, otherwise in the gradients'.
-  Tensor directions() const;
-
   ParameterTable& params_;
   const MuonOptions options_;
   const NewtonSchulz iteration_;
   const bool cautious_;
   Range range_;
-  std::vector<const Parameter*> matrices_;  // as they lie
-  std::vector<MuonRow> rows_;               // of range()
-  std::vector<int64_t> moments_begin_;      // of each matrix
-  Arena directions_, moments_;
+  Arena directions_, moments_;  // directions: in bf16; in f32 they are in the gradients' memory
+  Tensor flat_;                 // the directions, as range()
+  std::vector<const Parameter*> matrices_;
+  // Of each matrix:
+  std::vector<MuonRow> rows_;               // in range()
+  std::vector<Tensor> each_, row_moments_;  // direction (m, n), second moments (m) or none
 };
-
-// Where the matrices of a table lie; {0, 0} without any.
-Range muon_range(const ParameterTable& params);
 
 }  // namespace crossply

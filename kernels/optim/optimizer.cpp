@@ -19,7 +19,6 @@ Optimizer::Optimizer(ParameterTable& params, const Buckets& buckets, const Adamw
     : params_(params),
       buckets_(buckets),
       options_(options),
-      muon_options_(muon),
       muon_(params, muon, options.weight_decay, options.cautious),
       numbers_(params.device(), "numbers of a step", sizeof(Numbers)),
       m_(params.device(), "first moments", static_cast<size_t>(buckets.own_size()) * size_of(params.dtype())),
@@ -90,7 +89,7 @@ void Optimizer::add_parts(const Bucket& bucket) {
 void Optimizer::begin_step(const StepRates& rates, double scale) {
   const AdamwConstants constants{options_.beta1, options_.beta2, options_.eps};
   const Numbers next{scale, adamw_numbers(constants, step + 1, rates.lr, scale, rates.decay),
-                     MuonNumbers{rates.muon_lr, muon_options_.momentum_at(step), rates.decay}};
+                     MuonNumbers{rates.muon_lr, muon_.momentum_at(step), rates.decay}};
   ++step;
   params_.device().copy_in(numbers_.data(), &next, sizeof next);
 }

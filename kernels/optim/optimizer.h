@@ -68,7 +68,6 @@ class Optimizer {
   ParameterTable& params_;
   Buckets buckets_;
   AdamwOptions options_;
-  MuonOptions muon_options_;
   MuonMatrices muon_;
   struct Numbers {
     double scale;

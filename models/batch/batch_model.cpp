@@ -94,17 +94,17 @@ BatchModel::BatchModel(Device& device, ParameterTable& params, const Config& con
 
 void BatchModel::run_replica(int64_t replica, const int32_t* tokens, const int32_t* targets, const Step& step,
                              const Tensor& losses) {
-  Replica& l = *replicas_[static_cast<size_t>(replica)];
+  Replica& own = *replicas_[static_cast<size_t>(replica)];
   Step of_run = step;
   const int64_t runs = batch_.B / layout_.sequences, width = layout_.sequences * batch_.T;
   const int64_t begin = runs * replica / layout_.replicas;
   for (int64_t r = begin; r < runs * (replica + 1) / layout_.replicas; ++r) {
-    if (l.gradients.data() != nullptr) of_run.overwrite = step.training && r == begin;  // its own
-    load_batch(device_, l.graph, tokens + r * width, targets + r * width);
-    l.tape.run(of_run);
-    add_sum(part_of(losses, {replica, replica + 1}), l.graph.losses->tensor, device_.stream());
+    if (own.gradients.data() != nullptr) of_run.overwrite = step.training && r == begin;  // its own
+    load_batch(device_, own.graph, tokens + r * width, targets + r * width);
+    own.tape.run(of_run);
+    add_sum(part_of(losses, {replica, replica + 1}), own.graph.losses->tensor, device_.stream());
     if (const int64_t at = layout_.replicas + replica; at < losses.numel())
-      add_sum(part_of(losses, {at, at + 1}), l.graph.ce->tensor, device_.stream());
+      add_sum(part_of(losses, {at, at + 1}), own.graph.ce->tensor, device_.stream());
   }
 }
 

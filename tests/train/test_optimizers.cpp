@@ -5,6 +5,7 @@
 #include "tests/support/check.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny.h"
+#include "tests/support/weights.h"
 #include "train/step/trainer.h"
 
 using namespace crossply;
@@ -60,13 +61,6 @@ void check_table(const TrainPlan& plan) {
     const auto got = fast.params.read(row.value), want = exact.params.read(exact.params.at(row.name).value);
     for (size_t i = 0; i < got.size(); ++i) REQUIRE(std::abs(double{got[i]} - double{want[i]}) < 2e-6);
   }
-}
-
-std::vector<float> weights(Trainer& trainer) {
-  const Tensor values = trainer.params().values();
-  std::vector<float> host(static_cast<size_t>(values.numel()));
-  trainer.device().copy_out(host.data(), values.data, values.bytes());
-  return host;
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "tests/support/program.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny.h"
+#include "tests/support/weights.h"
 #include "train/run/inputs.h"
 #include "train/run/plan.h"
 #include "train/step/trainer.h"
@@ -88,12 +89,6 @@ TrainPlan options_with(const std::string& teacher, const std::string& arch = "ll
   o.teacher = teacher;
   o.teacher_config = load_config(teacher + "/config.json");
   return o;
-}
-
-std::vector<float> weights(Trainer& trainer) {
-  std::vector<float> all;
-  for (const Parameter& row : trainer.params().rows()) all = joined(all, trainer.params().read(row.value));
-  return all;
 }
 
 // The last lines of a run's metrics.

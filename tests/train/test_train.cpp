@@ -14,6 +14,7 @@
 #include "tests/support/program.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny.h"
+#include "tests/support/weights.h"
 #include "train/step/trainer.h"
 
 using namespace crossply;
@@ -32,13 +33,6 @@ TrainPlan tiny_options(const std::string& arch) {
   o.steps = 12, o.batch = 3, o.warmup = 2;
   o.lr = 1e-2;
   return o;
-}
-
-std::vector<float> weights(Trainer& trainer) {
-  const Tensor values = trainer.params().values();
-  std::vector<float> host(static_cast<size_t>(values.numel()));
-  trainer.device().copy_out(host.data(), values.data, values.bytes());
-  return host;
 }
 
 // A text of which a small model learns something within a few steps.

@@ -76,14 +76,6 @@ double answering_memory(const TrainPlan& o, ParameterTable& params) {
   return static_cast<double>(tape.arena_bytes());
 }
 
-// NorMuon's.
-double row_moments_bytes(const TrainPlan& plan, const ParameterTable& params) {
-  int64_t rows = 0;
-  for (const Parameter& row : params.rows())
-    if (row.muon && plan.muon.normalize_rows) rows += row.shape[0];
-  return 4 * static_cast<double>(rows);
-}
-
 // Of a rank's parameters and what goes with them: values, copies, gradients, moments (train/step/trainer.cpp).
 std::vector<MemoryPart> flat_parts(const TrainPlan& o, const PlannedRun& plan) {
   const bool in_bf16 = storage_type(o) == Dtype::bf16, many = plan.buckets.size() > 1;
@@ -98,7 +90,8 @@ std::vector<MemoryPart> flat_parts(const TrainPlan& o, const PlannedRun& plan) {
   if (parked > 0) parts.push_back({"parked gradients (--sum tree)", parked});
   if (staging > 0) parts.push_back({"gradients of other ranks", staging});
   const double matrices = floats(muon_range(plan.params).size());
-  parts.push_back({"moments", 2 * floats(plan.buckets.own_size()) - matrices + row_moments_bytes(o, plan.params)});
+  const double of_rows = o.muon.normalize_rows ? floats(muon_row_moments(plan.params)) : 0;
+  parts.push_back({"moments", 2 * floats(plan.buckets.own_size()) - matrices + of_rows});
   if (in_bf16 && matrices > 0) parts.push_back({"Muon's directions", matrices / 2});
   if (plan.teacher != nullptr)
     parts.push_back({"teacher", floats(plan.teacher->params.flat_size()) * (in_bf16 ? 1.5 : 1)});

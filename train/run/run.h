@@ -20,7 +20,7 @@
 
 namespace crossply {
 
-// The directory --out, created and held for the ranks of `job`, who meet: from then on they are in it. Signals only ask
+// The directory --out, created and held for the ranks of `group`, who meet: from then on they are in it. Signals only ask
 // to stop from now on. Throws Exit::device where the device is not there, or too small, before there is a directory.
 RunDir claim_run_dir(const TrainPlan& plan, std::shared_ptr<ProcessGroup>& group);
 
