@@ -17,13 +17,13 @@ std::vector<std::string> describe_optimizer(const TrainPlan& plan, const Paramet
     flops += newton_schulz_flops(row->shape[0], row->shape[1], steps);
   }
   const double share = flops / (flops + training_flops);
-  std::vector<std::string> lines = {str(plan.optimizer, ": ", format_count(std::ssize(matrices)), " matrices, ",
-                                        format_count(elements), " parameters at --muon-lr ", plan.muon.lr,
-                                        " (adamw: ", format_count(params.count() - elements), " at --lr ", plan.lr,
-                                        "); ", format_number("%.3g", 1e-9 * flops), " GFLOP a step, ",
-                                        format_number("%.2g", 100 * share), " % of it")};
-  if (share > 0.2)
-    lines.push_back("warning: Newton-Schulz is a large part of a step; a larger --accumulate makes it smaller");
+  std::vector<std::string> lines = {
+      str(plan.optimizer, ": ", format_count(std::ssize(matrices)), " matrices, ", format_count(elements),
+          " parameters at --muon-lr ", plan.muon.lr),
+      str("adamw: ", format_count(params.count() - elements), " parameters at --lr ", plan.lr),
+      str("Newton-Schulz: ", format_number("%.3g", 1e-9 * flops), " GFLOP a step, ", format_number("%.2g", 100 * share),
+          " % of it")};
+  if (share > 0.2) lines.push_back("warning: a larger --accumulate makes Newton-Schulz's share of a step smaller");
   return lines;
 }
 
