@@ -20,8 +20,8 @@
 
 namespace crossply {
 
-// The directory --out, created and held for the ranks of `group`, who meet: from then on they are in it. Signals only ask
-// to stop from now on. Throws Exit::device where the device is not there, or too small, before there is a directory.
+// The directory --out, created and held for the ranks of `group`, which join here. From now on signals only ask to stop.
+// Throws Exit::device where the device is not there, or too small, before there is a directory.
 RunDir claim_run_dir(const TrainPlan& plan, std::shared_ptr<ProcessGroup>& group);
 
 // The loop of a trainer. dir: --out, created and held for the ranks of this job, who have met.

@@ -40,8 +40,8 @@ class Trainer {
   // Forward and backward of every micro-step: losses and gradients add up, also those of other ranks, while the
   // backward goes on.
   void forward_backward();
-  // The optimizer's update, clipped by the norm, at the schedule's learning rate; nothing where loss or norm is not finite, which the
-  // device finds out by itself. The weights of other ranks come from them.
+  // The optimizer's update, clipped by the norm, at the schedule's learning rate; nothing where loss or norm is not
+  // finite, which the device finds out by itself. The weights of other ranks come from them.
   void update();
   // The mean loss and the gradients' norm: all that the host waits for, and not for the update. Throws
   // Exit::not_finite where one of them is not finite: at all ranks.
