@@ -20,7 +20,7 @@
 
 namespace crossply {
 
-// The directory --out, created and held for the ranks of `group`, which join here. From now on signals only ask to stop.
+// The directory --out, created and held for the ranks of `group`, which join here. Signals then only ask to stop.
 // Throws Exit::device where the device is not there, or too small, before there is a directory.
 RunDir claim_run_dir(const TrainPlan& plan, std::shared_ptr<ProcessGroup>& group);
 
