@@ -59,7 +59,7 @@ void report(int rank, const char* what, double bytes, const std::function<void()
 
 constexpr int slice = 16 << 20;  // elements: 64 MiB
 
-void try_mpi(const Place& place) {
+void try_mpi(const World& world) {
   int level = 0, main_thread = 0, rank = 0, size = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level);
   MPI_Is_thread_main(&main_thread);
@@ -68,7 +68,7 @@ void try_mpi(const Place& place) {
   if (rank == 0)
     std::printf(
         "%s: in a thread of its own it grants level %d of %d, takes it for the main thread: %s, %d of %d ranks\n",
-        mpi_library().c_str(), level, MPI_THREAD_FUNNELED, main_thread ? "yes" : "no", size, place.size);
+        mpi_library().c_str(), level, MPI_THREAD_FUNNELED, main_thread ? "yes" : "no", size, world.size);
   const auto together = [] { MPI_Barrier(MPI_COMM_WORLD); };
   const int other = rank ^ 1;
   if (size == 2) {
@@ -110,37 +110,37 @@ void try_mpi(const Place& place) {
   MPI_Finalize();
 }
 
-void try_comm(const Place& place) {
-  const auto comm = make_mpi_comm(place);
-  std::vector<float> from(slice * place.size, 1), to(from);
-  std::vector<float> few(place.size);
+void try_comm(const World& world) {
+  const auto comm = make_mpi_comm(world);
+  std::vector<float> from(slice * world.size, 1), to(from);
+  std::vector<float> few(world.size);
   const int64_t n = static_cast<int64_t>(from.size());
   const auto finish = [&] { comm->wait(comm->mark()); };
-  const auto together = [&] { comm->gather(view(few.data(), Shape{place.size})), finish(); };
-  const double bytes = 4.0 * slice * (place.size - 1);
+  const auto together = [&] { comm->gather(view(few.data(), Shape{world.size})), finish(); };
+  const double bytes = 4.0 * slice * (world.size - 1);
   together();
   const Cost cost = cost_of([&] {
-    if (place.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
+    if (world.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
     together();
   });
-  if (place.rank == 0) std::printf("waiting %.2f s in Comm: %.2f s of CPU\n", cost.wall, cost.cpu);
-  report(place.rank, "exchange, slices of 64 MiB", bytes, together,
+  if (world.rank == 0) std::printf("waiting %.2f s in Comm: %.2f s of CPU\n", cost.wall, cost.cpu);
+  report(world.rank, "exchange, slices of 64 MiB", bytes, together,
          [&] { comm->exchange(view(from.data(), Shape{n}), view(to.data(), Shape{n})), finish(); });
-  report(place.rank, "gather, slices of 64 MiB", bytes, together,
+  report(world.rank, "gather, slices of 64 MiB", bytes, together,
          [&] { comm->gather(view(to.data(), Shape{n})), finish(); });
-  report(place.rank, "reduce_scatter, slices of 64 MiB", bytes, together,
+  report(world.rank, "reduce_scatter, slices of 64 MiB", bytes, together,
          [&] { comm->reduce_scatter(view(to.data(), Shape{n})), finish(); });
-  report(place.rank, "exchange, slices of 64 KiB", bytes / 1024, together,
+  report(world.rank, "exchange, slices of 64 KiB", bytes / 1024, together,
          [&] { comm->exchange(view(from.data(), Shape{n / 1024}), view(to.data(), Shape{n / 1024})), finish(); });
-  report(place.rank, "gather of a float each", 4.0 * (place.size - 1), together, together);
+  report(world.rank, "gather of a float each", 4.0 * (world.size - 1), together, together);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
-  const Place place = place_from_environment();
-  if (argc > 1 && std::strcmp(argv[1], "comm") == 0) try_comm(place);
-  else std::thread(try_mpi, place).join();
+  const World world = world_from_environment();
+  if (argc > 1 && std::strcmp(argv[1], "comm") == 0) try_comm(world);
+  else std::thread(try_mpi, world).join();
 } catch (const Error& error) {
   std::fprintf(stderr, "error: %s\n", error.what());
   return static_cast<int>(error.code);
