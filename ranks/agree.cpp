@@ -4,6 +4,8 @@
 #include <map>
 #include <vector>
 
+#include "engine/io/json.h"
+
 namespace crossply {
 
 void refuse_shared_gpu(ProcessGroup& group, const std::string& gpu) {
@@ -28,6 +30,13 @@ std::string ranks_that_differ(ProcessGroup& group, const std::string& text) {
     if (texts[rank] != texts[0]) others += str(others.empty() ? "" : ", ", rank);
   others = group.share(others);
   return others.empty() ? "" : (others.find(',') == others.npos ? "rank " : "ranks ") + others;
+}
+
+void share_choices(ProcessGroup& group, Device& device, const std::function<void()>& run) {
+  if (group.world.alone() || device.arithmetic().versions.empty()) return;
+  if (group.world.leads()) run();
+  const nlohmann::json choices = known_json(group.share(json_text(nlohmann::json(device.arithmetic().choices))));
+  device.adopt(choices.get<std::map<std::string, std::string>>(), "rank 0");
 }
 
 void fail_at_all(const ProcessGroup& group, Exit code, const std::string& why) {

@@ -86,7 +86,7 @@ std::vector<MemoryPart> flat_parts(const TrainPlan& o, const PlannedRun& plan) {
   if (values < flat) parts.push_back({"own masters of those in bf16", floats(flat - values) / plan.buckets.size()});
   parts.push_back({"gradients", floats(flat)});
   const double parked = floats(parked_copies(o.sum, plan.micro_steps) * flat);
-  const double staging = static_cast<double>(exchange_bytes(plan.buckets, o.sum, plan.micro_steps)) - parked;
+  const double staging = static_cast<double>(reduction_bytes(plan.buckets, o.sum, plan.micro_steps)) - parked;
   if (parked > 0) parts.push_back({"parked gradients (--sum tree)", parked});
   if (staging > 0) parts.push_back({"gradients of other ranks", staging});
   const double matrices = floats(muon_range(plan.params).size());

@@ -11,7 +11,7 @@
 #include "train/run/ranks.h"
 #include "train/run/scaling.h"
 #include "train/settings/gpus.h"
-#include "train/step/exchange.h"
+#include "train/step/reduction.h"
 
 namespace crossply {
 namespace {

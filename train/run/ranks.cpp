@@ -20,7 +20,7 @@
 #include "kernels/optim/sum_slices.h"
 #include "ranks/agree.h"
 #include "ranks/launch.h"
-#include "train/step/exchange.h"
+#include "train/step/reduction.h"
 
 namespace crossply {
 namespace {

@@ -66,7 +66,7 @@ struct Settings {
   uint64_t seed = 42;
   std::string device = "cpu", dtype = "fp32", matmul = "fp32";
   std::string plan = "reuse";
-  std::string sum = "running";  // train/step/exchange.h
+  std::string sum = "running";  // train/step/reduction.h
   double peer_timeout = 30;
   int64_t check_replicas = 1000;
   bool log_ranks = false;

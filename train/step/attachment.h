@@ -21,7 +21,8 @@ struct Attachment {
   virtual void after_backward() {}
   // With the step's sums on the host. Returns which tensor has numbers that are not finite, "" for none.
   virtual std::string after_read() { return ""; }
-  // In train_state.json.
+  virtual void after_step(int64_t /*steps_done*/) {}
+  // In train_state.json. restore() comes last: weights and moments are there.
   virtual void save(nlohmann::json& /*state*/) const {}
   virtual void restore(const nlohmann::json& /*state*/, const std::string& /*path*/) {}
 };

@@ -9,8 +9,10 @@
 #include "eval/mean_loss.h"
 #include "kernels/devices.h"
 #include "models/disk/model_dir.h"
+#include "ranks/agree.h"
 #include "train/step/eight_bits.h"
 #include "train/step/fault.h"
+#include "train/step/replica_check.h"
 
 namespace crossply {
 namespace {
@@ -50,7 +52,7 @@ Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& 
              batch_of(plan, train.seq_len(), teacher_.get())),
       T_(train.seq_len()),
       optimizer_(params_, buckets_, plan.adamw, plan.muon),
-      exchange_(*group_, params_, buckets_, model_, plan.sum, micro_steps(), plan.check_replicas),
+      reduction_(make_reduction(*group_, params_, buckets_, model_, plan.sum, micro_steps())),
       sums_(params_, buckets_, model_, *group_, micro_steps(), teacher_ != nullptr, std::ssize(model_.tape().scaled())),
       profile_(plan.profile, *device_, model_),
       loader_(train, plan.batch, plan.seed, true),
@@ -60,6 +62,8 @@ Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& 
       tokens_(static_cast<size_t>(plan.batch * micro_steps() * T_)),
       targets_(tokens_.size()) {
   if (!model_.tape().scaled().empty()) attachments_.push_back(std::make_unique<EightBits>(*device_, model_, sums_));
+  if (!group_->world.alone() && plan.check_replicas > 0)
+    attachments_.push_back(std::make_unique<ReplicaCheck>(*group_, params_, plan.check_replicas));
   if (!checkpoint.empty()) restore(checkpoint);
   warm_up(checkpoint.empty());
 }
@@ -82,7 +86,7 @@ void Trainer::warm_up(bool fresh) {
   if (!fresh && before_.device.empty()) return;  // the choices are the checkpoint's
   for (const auto& attachment : attachments_) attachment->before_step();
   std::fill(targets_.begin(), targets_.end(), 0);
-  exchange_.share_choices([&] {  // nobody reads the results
+  share_choices(*group_, *device_, [&] {  // nobody reads the results
     run(first), run(Step{});
   });
 }
@@ -98,7 +102,7 @@ void Trainer::next_batch() {
   for (int64_t m = 0; m < micro_steps(); ++m) loader_.next(&tokens_[m * micro], &targets_[m * micro]);
   loader_.seek(position + own * group.world.size);
   const int64_t scored = std::count_if(targets_.begin(), targets_.end(), [](int32_t target) { return target >= 0; });
-  group.start_stats({steps_done(), position, exchange_.transfers(), scored, stop_requested(), busy_});
+  group.start_stats({steps_done(), position, reduction_->transfers(), scored, stop_requested(), busy_});
 }
 
 void Trainer::forward_backward() {
@@ -107,12 +111,12 @@ void Trainer::forward_backward() {
   for (const auto& attachment : attachments_) attachment->before_step();
   for (int64_t m = 0; m < micro_steps(); ++m) {
     if (m > 0) group_->enter(Stage::step, steps_done() + 1);  // a long step, but not a rank that hangs
-    Step step = exchange_.micro_step(micro_step_, m);
+    Step step = reduction_->micro_step(micro_step_, m);
     step.new_weights = m == 0;
     model_.run(&tokens_[m * micro], &targets_[m * micro], step, sums_.losses(m));
-    exchange_.after_micro_step(m);
+    reduction_->after_micro_step(m);
   }
-  exchange_.finish();
+  reduction_->finish();
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
   if (spoil_) device_->copy_in(sums_.losses(0).data, &nan, sizeof nan);
 }
@@ -128,7 +132,7 @@ void Trainer::apply_update() {
   const auto flat = static_cast<double>(params_.gradients().bytes());
   profile_.phase(plan_.optimizer.c_str(), (7 * flat + static_cast<double>(params_.bf16_copy_bytes())) / buckets_.size(),
                  [&] { optimizer_.update(); });
-  exchange_.gather_weights();
+  reduction_->gather_weights();
 }
 
 void Trainer::update() {
@@ -142,7 +146,6 @@ void Trainer::update() {
   profile_.replay(clip_recording_, [&] { compute_clip_factor(); });
   sums_.begin_read();  // between the two: the host waits for the first only
   profile_.replay(update_recording_, [&] { apply_update(); });
-  exchange_.count_gathers();
 }
 
 void Trainer::take_loss_and_norm() {
@@ -156,7 +159,7 @@ void Trainer::take_loss_and_norm() {
   for (const auto& attachment : attachments_) tensor += attachment->after_read();
   if (!std::isfinite(last.loss + last.ce + last.norm) || !tensor.empty()) fail_not_finite(tensor);
   profile_.add_waiting(waited = seconds_waited());
-  exchange_.after_step(steps_done());
+  for (const auto& attachment : attachments_) attachment->after_step(steps_done());
   profile_.end_step();
   last.seconds = seconds_of_step();
   seconds += last.seconds;
@@ -193,7 +196,7 @@ double Trainer::scale() const {
 
 size_t Trainer::memory() const {
   return params_.values().bytes() + params_.gradients().bytes() + params_.bf16_copy_bytes() + optimizer_.bytes() +
-         exchange_.bytes() + model_.bytes() + sums_.bytes_of_values() + memory_of(teacher_.get());
+         reduction_->bytes() + model_.bytes() + sums_.bytes_of_values() + memory_of(teacher_.get());
 }
 
 }  // namespace crossply

@@ -12,7 +12,7 @@
 #include "kernels/optim/optimizer.h"
 #include "train/step/attachment.h"
 #include "train/step/declare.h"
-#include "train/step/exchange.h"
+#include "train/step/reduction.h"
 #include "train/step/inputs_digest.h"
 #include "train/step/step_profile.h"
 #include "train/step/step_sums.h"
@@ -55,7 +55,7 @@ class Trainer {
   double evaluate(const Source& test, int64_t samples);
 
   // The f32 values of all parameters, until the next step: for what reads Parameter::value of a job of several ranks.
-  void gather_values() { exchange_.gather_values(optimizer_); }
+  void gather_values() { reduction_->gather_values(optimizer_); }
   // A complete model directory, with what continuing needs, written by all ranks. Before it gets its name rank 0 calls
   // may_publish, which may throw.
   void save(
@@ -109,7 +109,7 @@ class Trainer {
   BatchModel model_;
   int64_t T_;
   Optimizer optimizer_;
-  Exchange exchange_;
+  std::unique_ptr<Reduction> reduction_;
   StepSums sums_;
   StepProfile profile_;
   std::vector<std::unique_ptr<Attachment>> attachments_;

@@ -111,7 +111,6 @@ void Trainer::restore(const std::string& dir) {
   optimizer_.step = step;
   for (const auto& attachment : attachments_) attachment->restore(state, path);
   loader_.seek(position);
-  exchange_.check_replicas(step);
   has_checkpoint_ = true;
   before_.steps = trajectory["steps"].get<int64_t>();
 }
