@@ -26,7 +26,7 @@ inline Tensor grad_of(const Value* value) {
 }
 
 // The matrix that multiplies activations: on a bf16 tape the parameter's bf16 copy, else the parameter.
-inline Tensor factor_of(const Value* weight, Dtype activations) {
+inline Tensor matmul_weight(const Value* weight, Dtype activations) {
   return activations == Dtype::bf16 ? weight->parameter->bf16_copy : weight->tensor;
 }
 

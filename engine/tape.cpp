@@ -65,7 +65,7 @@ Value* Tape::parameter(Parameter& row) {
 }
 
 // One more f32 at the end of a buffer that grows with each.
-Value* Tape::add_number(const std::string& name, Buffer*& all) {
+Value* Tape::add_scalar(const std::string& name, Buffer*& all) {
   if (all == nullptr) {
     all = &buffers_.emplace_back();
     all->name = "numbers of eight bits";
@@ -77,15 +77,15 @@ Value* Tape::add_number(const std::string& name, Buffer*& all) {
   return value;
 }
 
-Tensor Tape::numbers_of(const Buffer* all) const {
+Tensor Tape::scalars_of(const Buffer* all) const {
   if (all == nullptr) return {};
-  return {arena_.data() + all->place(), Dtype::f32, Shape{std::ssize(scaled_)}};
+  return {arena_.data() + all->place(), Dtype::f32, Shape{std::ssize(quantized_)}};
 }
 
-Rounding Tape::rounding(const std::string& name, float largest) {
-  scaled_.push_back({prefix_ + name, largest});
-  return {add_number(name + ".scale", scales_), add_number(name + ".inverse", inverses_),
-          add_number(name + ".amax", amaxes_)};
+QuantizationScalars Tape::add_quantized(const std::string& name, float max) {
+  quantized_.push_back({prefix_ + name, max});
+  return {add_scalar(name + ".scale", scales_), add_scalar(name + ".inverse", inverses_),
+          add_scalar(name + ".amax", amaxes_)};
 }
 
 Slab Tape::slab(const std::string& name, int64_t slices, Shape slice) {
@@ -378,13 +378,13 @@ void Tape::allocate(Device& device, const Tensor* gradients) {
     const void* host = real_ == Dtype::f64 ? static_cast<const void*>(numbers.data()) : in_f32.data();
     device.copy_in(value->tensor.data, host, value->tensor.bytes());
   }
-  if (gradients != nullptr) find_unset(*gradients);
+  if (gradients != nullptr) find_zeroed(*gradients);
   for (const auto& node : nodes_) node->prepare();
 }
 
 // All of the flat array but the rows that a node overwrites: other rows, and the gaps between rows. The gaps must stay
 // zero, though ranks may leave anything there when they exchange gradients.
-void Tape::find_unset(const Tensor& gradients) {
+void Tape::find_zeroed(const Tensor& gradients) {
   can_overwrite_ = true;
   std::vector<Range> overwritten;
   for (const auto& node : nodes_)
@@ -395,7 +395,7 @@ void Tape::find_unset(const Tensor& gradients) {
   overwritten.push_back({gradients.numel(), gradients.numel()});
   int64_t end = 0;
   for (const Range& row : overwritten) {
-    if (row.begin > end) unset_.push_back(part_of(gradients, {end, row.begin}));
+    if (row.begin > end) zeroed_.push_back(part_of(gradients, {end, row.begin}));
     end = row.end;
   }
 }
@@ -432,7 +432,7 @@ void Tape::forward(const Step& step) {
              "a tape that does not know the array of all gradients cannot overwrite it");
   if (step.training && step.overwrite)
     timed(seconds_, *device_, 2 * nodes_.size(), [&] {
-      for (const Tensor& rows : unset_) device_->fill(rows.data, 0, rows.bytes());
+      for (const Tensor& rows : zeroed_) device_->fill(rows.data, 0, rows.bytes());
     });
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const auto work = [&] { nodes_[n]->forward(step, device_->stream()); };
@@ -505,7 +505,7 @@ std::vector<OpCost> Tape::costs() const {
   if (seconds_.empty()) return list;
   const Seconds& zeroing = seconds_.back();
   double zeros = 0;
-  for (const Tensor& rows : unset_) zeros += static_cast<double>(rows.bytes());
+  for (const Tensor& rows : zeroed_) zeros += static_cast<double>(rows.bytes());
   list.push_back({"zero gradients", zeroing.calls, zeroing.sum, 0, static_cast<double>(zeroing.calls) * zeros});
   for (size_t time = 0; time < 2 * nodes_.size(); ++time) {
     const bool backward = time >= nodes_.size();

@@ -37,7 +37,7 @@ struct Step {
   bool overwrite = false;    // the parameters' gradients may hold anything: they are overwritten, not accumulated
   bool last = false;         // the last micro-step: gradients are final, so the reduction may start
   bool new_weights = false;  // the parameters may have changed since the step before: they are quantized again
-  bool measures = false;     // nothing is quantized; only the largest number of each tensor is looked for
+  bool measures = false;     // nothing is quantized: only the amax of each tensor is found, for its first scale
   bool operator==(const Step&) const = default;
 };
 
@@ -115,9 +115,8 @@ struct Node {
   virtual void prepare() {}  // called once, when all tensors have their addresses: lists of them are made here
 
   // Costs:
-  virtual double flops() const {
-    return 0;
-  }  // of the forward, two per multiply-add: matrix products, attention, mixtures
+  // Of the forward, two per multiply-add: matrix products, attention, mixtures.
+  virtual double flops() const { return 0; }
   virtual double training_flops() const { return (frozen ? 1 : 3) * flops(); }  // of both; a backward is two forwards
   virtual ScratchBytes scratch() const { return {}; }  // on a GPU, where it is more than a few elements for each row
   virtual bool reads_bf16_copy(size_t /*i*/) const { return false; }  // of parameter in[i], nothing but the bf16 copy
@@ -166,14 +165,14 @@ struct Slab {
   Value* all = nullptr;  // (slices, ...)
 };
 
-// A tensor that is rounded to eight bits (kernels/block/quantize.h), with one f32 each of these on the device.
-struct Rounding {
-  Value *scale, *inverse;  // the factor before rounding and its inverse; the trainer sets both
+// A tensor that is quantized to eight bits (kernels/block/quantize.h) has three scalars on the device, in f32.
+struct QuantizationScalars {
+  Value *scale, *inverse;  // the factor before rounding, and 1 / scale: the trainer sets both
   Value* amax;             // the largest |x| of all runs since the trainer set it to 0
 };
-struct Scaled {
+struct QuantizedTensor {
   std::string name;
-  float largest;  // that the eight bits hold
+  float max;  // that the eight bits hold
 };
 
 // The cost of all calls of one op, forward or backward.
@@ -230,13 +229,13 @@ class Tape {
   // Called before a model is recorded whose linear layers are to multiply in eight bits when it is trained.
   void use_eight_bits() { eight_bits_ = true; }
   bool eight_bits() const { return eight_bits_ && !frozen_; }
-  // Registers one more tensor that is rounded to eight bits.
-  Rounding rounding(const std::string& name, float largest);
-  const std::vector<Scaled>& scaled() const { return scaled_; }
+  // Registers one more tensor that is quantized to eight bits.
+  QuantizationScalars add_quantized(const std::string& name, float max);
+  const std::vector<QuantizedTensor>& quantized() const { return quantized_; }
   // The scalars of all rounded tensors, in the order of the calls: flat, f32. After allocate().
-  Tensor scales() const { return numbers_of(scales_); }
-  Tensor inverses() const { return numbers_of(inverses_); }
-  Tensor amaxes() const { return numbers_of(amaxes_); }
+  Tensor scales() const { return scalars_of(scales_); }
+  Tensor inverses() const { return scalars_of(inverses_); }
+  Tensor amaxes() const { return scalars_of(amaxes_); }
   // Called before a model is recorded that somebody will look into: nodes that compute only what is looked at come too.
   void enable_probes() { probed_ = true; }
   bool probed() const { return probed_; }
@@ -284,8 +283,8 @@ class Tape {
 
  private:
   Value* add_gradient(const Value& of);
-  Value* add_number(const std::string& name, Buffer*& all);
-  Tensor numbers_of(const Buffer* all) const;
+  Value* add_scalar(const std::string& name, Buffer*& all);
+  Tensor scalars_of(const Buffer* all) const;
   static void check_readable(const Node& node);
   static void check_takeable(const Node& node);
   struct Uses {
@@ -300,7 +299,7 @@ class Tape {
   bool may_overwrite(const UsesOf& uses, size_t n, size_t i) const;
   Value* add_value(const std::string& name, Shape shape, Dtype dtype, bool persistent);
   void find_first_writers();
-  void find_unset(const Tensor& gradients);
+  void find_zeroed(const Tensor& gradients);
   void find_lifetimes();
   void find_contiguous();
   void put_contiguous(const std::string& name, const std::vector<Buffer*>& list);
@@ -325,12 +324,12 @@ class Tape {
   std::deque<std::unique_ptr<Node>> nodes_;
   std::vector<std::pair<Value*, std::vector<double>>> constants_;
   std::vector<std::pair<std::string, Value*>> marks_;
-  std::vector<Scaled> scaled_;
+  std::vector<QuantizedTensor> quantized_;
   Buffer *scales_ = nullptr, *inverses_ = nullptr, *amaxes_ = nullptr;  // a number for each of these
   std::function<void(size_t, bool)> after_;
   std::multimap<size_t, std::function<void()>> final_;  // of one node in the order in which they came
   bool can_overwrite_ = false;                          // the flat array of gradients is known
-  std::vector<Tensor> unset_;     // its parts that no node overwrites: zeroed with Step::overwrite
+  std::vector<Tensor> zeroed_;    // its parts that no node overwrites: zeroed with Step::overwrite
   std::vector<Seconds> seconds_;  // by time (forward n, backward 2N-1-n), then of that; empty without a profile
   size_t arena_bytes_ = 0;
   Arena arena_;

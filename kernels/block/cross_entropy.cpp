@@ -97,7 +97,7 @@ namespace ops {
 namespace {
 
 struct CrossEntropy : Node {
-  Tensor weight() const { return factor_of(in[1], in[0]->dtype); }
+  Tensor weight() const { return matmul_weight(in[1], in[0]->dtype); }
   const char* op() const override { return "cross_entropy"; }
   void forward(const Step& step, Stream stream) override {
     const bool gradients = step.training;

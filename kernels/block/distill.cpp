@@ -128,12 +128,12 @@ struct Distill : Node {
 
   const char* op() const override { return "distill"; }
   void forward(const Step& step, Stream stream) override {
-    const Tensor weight = factor_of(in[1], in[0]->dtype);
+    const Tensor weight = matmul_weight(in[1], in[0]->dtype);
     const Tensor& targets = reads[0]->tensor;
     if (!step.training) return cross_entropy_forward(output(), {}, {}, input(0), weight, targets, 1, stream);
     check_only_reader(0);
     distill_forward(output(), out[1]->tensor, dinput(0), gradient(1, step), input(0), weight, targets,
-                    {reads[1]->tensor, factor_of(reads[2], in[0]->dtype)}, how, step.grad_scale, stream);
+                    {reads[1]->tensor, matmul_weight(reads[2], in[0]->dtype)}, how, step.grad_scale, stream);
   }
   bool can_overwrite(size_t i) const override { return i == 1; }
   bool reads_bf16_copy(size_t i) const override { return i == 1 && in[0]->dtype == Dtype::bf16; }

@@ -48,13 +48,13 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
     const std::vector<Value*> products(out.begin(), out.end() - with_gelu);
     outs = tensors_of(products), douts = grads_of(products), weights.clear(), dweights.clear();
     for (size_t i = 1; i <= products.size(); ++i) {
-      weights.push_back(factor_of(in[i], in[0]->dtype));
+      weights.push_back(matmul_weight(in[i], in[0]->dtype));
       dweights.push_back(grad_of(in[i]));
     }
     out_spans = spans_of(products, [](const Value* value) { return value; });
     dout_spans = spans_of(products, [](const Value* value) { return value->grad; });
     biases.assign(with_bias.empty() ? 0 : products.size(), {}), bf16_biases = biases;
-    for (const auto& [o, i] : with_bias) biases[o] = in[i]->tensor, bf16_biases[o] = factor_of(in[i], in[0]->dtype);
+    for (const auto& [o, i] : with_bias) biases[o] = in[i]->tensor, bf16_biases[o] = matmul_weight(in[i], in[0]->dtype);
   }
   size_t layers() const { return out.size() - with_gelu; }
   const Tensor& factor() const { return after_gelu ? reads[0]->tensor : input(0); }
@@ -102,7 +102,7 @@ struct Linear : Node {  // in[0] is shared by the weights that follow, each with
 // Not yet run on hardware: only in the emulator.
 struct LinearOfEightBits : Linear {
   struct Rounded {
-    Rounding numbers;
+    QuantizationScalars scalars;
     int64_t rows, columns;
     Value *plain, *transposed;  // memory for (rows, columns) and (columns, rows), or more
 
@@ -110,14 +110,14 @@ struct LinearOfEightBits : Linear {
       const Tensor& memory = (turned ? transposed : plain)->tensor;
       return {memory.data, memory.dtype, turned ? Shape{columns, rows} : Shape{rows, columns}};
     }
-    Quantized factor(bool turned) const { return {tensor(turned), numbers.inverse->tensor}; }
+    Quantized factor(bool turned) const { return {tensor(turned), scalars.inverse->tensor}; }
   };
   Rounded x;
   std::vector<Rounded> w, dy;  // of each out; all dy in the same memory, one after the other
   // of: (rows, columns) after flattening. Neither plain nor turned: it is only measured.
   static void look_at(const Tensor& of, const Rounded& to, bool plain, bool turned, Stream stream) {
-    quantize(plain ? to.tensor(false) : Tensor{}, turned ? to.tensor(true) : Tensor{}, to.numbers.amax->tensor,
-             Tensor{of.data, of.dtype, Shape{to.rows, to.columns}}, to.numbers.scale->tensor, stream);
+    quantize(plain ? to.tensor(false) : Tensor{}, turned ? to.tensor(true) : Tensor{}, to.scalars.amax->tensor,
+             Tensor{of.data, of.dtype, Shape{to.rows, to.columns}}, to.scalars.scale->tensor, stream);
   }
 
   void forward(const Step& step, Stream stream) override {
@@ -173,14 +173,14 @@ std::unique_ptr<Linear> make_linear_of_eight_bits(Tape& t, const std::string& na
   node->backward_work = {memory(name + ".in.8T", rows * C, Dtype::e4m3, false),
                          memory("d:" + name + ".8", most, Dtype::e5m2, false),
                          memory("d:" + name + ".8T", most, Dtype::e5m2, false)};
-  node->x = {t.rounding(name + ".in", e4m3::largest), rows, C, node->forward_work[0], node->backward_work[0]};
+  node->x = {t.add_quantized(name + ".in", e4m3::largest), rows, C, node->forward_work[0], node->backward_work[0]};
   for (const Projection& p : projections) {
     const int64_t O = p.weight->shape[0];
-    node->w.push_back({t.rounding(p.name + ".weight", e4m3::largest), O, C,
+    node->w.push_back({t.add_quantized(p.name + ".weight", e4m3::largest), O, C,
                        memory(p.name + ".weight.8", O * C, Dtype::e4m3, true),
                        memory(p.name + ".weight.8T", O * C, Dtype::e4m3, true)});
     node->dy.push_back(
-        {t.rounding("d:" + p.name, e5m2::largest), rows, O, node->backward_work[1], node->backward_work[2]});
+        {t.add_quantized("d:" + p.name, e5m2::largest), rows, O, node->backward_work[1], node->backward_work[2]});
   }
   return node;
 }

@@ -362,7 +362,7 @@ struct HeadMixNode : Node {  // in: the sources, weight, gain, wk, wv; out: keys
   const char* op() const override { return "head_mix"; }
   void prepare() override {
     const Dtype dtype = in[0]->dtype;
-    tensors = {{}, input(S), input(S + 1), factor_of(in[S + 2], dtype), factor_of(in[S + 3], dtype)};
+    tensors = {{}, input(S), input(S + 1), matmul_weight(in[S + 2], dtype), matmul_weight(in[S + 3], dtype)};
     gradients = {{}, grad_of(in[S]), grad_of(in[S + 1]), grad_of(in[S + 2]), grad_of(in[S + 3])};
     for (size_t s = 0; s < S; ++s) {
       tensors.sources.push_back(input(s));

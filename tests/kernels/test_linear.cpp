@@ -78,7 +78,7 @@ struct Layers {
   void set_scales(const std::vector<float>& scales) {
     std::vector<float> inverses;
     for (const float scale : scales) inverses.push_back(1 / scale);
-    REQUIRE(scales.size() == tape.scaled().size());
+    REQUIRE(scales.size() == tape.quantized().size());
     device->copy_in(tape.scales().data, scales.data(), tape.scales().bytes());
     device->copy_in(tape.inverses().data, inverses.data(), tape.inverses().bytes());
     device->fill(tape.amaxes().data, 0, tape.amaxes().bytes());
@@ -184,9 +184,9 @@ TEST_CASE("linear: two do the gelu between them only where nobody else reads wha
 TEST_CASE("linear: in eight bits it is the product of the rounded numbers, and finds the largest ones") {
   if (!available(Backend::cuda)) return;
   Layers layers(true);
-  REQUIRE(layers.tape.scaled().size() == 5);
-  CHECK(layers.tape.scaled()[0].name == "layers.in");
-  CHECK((layers.tape.scaled()[1].largest == 448 && layers.tape.scaled()[2].largest == 57344));
+  REQUIRE(layers.tape.quantized().size() == 5);
+  CHECK(layers.tape.quantized()[0].name == "layers.in");
+  CHECK((layers.tape.quantized()[1].max == 448 && layers.tape.quantized()[2].max == 57344));
   const auto x = random_vector<bf16>(rows * C, 1, 2.0);
   // In the order of the list: x, and of each layer its weight and its output's gradient.
   const std::vector<float> scales = {64, 256, 1024, 128, 4096};
@@ -227,7 +227,7 @@ TEST_CASE(
     "linear: in eight bits weights are rounded in a first micro-step only; evaluation and measuring are in bf16") {
   if (!available(Backend::cuda)) return;
   Layers layers(true), plain(false);
-  CHECK(plain.tape.scaled().empty());
+  CHECK(plain.tape.quantized().empty());
   const auto x = random_vector<bf16>(rows * C, 1);
   for (Layers* each : {&layers, &plain}) each->put(each->x->tensor, x);
   const auto out = [&](Layers& of, const Step& step) {
@@ -297,7 +297,7 @@ TEST_CASE("linear: what suits eight bits, and what is refused") {
     Value* x = silent(t, "x", {t.parameter(params.add("s", Shape{1}, Init::constant(0), Role::bias))}, Shape{n, in});
     ops::linear(t, "y", x, t.parameter(params.add("w", Shape{out, in}, Init::constant(0), Role::input_projection)),
                 Shape{n, out});
-    CHECK(t.scaled().empty() == !suits);
+    CHECK(t.quantized().empty() == !suits);
   }
   Tape t(Dtype::bf16);  // a teacher, which is not trained
   t.use_eight_bits();
@@ -307,7 +307,7 @@ TEST_CASE("linear: what suits eight bits, and what is refused") {
     ops::linear(t, "y", x, t.parameter(params.add("w", Shape{64, 64}, Init::constant(0), Role::input_projection)),
                 Shape{16, 64});
   });
-  CHECK(t.scaled().empty());
+  CHECK(t.quantized().empty());
   std::vector<e4m3> a(256), b(256);
   std::vector<float> c(256), one{1};
   const Quantized left{view(a, {16, 16}), view(one, {1})}, right{view(b, {16, 16}), view(one, {1})};

@@ -150,7 +150,7 @@ TEST_CASE("emulated ranks: with products of eight bits, too, the bits of one ran
   const Counting data(5, 16);
   const auto run = [&](const TrainPlan& options, const std::shared_ptr<ProcessGroup>& group) {
     Trainer trainer(options, data, "", group);
-    CHECK(!trainer.model().tape().scaled().empty());
+    CHECK(!trainer.model().tape().quantized().empty());
     return bits_of(trainer, 3, data);
   };
   const std::string one = run(o, one_rank_group());

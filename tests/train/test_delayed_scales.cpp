@@ -53,7 +53,7 @@ TEST_CASE("delayed scales: of several ranks the largest, and what is not finite 
 }
 
 TEST_CASE("delayed scales: the same after a way through JSON, and nothing else is taken for them") {
-  const std::vector<Scaled> tensors = {{"x", 448}, {"d:y", 57344}};
+  const std::vector<QuantizedTensor> tensors = {{"x", 448}, {"d:y", 57344}};
   DelayedScales scales(tensors), read(tensors);
   for (int step = 0; step < 20; ++step) scales.add({0.1f * static_cast<float>(step), 1.f / 3});
   read.read(known_json(json_text(scales.to_json())), "there");

@@ -50,8 +50,8 @@ TEST_CASE("eight bits: models learn as in bf16, by products of eight bits") {
     CAPTURE(arch);
     Trainer eight(options_for(arch), data), plain(options_for(arch, "fp32"), data);
     // Of a layer: what its 4 products' inputs are (LLaMA), and of each weight it and its output's gradient.
-    CHECK(eight.model().tape().scaled().size() == (arch == "gpt2" ? 2 * (4 + 2 * 6) : 2 * (4 + 2 * 7)));
-    CHECK(plain.model().tape().scaled().empty());
+    CHECK(eight.model().tape().quantized().size() == (arch == "gpt2" ? 2 * (4 + 2 * 6) : 2 * (4 + 2 * 7)));
+    CHECK(plain.model().tape().quantized().empty());
     const std::vector<double> got = losses_of(eight, 12), want = losses_of(plain, 12);
     CHECK(want.back() < 0.93 * want.front());
     CHECK(got.front() - got.back() > 0.8 * (want.front() - want.back()));

@@ -208,7 +208,7 @@ void refuse_too_large(const TrainPlan& options, const Device& device, int ranks)
   const bool eight_bits = options.matmul == "fp8";
   if (has == 0 && !eight_bits) return;
   PlannedRun plan(options, ranks);
-  if (eight_bits && plan.tape.scaled().empty())
+  if (eight_bits && plan.tape.quantized().empty())
     fail(Exit::usage,
          "--matmul fp8: no linear layer of this model suits it, which needs widths of 64 or more, and widths and ",
          "tokens of a micro-step (", options.batch, " x ", options.data.seq_len, ") that are multiples of 16");

@@ -68,9 +68,9 @@ std::string describe_teacher(const TrainPlan& o, const Trainer& trainer) {
 
 // "fp8: 14 of 14 linear layers; ..."
 std::string describe_eight_bits(const Tape& tape) {
-  if (tape.scaled().empty()) return "";
+  if (tape.quantized().empty()) return "";
   int64_t eight = 0, all = 0;
-  for (const Scaled& tensor : tape.scaled()) eight += tensor.name.ends_with(".weight");
+  for (const QuantizedTensor& tensor : tape.quantized()) eight += tensor.name.ends_with(".weight");
   for (const auto& node : tape.nodes()) {
     if (node->frozen || node->op() != std::string("linear")) continue;
     for (size_t i = 0; i < node->in.size(); ++i) all += node->reads_bf16_copy(i);  // its weights

@@ -9,9 +9,11 @@ namespace crossply {
 
 using nlohmann::json;
 
-DelayedScales::DelayedScales(const std::vector<Scaled>& tensors) : tensors_(tensors), histories_(tensors.size()) {
+DelayedScales::DelayedScales(const std::vector<QuantizedTensor>& tensors)
+    : tensors_(tensors), histories_(tensors.size()) {
   std::set<std::string> names;  // by which checkpoints know them
-  for (const Scaled& tensor : tensors) CHECK_THAT(names.insert(tensor.name).second, "two tensors named ", tensor.name);
+  for (const QuantizedTensor& tensor : tensors)
+    CHECK_THAT(names.insert(tensor.name).second, "two tensors named ", tensor.name);
 }
 
 std::string DelayedScales::add(const std::vector<float>& amaxes) {
@@ -35,8 +37,7 @@ int DelayedScales::exponent(size_t i) const {
   const float most = history.empty() ? 0 : *std::max_element(history.begin(), history.end());
   if (most == 0) return 0;
   constexpr int farthest = 126;  // 2^k and 2^-k are floats with all their digits
-  return std::clamp(std::ilogb(static_cast<double>(tensors_[i].largest) / static_cast<double>(most)), -farthest,
-                    farthest);
+  return std::clamp(std::ilogb(static_cast<double>(tensors_[i].max) / static_cast<double>(most)), -farthest, farthest);
 }
 
 std::vector<float> DelayedScales::scales() const {
@@ -61,7 +62,7 @@ void DelayedScales::read(const json& object, const std::string& where) {
     return x.is_number() && x.get<float>() >= 0 && std::isfinite(x.get<float>());
   };
   std::vector<std::vector<float>> histories;
-  for (const Scaled& tensor : tensors_) {
+  for (const QuantizedTensor& tensor : tensors_) {
     const json list = object.is_object() ? object.value(tensor.name, json()) : json();
     if (!list.is_array() || list.size() > remembered || !std::all_of(list.begin(), list.end(), is_amax))
       fail(Exit::bad_data, where, ": \"eight_bits\" has no list of up to ", remembered, " largest numbers of ",

@@ -20,7 +20,7 @@ class DelayedScales {
  public:
   static constexpr size_t remembered = 16;
 
-  explicit DelayedScales(const std::vector<Scaled>& tensors);
+  explicit DelayedScales(const std::vector<QuantizedTensor>& tensors);
   bool empty() const { return histories_.empty(); }
   // One step's largest numbers, in the tensors' order; of several rows of as many, as of ranks, the largest. Returns
   // the first tensor of which one is not finite, for what is rounded to eight bits is finite again; else "".
@@ -36,7 +36,7 @@ class DelayedScales {
 
  private:
   int exponent(size_t i) const;  // k
-  std::vector<Scaled> tensors_;
+  std::vector<QuantizedTensor> tensors_;
   std::vector<std::vector<float>> histories_;
 };
 

@@ -10,7 +10,7 @@ namespace crossply {
 class EightBits : public Attachment {
  public:
   EightBits(Device& device, BatchModel& model, StepSums& of_step)
-      : device_(device), model_(model), sums_(of_step), scales_(model.tape().scaled()) {}
+      : device_(device), model_(model), sums_(of_step), scales_(model.tape().quantized()) {}
   // Without scales the first step's gradients would vanish, so a batch in bf16 is measured first.
   void before_run(const Step& first, const std::function<void(const Step&)>& run) override;
   void before_step() override;

@@ -79,9 +79,7 @@ class TreeSum : public Reduction {
   size_t bytes() const override { return parked_.size() * params_.gradients().bytes(); }
 
  private:
-  Tensor parked(size_t i) const {
-    return {parked_[i].data(), params_.gradients().dtype, params_.gradients().shape};
-  }
+  Tensor parked(size_t i) const { return {parked_[i].data(), params_.gradients().dtype, params_.gradients().shape}; }
 
   ParameterTable& params_;
   const int64_t micro_steps_;
@@ -105,8 +103,7 @@ void TreeSum::after_micro_step(int64_t m) {
 
 void TreeSum::add_parked(const Range& part) {
   const Tensor to = part_of(params_.gradients(), part);
-  for (size_t i = sizes_.size(); i-- > 0;)
-    accumulate({to, true}, part_of(parked(i), part), params_.device().stream());
+  for (size_t i = sizes_.size(); i-- > 0;) accumulate({to, true}, part_of(parked(i), part), params_.device().stream());
 }
 
 // Each rank's micro-steps in one of the two ways; what the ranks have is exchanged bucket by bucket, as the backward of

@@ -53,7 +53,8 @@ Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& 
       T_(train.seq_len()),
       optimizer_(params_, buckets_, plan.adamw, plan.muon),
       reduction_(make_reduction(*group_, params_, buckets_, model_, plan.sum, micro_steps())),
-      sums_(params_, buckets_, model_, *group_, micro_steps(), teacher_ != nullptr, std::ssize(model_.tape().scaled())),
+      sums_(params_, buckets_, model_, *group_, micro_steps(), teacher_ != nullptr,
+            std::ssize(model_.tape().quantized())),
       profile_(plan.profile, *device_, model_),
       loader_(train, plan.batch, plan.seed, true),
       micro_step_{true, 1 / static_cast<double>(tokens_per_step()), 0},
@@ -61,7 +62,7 @@ Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& 
       inputs_(digest_inputs(plan, train, teacher_.get(), *group_, !checkpoint.empty())),
       tokens_(static_cast<size_t>(plan.batch * micro_steps() * T_)),
       targets_(tokens_.size()) {
-  if (!model_.tape().scaled().empty()) attachments_.push_back(std::make_unique<EightBits>(*device_, model_, sums_));
+  if (!model_.tape().quantized().empty()) attachments_.push_back(std::make_unique<EightBits>(*device_, model_, sums_));
   if (!group_->world.alone() && plan.check_replicas > 0)
     attachments_.push_back(std::make_unique<ReplicaCheck>(*group_, params_, plan.check_replicas));
   if (!checkpoint.empty()) restore(checkpoint);

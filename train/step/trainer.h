@@ -12,8 +12,8 @@
 #include "kernels/optim/optimizer.h"
 #include "train/step/attachment.h"
 #include "train/step/declare.h"
-#include "train/step/reduction.h"
 #include "train/step/inputs_digest.h"
+#include "train/step/reduction.h"
 #include "train/step/step_profile.h"
 #include "train/step/step_sums.h"
 

@@ -407,8 +407,8 @@ struct GatedRead : Node {
   bool reads_bf16_copy(size_t i) const override { return i >= 2 && in[0]->dtype == Dtype::bf16; }
   void prepare() override {
     const Dtype real = in[0]->dtype;
-    up = factor_of(in[3], real), weights = {factor_of(in[2], real)};
-    if (writes()) weights.push_back(factor_of(in[4], real));
+    up = matmul_weight(in[3], real), weights = {matmul_weight(in[2], real)};
+    if (writes()) weights.push_back(matmul_weight(in[4], real));
   }
   bool writes() const { return in.size() > 4; }
   double factor() const { return 1 / static_cast<double>(in[0]->shape[2]); }
