@@ -27,8 +27,8 @@ std::vector<Model> models_of(const ArchitectureFlags& f) {
   choices.insert(choices.begin(), ArchChoice{"llama", "llama", {}});
   std::vector<Model> models;
   for (const ArchChoice& choice : choices) {
-    const TrainPlan options = train_options(choice, f.size, f.dtype, "fp32", f.device);
-    models.push_back({choice, options, plan_training(options), 0, {}, {}});
+    const TrainPlan plan = train_options(choice, f.size, f.dtype, "fp32", f.device);
+    models.push_back({choice, plan, plan_training(plan), 0, {}, {}});
   }
   return models;
 }

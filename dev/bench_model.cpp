@@ -48,26 +48,26 @@ void RandomTokens::read(int64_t index, int32_t* tokens, int32_t* targets) const 
 
 TrainPlan train_options(const ArchChoice& choice, const ModelSize& size, const std::string& dtype,
                         const std::string& matmul, const std::string& device) {
-  TrainPlan o;
-  o.config.arch = choice.arch;
-  o.config.options = choice.options;
-  o.config.vocab_size = size.vocab;
-  if (size.gpt2) use_gpt2(o.config);
-  o.config.tie_word_embeddings = size.gpt2;  // as PyTorch's side
-  o.config.hidden_size = size.width;
-  o.config.num_hidden_layers = size.layers;
-  o.config.num_attention_heads = size.heads;
-  o.config.num_key_value_heads = size.kv_heads;
-  o.config.intermediate_size = size.ffn;
-  o.data.seq_len = size.seq;
-  o.config.max_position_embeddings = size.gpt2 ? 1024 : size.seq;
-  o.config.check(Exit::usage, "--arch " + choice.text);
-  o.batch = size.batch;
-  o.lr = 1e-4;
-  o.dtype = dtype;
-  o.matmul = matmul;
-  o.device = device;
-  return o;
+  TrainPlan plan;
+  plan.config.arch = choice.arch;
+  plan.config.options = choice.options;
+  plan.config.vocab_size = size.vocab;
+  if (size.gpt2) use_gpt2(plan.config);
+  plan.config.tie_word_embeddings = size.gpt2;  // as PyTorch's side
+  plan.config.hidden_size = size.width;
+  plan.config.num_hidden_layers = size.layers;
+  plan.config.num_attention_heads = size.heads;
+  plan.config.num_key_value_heads = size.kv_heads;
+  plan.config.intermediate_size = size.ffn;
+  plan.data.seq_len = size.seq;
+  plan.config.max_position_embeddings = size.gpt2 ? 1024 : size.seq;
+  plan.config.check(Exit::usage, "--arch " + choice.text);
+  plan.batch = size.batch;
+  plan.lr = 1e-4;
+  plan.dtype = dtype;
+  plan.matmul = matmul;
+  plan.device = device;
+  return plan;
 }
 
 namespace {

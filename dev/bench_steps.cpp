@@ -123,8 +123,8 @@ void measure_in_turn(const std::vector<Competitor*>& group, int64_t rounds) {
 template <class F>
 void measure_all(std::vector<Competitor>& all, const NamedSize& model, const BenchFlags& f, F&& known) {
   const bool gpu = backend_of(f.device) == Backend::cuda;
-  const TrainPlan options = train_options(model.size.plain(), model.size, "fp32", "fp32", f.device);
-  const double ours = plan_training(options).planned_memory;
+  const TrainPlan plan = train_options(model.size.plain(), model.size, "fp32", "fp32", f.device);
+  const double ours = plan_training(plan).planned_memory;
   std::vector<std::pair<std::string, std::vector<Competitor*>>> groups;
   double needed = 0;
   for (const Competitor& c : all) needed += c.ours ? ours : 2 * ours;

@@ -128,14 +128,14 @@ std::string label_of(const Inheritance& all, size_t i) {
 // What a round trains.
 TrainPlan round_plan(const Inheritance& all, size_t i) {
   const int64_t l = all.rounds[i].blocks;
-  TrainPlan o = all.plan;
-  o.config = transplanted_config(all.plan.config, first_blocks(l, l));
-  o.init = std::filesystem::weakly_canonical(all.initial_dir(i)).string();  // however --out is written
-  o.out = all.run_dir(i);
-  o.resume = o.init_moved = path_exists(o.out + "/flags.json");
-  o.program = "";
-  o.label = label_of(all, i);
-  return o;
+  TrainPlan plan = all.plan;
+  plan.config = transplanted_config(all.plan.config, first_blocks(l, l));
+  plan.init = std::filesystem::weakly_canonical(all.initial_dir(i)).string();  // however --out is written
+  plan.out = all.run_dir(i);
+  plan.resume = plan.init_moved = path_exists(plan.out + "/flags.json");
+  plan.program = "";
+  plan.label = label_of(all, i);
+  return plan;
 }
 
 int64_t count_parameters(const Config& config) {
@@ -162,29 +162,29 @@ void check_reference(const Inheritance& all) {
 
 // Writes the model that round i starts from: a new one, with what it inherits.
 void inherit(const Inheritance& all, size_t i, const Tokenizer& tokenizer) {
-  const TrainPlan o = round_plan(all, i);
+  const TrainPlan plan = round_plan(all, i);
   const auto host = make_device("cpu");
   ParameterTable params;
-  declare_model(params, o.config);
+  declare_model(params, plan.config);
   params.allocate(*host, Dtype::f32, false);
-  initialise_fresh(params, o.seed);
+  initialise_fresh(params, plan.seed);
   const LoadedModel reference(all.reference_dir, "cpu", false);
   check_weights(reference, all);
-  const int64_t l = o.config.num_hidden_layers;
+  const int64_t l = plan.config.num_hidden_layers;
   Transplant taken = first_blocks(l, l);
   if (!all.recipe.positions) taken.parts.erase("positions");
   if (!all.recipe.final_norm) taken.parts.erase("final_norm");
-  const std::vector<std::string> anew = transplant(reference.params, reference.config, params, o.config, taken);
+  const std::vector<std::string> anew = transplant(reference.params, reference.config, params, plan.config, taken);
   if (!anew.empty())
-    std::printf("%s what the connection adds starts anew in %zu of its tensors, the first is %s\n", o.label.c_str(),
+    std::printf("%s what the connection adds starts anew in %zu of its tensors, the first is %s\n", plan.label.c_str(),
                 anew.size(), anew[0].c_str());
   if (i > 0 && all.recipe.mode == "continue") {
     const LoadedModel before(all.run_dir(i - 1), "cpu", false);
-    transplant(before.params, before.config, params, o.config, first_blocks(l, before.config.num_hidden_layers));
+    transplant(before.params, before.config, params, plan.config, first_blocks(l, before.config.num_hidden_layers));
   }
   CheckpointWriter writer;
-  writer.begin(o.init);
-  write_model(writer, o, {}, params, tokenizer);
+  writer.begin(plan.init);
+  write_model(writer, plan, {}, params, tokenizer);
   writer.commit();
 }
 

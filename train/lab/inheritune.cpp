@@ -101,9 +101,9 @@ std::string notes_on_losses(const Inheritance& all) {
 }
 
 std::string markdown(const Inheritance& all) {
-  const TrainPlan& o = all.plan;
-  std::string out = str("# Inheritune from ", all.depth(), " blocks\n\n", o.steps, " steps a round of ",
-                        o.batch * o.accumulate, " sequences of ", o.data.seq_len, " tokens, seed ", o.seed,
+  const TrainPlan& plan = all.plan;
+  std::string out = str("# Inheritune from ", all.depth(), " blocks\n\n", plan.steps, " steps a round of ",
+                        plan.batch * plan.accumulate, " sequences of ", plan.data.seq_len, " tokens, seed ", plan.seed,
                         "; all settings: inheritune.json.\n\n![loss](inheritune.svg)\n\n");
   const auto table = cells_of(all);
   for (const auto& row : table) {
@@ -160,15 +160,15 @@ std::set<std::string> moved_models(const Inheritance& all, const Recipe& recipe,
                                    const std::string& path) {
   std::set<std::string> moved = data_settings;  // whose digest take_up() compares
   moved.insert("init");                         // the reference, here
-  const TrainPlan& o = all.plan;
+  const TrainPlan& plan = all.plan;
   if (all.recipe.reference != recipe.reference && !all.reference_digest.empty() &&
       digest_of(LoadedModel(all.reference_dir, "cpu", false).params) != all.reference_digest)
     fail(Exit::bad_data, "--resume: --reference ", all.recipe.reference, " holds other weights than ", recipe.reference,
          " did when its loss was measured for ", path, "; name the directory that has them");
-  if (o.teacher == before.teacher || o.teacher.empty() || before.teacher.empty()) return moved;
+  if (plan.teacher == before.teacher || plan.teacher.empty() || before.teacher.empty()) return moved;
   const std::optional<std::string> digest = recorded_teacher(all);
   const bool trained = !all.rounds.empty() && all.rounds[0].is_done();
-  if (digest ? digest_of_teacher(o) == *digest : !trained) moved.insert("teacher");
+  if (digest ? digest_of_teacher(plan) == *digest : !trained) moved.insert("teacher");
   return moved;
 }
 
@@ -257,18 +257,18 @@ bool take_recipe(const std::string& out, Recipe& recipe, Settings& settings) {
 }
 
 bool take_up(Inheritance& all) {
-  const TrainPlan& o = all.plan;
-  const std::string path = state_path(o.out);
+  const TrainPlan& plan = all.plan;
+  const std::string path = state_path(plan.out);
   if (!path_exists(path)) return false;
   Recipe recipe;
   Settings before;
-  take_recipe(o.out, recipe, before);
+  take_recipe(plan.out, recipe, before);
   refuse_other_recipe(all, recipe, before, path);
   const json old = read_json(path);
   std::string digest;
   read(old, "data_digest", digest, path);
   if (digest != all.data_digest)
-    fail(Exit::bad_data, "--resume: ", o.data.spec, " is not the data that the run in ", o.out,
+    fail(Exit::bad_data, "--resume: ", plan.data.spec, " is not the data that the run in ", plan.out,
          " was started with; its size or contents changed");
   read(old, "reference_loss", all.reference_loss, path);
   read(old, "reference_digest", all.reference_digest, path);
@@ -277,7 +277,7 @@ bool take_up(Inheritance& all) {
   const json rounds = old.value("rounds", json());
   if (!rounds.is_array()) fail(Exit::bad_data, path, ": \"rounds\" is missing");
   for (const json& line : rounds) all.rounds.push_back(parse_round(line, all, path));
-  refuse_other_settings(trajectory(before), o, path, moved_models(all, recipe, before, path));
+  refuse_other_settings(trajectory(before), plan, path, moved_models(all, recipe, before, path));
   return true;
 }
 

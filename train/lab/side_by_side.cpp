@@ -118,10 +118,10 @@ class RunProcess {
 };
 
 std::string request_for(const ComparedRun& run, const std::string& label) {
-  const TrainPlan& o = run.plan;
+  const TrainPlan& plan = run.plan;
   const json request = {
-      {"name", run.choice.text},   {"settings", all_settings(o)}, {"out", name_as_utf8(o.out)},   {"resume", o.resume},
-      {"other_gpu", o.other_gpu},  {"profile", o.profile},        {"data_digest", o.data_digest}, {"label", label},
+      {"name", run.choice.text},   {"settings", all_settings(plan)}, {"out", name_as_utf8(plan.out)},   {"resume", plan.resume},
+      {"other_gpu", plan.other_gpu},  {"profile", plan.profile},        {"data_digest", plan.data_digest}, {"label", label},
       {"command", command_line()}, {"parent", ::getpid()}};
   return json_text(request);
 }
@@ -219,8 +219,8 @@ class Overview {
 
  private:
   static double tokens_per_step(const Comparison& comparison) {
-    const TrainPlan& o = comparison.runs[0].plan;
-    return static_cast<double>(o.batch * o.accumulate * o.data.seq_len);
+    const TrainPlan& plan = comparison.runs[0].plan;
+    return static_cast<double>(plan.batch * plan.accumulate * plan.data.seq_len);
   }
   // For this overview: no process is at it.
   static bool is_ended(const ComparedRun& run) {
@@ -419,14 +419,14 @@ static ComparedRun read_request(const std::string& request) {
 Exit train_for_parent(const std::string& request) {
   Comparison alone{"", "", {read_request(request)}};
   ComparedRun& run = alone.runs[0];
-  const TrainPlan& o = run.plan;
-  const std::string label = o.label;
-  run.result = plan_training(o);
+  const TrainPlan& plan = run.plan;
+  const std::string label = plan.label;
+  run.result = plan_training(plan);
   try {
     train_or_record(run, label, 0);
   } catch (const std::exception& error) {
     record_end(run, RunState::failed, error_of(error, training_memory_remedy).code, error.what());
-    Progress(label, o.steps).say("failed: " + run.error);
+    Progress(label, plan.steps).say("failed: " + run.error);
   }
   std::fflush(stdout);
   const std::string reply = json_text_mended(to_json(alone, run));

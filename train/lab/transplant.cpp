@@ -162,15 +162,15 @@ Exit run(const Options& o) {
   const int64_t L = source.config.num_hidden_layers;
   t.blocks = parse_blocks(o.blocks == "all" ? str("0-", L - 1) : o.blocks, L);
 
-  TrainPlan target;
-  target.config = transplanted_config(source.config, t, o.width, o.heads);
-  target.carried = read_carried_files(source.dir);
+  TrainPlan plan;
+  plan.config = transplanted_config(source.config, t, o.width, o.heads);
+  plan.carried = read_carried_files(source.dir);
   const Tokenizer tokenizer = Tokenizer::load(source.dir);
   ParameterTable params;
-  declare_model(params, target.config);
+  declare_model(params, plan.config);
   params.allocate(*source.device, Dtype::f32, /*with_gradients=*/false);
   initialise_fresh(params, o.seed);
-  const std::vector<std::string> kept = transplant(source.params, source.config, params, target.config, t);
+  const std::vector<std::string> kept = transplant(source.params, source.config, params, plan.config, t);
   if (o.inherit != "all")
     for (const std::string& part : t.parts) require_some(part, params, t, {kept.begin(), kept.end()});
   const auto is_fresh = [&](const Parameter& row) {
@@ -179,13 +179,13 @@ Exit run(const Options& o) {
   if (o.seed_given && std::ranges::none_of(params.rows(), is_fresh) && std::ranges::count(t.blocks, fresh_block) == 0)
     fail(Exit::usage, "--seed ", o.seed, " has no effect: nothing starts fresh without --inherit or --blocks fresh:N");
 
-  require_finite(params, values_of(params, target.config), Exit::bad_data);  // --rescale-q multiplies
+  require_finite(params, values_of(params, plan.config), Exit::bad_data);  // --rescale-q multiplies
   CheckpointWriter writer;
   writer.begin(o.out);
-  write_model(writer, target, {}, params, tokenizer);
+  write_model(writer, plan, {}, params, tokenizer);
   writer.commit({}, [&] { require_new(o.out); });
 
-  report(o, source, target.config, params, t, kept);
+  report(o, source, plan.config, params, t, kept);
   return Exit::done;
 }
 

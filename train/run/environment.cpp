@@ -119,11 +119,11 @@ std::vector<std::string> command_line() {
   return words;
 }
 
-void record_environment(const std::string& path, const TrainPlan& o, const Trainer& trainer, const Dataset& data) {
+void record_environment(const std::string& path, const TrainPlan& plan, const Trainer& trainer, const Dataset& data) {
   ProcessGroup& group = trainer.group();
   const json line = {{"time", time_in_utc()},
                      {"steps_done", trainer.steps_done()},
-                     {"command", o.command.empty() ? command_line() : o.command},
+                     {"command", plan.command.empty() ? command_line() : plan.command},
                      {"build", this_build()},
                      {"machine", this_machine()},
                      {"device", trainer.device().describe()},

@@ -133,29 +133,29 @@ Inputs open_inputs(const Settings& said) {
   return {std::move(plan), std::move(data)};
 }
 
-std::string digest_of_files(const TrainPlan& o, const Dataset& data) {
-  if (parse_data_spec(o.data.spec).path.empty()) return "";
-  if (parse_data_spec(o.data.spec).kind == DataSpec::Kind::generated) return str(std::hex, data.test->digest());
+std::string digest_of_files(const TrainPlan& plan, const Dataset& data) {
+  if (parse_data_spec(plan.data.spec).path.empty()) return "";
+  if (parse_data_spec(plan.data.spec).kind == DataSpec::Kind::generated) return str(std::hex, data.test->digest());
   const std::string train = str(std::hex, data.train->digest());
-  return o.data.val_spec.empty() ? train : train + str("-", std::hex, data.test->digest());
+  return plan.data.val_spec.empty() ? train : train + str("-", std::hex, data.test->digest());
 }
 
-static double epochs_of(const TrainPlan& o, const Dataset& data) {
-  return static_cast<double>(o.steps) * static_cast<double>(o.batch * o.accumulate) /
+static double epochs_of(const TrainPlan& plan, const Dataset& data) {
+  return static_cast<double>(plan.steps) * static_cast<double>(plan.batch * plan.accumulate) /
          static_cast<double>(data.train->size());
 }
 
-std::string epochs_warning(const TrainPlan& o, const Dataset& data) {
-  if (data.train == nullptr || !parse_data_spec(o.data.spec).files() || epochs_of(o, data) <= 4) return "";
-  return str("warning: ", format_number("%.1f", epochs_of(o, data)), " epochs: beyond four a model gains little from ",
+std::string epochs_warning(const TrainPlan& plan, const Dataset& data) {
+  if (data.train == nullptr || !parse_data_spec(plan.data.spec).files() || epochs_of(plan, data) <= 4) return "";
+  return str("warning: ", format_number("%.1f", epochs_of(plan, data)), " epochs: beyond four a model gains little from ",
              "the same text, and may learn it by heart; fewer --steps, or more data");
 }
 
-std::string describe_data(const TrainPlan& o, const Dataset& data) {
-  const int64_t size = data.train->size(), T = data.train->seq_len(), each = o.batch * o.accumulate;
-  const double epochs = epochs_of(o, data);
+std::string describe_data(const TrainPlan& plan, const Dataset& data) {
+  const int64_t size = data.train->size(), T = data.train->seq_len(), each = plan.batch * plan.accumulate;
+  const double epochs = epochs_of(plan, data);
   return str("data: ", format_count(size * T), " training tokens in ", format_count(size), " sequences of ",
-             format_count(T), "; ", format_count(o.steps), " steps x ", format_count(each), " sequences = ",
+             format_count(T), "; ", format_count(plan.steps), " steps x ", format_count(each), " sequences = ",
              epochs < 100 ? format_number(epochs < 0.1 ? "%.2g" : "%.1f", epochs) : format_count(std::llround(epochs)),
              " epochs; test set ", format_count(data.test->size()), " sequences");
 }
@@ -172,10 +172,10 @@ std::string validation_note(const Dataset& data) {
   return str("note: ", which, " among the training files: the test loss is of tokens that the model trains on");
 }
 
-std::string vocabulary_note(const TrainPlan& o, const Dataset& dataset) {
-  const int64_t used = dataset.train->vocab_size(), V = o.config.vocab_size;
-  if (!o.init.empty() || used == 0 || V < 2 * used) return "";
-  const int64_t saved = (V - used) * o.config.hidden_size * (o.config.tie_word_embeddings ? 1 : 2);
+std::string vocabulary_note(const TrainPlan& plan, const Dataset& dataset) {
+  const int64_t used = dataset.train->vocab_size(), V = plan.config.vocab_size;
+  if (!plan.init.empty() || used == 0 || V < 2 * used) return "";
+  const int64_t saved = (V - used) * plan.config.hidden_size * (plan.config.tie_word_embeddings ? 1 : 2);
   return str("note: the data has ", format_count(used), " different tokens, the model ", format_count(V), ": --vocab ",
              used, " would save ", format_count(saved), " parameters");
 }

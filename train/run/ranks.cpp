@@ -92,26 +92,26 @@ void become_rank(const Settings& o, std::shared_ptr<ProcessGroup>& group) {
   group->set_comm(std::move(mpi));
 }
 
-void join_ranks(const TrainPlan& o, std::shared_ptr<ProcessGroup>& group) {
+void join_ranks(const TrainPlan& plan, std::shared_ptr<ProcessGroup>& group) {
   const World world = group->world;
   if (!group->joining) return;
   JoinOptions join;
-  join.run_dir = o.out;
-  join.peer_timeout = o.peer_timeout;
+  join.run_dir = plan.out;
+  join.peer_timeout = plan.peer_timeout;
   join.same["commit of the build"] = commit();
-  nlohmann::json settings = all_settings(o);
+  nlohmann::json settings = all_settings(plan);
   settings.erase("peer_timeout"), settings.erase("log_ranks");  // may be each rank's own
   for (const auto& [key, value] : settings.items()) join.same[key] = json_text(value);
-  join.same["--resume"] = str(o.resume), join.same["--other-gpu"] = str(o.other_gpu);
-  join.same["--profile"] = str(o.profile);
+  join.same["--resume"] = str(plan.resume), join.same["--other-gpu"] = str(plan.other_gpu);
+  join.same["--profile"] = str(plan.profile);
   // Of the GPUs, too: what rank 0 chooses for its products must hold for all.
-  for (const auto& [of, version] : make_device(o.device)->arithmetic().versions) join.same[of] = version;
+  for (const auto& [of, version] : make_device(plan.device)->arithmetic().versions) join.same[of] = version;
   std::unique_ptr<Comm> comm = group->take_comm();
   {
     const Deadline deadline;
     group = join_group(world, join, comm.get());
   }
-  if (on_gpus(o)) {
+  if (on_gpus(plan)) {
     refuse_shared_gpu(*group, gpu_in_the_world());
     comm = make_nccl_comm(world, group->share(world.leads() ? new_nccl_id() : ""));
     if (comm == nullptr) refuse_build(world);
@@ -119,16 +119,16 @@ void join_ranks(const TrainPlan& o, std::shared_ptr<ProcessGroup>& group) {
   group->set_comm(std::move(comm));
 }
 
-std::string describe_ranks(const TrainPlan& o, const ProcessGroup& group) {
-  const int64_t W = group.world.size, V = o.accumulate, A = V / W;
+std::string describe_ranks(const TrainPlan& plan, const ProcessGroup& group) {
+  const int64_t W = group.world.size, V = plan.accumulate, A = V / W;
   if (V == 1) return "";
   std::string text = str(V, " micro-steps");
   if (W > 1) text = str(W, " ranks, ", group.comm().describe(), ", ", A, " of ", V, " micro-steps each");
-  text += ", --sum " + o.sum;
-  if (W == 1 && o.sum == "tree") return text + ": the bits of more ranks, where each has a power of two";
+  text += ", --sum " + plan.sum;
+  if (W == 1 && plan.sum == "tree") return text + ": the bits of more ranks, where each has a power of two";
   if (W == 1) return text + ": last digits as with no other number of ranks";
-  if (o.sum == "library") return text + ": last digits may change from run to run";
-  return text + (has_bits_of_one_rank(o.sum, A) ? ": the bits of one rank with --sum tree"
+  if (plan.sum == "library") return text + ": last digits may change from run to run";
+  return text + (has_bits_of_one_rank(plan.sum, A) ? ": the bits of one rank with --sum tree"
                                                 : ": last digits as with no other number of ranks");
 }
 

@@ -41,14 +41,14 @@ std::string step_dir(const std::string& run_dir, int64_t step) {
   return run_dir + name;
 }
 
-TrainResult summarise(const Trainer& trainer, const TrainPlan& o) {
+TrainResult summarise(const Trainer& trainer, const TrainPlan& plan) {
   TrainResult result;
-  result.run_dir = o.out;
+  result.run_dir = plan.out;
   result.parameters = trainer.params().count();
   result.flops_per_token = trainer.flops_per_token();
   result.memory = trainer.memory();
   result.tokens_per_second = tokens_per_second(trainer.steps_done() * trainer.tokens_per_step(), trainer.seconds);
-  result.curves = read_curves(o.out + "/metrics.jsonl");
+  result.curves = read_curves(plan.out + "/metrics.jsonl");
   const auto last = [](const std::vector<double>& of, double none) { return of.empty() ? none : of.back(); };
   result.test_loss = last(result.curves.test_loss, NAN);  // where somebody removed the metrics of a run that is done
   result.answers = last(result.curves.answers, -1);
@@ -58,12 +58,12 @@ TrainResult summarise(const Trainer& trainer, const TrainPlan& o) {
 }
 
 // "teacher: DIR, a gpt2 with 1,234 parameters; loss = 0.6 CE + 0.4 KL (tau 1, per token), of which the status shows CE"
-std::string describe_teacher(const TrainPlan& o, const Trainer& trainer) {
+std::string describe_teacher(const TrainPlan& plan, const Trainer& trainer) {
   const Teacher* teacher = trainer.teacher();
   if (teacher == nullptr) return "";
-  return str("teacher: ", o.teacher, ", a ", teacher->config.arch, " with ", format_count(teacher->params.count()),
-             " parameters; loss = ", o.kd.alpha, " CE + ", (1 - o.kd.alpha) * o.kd.tau * o.kd.tau, " KL (tau ",
-             o.kd.tau, ", mean per ", o.kd_reduction, "); what is shown here is CE");
+  return str("teacher: ", plan.teacher, ", a ", teacher->config.arch, " with ", format_count(teacher->params.count()),
+             " parameters; loss = ", plan.kd.alpha, " CE + ", (1 - plan.kd.alpha) * plan.kd.tau * plan.kd.tau, " KL (tau ",
+             plan.kd.tau, ", mean per ", plan.kd_reduction, "); what is shown here is CE");
 }
 
 // "fp8: 14 of 14 linear layers; ..."
@@ -79,34 +79,34 @@ std::string describe_eight_bits(const Tape& tape) {
 }
 
 // --steps 0: the initialised model itself, as a plain model directory.
-void write_initialised(const TrainPlan& o, const Dataset& dataset) {
-  Trainer trainer(o, *dataset.train);
-  require_finite(trainer.params(), values_of(trainer.params(), o.config), Exit::bad_data);
+void write_initialised(const TrainPlan& plan, const Dataset& dataset) {
+  Trainer trainer(plan, *dataset.train);
+  require_finite(trainer.params(), values_of(trainer.params(), plan.config), Exit::bad_data);
   CheckpointWriter writer;
-  writer.begin(o.out);
-  write_model(writer, o, {}, trainer.params(), dataset.tokenizer);
+  writer.begin(plan.out);
+  write_model(writer, plan, {}, trainer.params(), dataset.tokenizer);
   writer.commit();
-  std::printf("wrote an initialised %s with %s parameters to %s\n", o.config.arch.c_str(),
-              format_count(trainer.params().count()).c_str(), printable(o.out).c_str());
+  std::printf("wrote an initialised %s with %s parameters to %s\n", plan.config.arch.c_str(),
+              format_count(trainer.params().count()).c_str(), printable(plan.out).c_str());
 }
 
 // --dump-tensors: of the batch that the run would take next.
-void write_tensors(const TrainPlan& o, const Dataset& data) {
-  const RunDir dir(o.out);
-  const std::string path = o.out + "/tensors.safetensors";
+void write_tensors(const TrainPlan& plan, const Dataset& data) {
+  const RunDir dir(plan.out);
+  const std::string path = plan.out + "/tensors.safetensors";
   remove_leftovers_of(path);
   check_replaceable_tensors("--dump-tensors:", path, dumped_kind);
-  Trainer trainer(o, *data.train, o.resume ? newest_valid_checkpoint(o.out) : "");
-  for (const auto& part : {&data.train, &data.test}) (*part)->check_when_read(o.config.vocab_size);
+  Trainer trainer(plan, *data.train, plan.resume ? newest_valid_checkpoint(plan.out) : "");
+  for (const auto& part : {&data.train, &data.test}) (*part)->check_when_read(plan.config.vocab_size);
   trainer.next_batch();
-  Batch batch = batch_of(o, data.train->seq_len(), trainer.teacher());
+  Batch batch = batch_of(plan, data.train->seq_len(), trainer.teacher());
   batch.plan = PlanMode::distinct;
   batch.eight_bits = false;
-  const Dumped dumped = dump_tensors(o.dump_tensors, path, trainer.params(), o.config, batch, trainer.tokens().data(),
+  const Dumped dumped = dump_tensors(plan.dump_tensors, path, trainer.params(), plan.config, batch, trainer.tokens().data(),
                                      trainer.targets().data());
   const long long step = trainer.steps_done() + 1;
   std::printf("wrote %zu tensors of step %lld's %s batch%s to %s; its loss is %.9g\n", dumped.tensors, step,
-              o.accumulate > 1 ? "first" : "whole", o.matmul == "fp8" ? ", by products in bf16," : "",
+              plan.accumulate > 1 ? "first" : "whole", plan.matmul == "fp8" ? ", by products in bf16," : "",
               printable(path).c_str(), dumped.loss);
 }
 

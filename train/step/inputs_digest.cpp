@@ -12,7 +12,7 @@ namespace {
 using nlohmann::json;
 
 // What only looks at a batch, or at nothing, does not read all of the data.
-bool needs_digest(const TrainPlan& o, bool resumed) { return resumed || (o.steps > 0 && o.dump_tensors.empty()); }
+bool needs_digest(const TrainPlan& plan, bool resumed) { return resumed || (plan.steps > 0 && plan.dump_tensors.empty()); }
 
 // All that older checkpoints know of their data: its size and the contents of some samples.
 std::string fingerprint(const Source& source) {
@@ -27,21 +27,21 @@ std::string fingerprint(const Source& source) {
 }
 
 // Throws Exit::bad_data at all ranks if what they read is not the same, by its Source::digest.
-void compare_data(const TrainPlan& o, ProcessGroup& group, const std::string& digest) {
+void compare_data(const TrainPlan& plan, ProcessGroup& group, const std::string& digest) {
   if (group.world.alone()) return;
   if (const std::string others = ranks_that_differ(group, digest); !others.empty())
     fail_at_all(group, Exit::bad_data,
-                str("what ", others, " read as ", o.data.spec,
+                str("what ", others, " read as ", plan.data.spec,
                     " has other contents than rank 0's: all ranks need the same files"));
 }
 
 }  // namespace
 
-InputsDigest digest_inputs(const TrainPlan& o, const Source& train, const Teacher* teacher, ProcessGroup& group,
+InputsDigest digest_inputs(const TrainPlan& plan, const Source& train, const Teacher* teacher, ProcessGroup& group,
                            bool resumed) {
-  InputsDigest digest{fingerprint(train), needs_digest(o, resumed) ? str(std::hex, train.digest()) : "",
+  InputsDigest digest{fingerprint(train), needs_digest(plan, resumed) ? str(std::hex, train.digest()) : "",
                       teacher != nullptr ? digest_of(teacher->params) : ""};
-  compare_data(o, group, digest.data_digest);
+  compare_data(plan, group, digest.data_digest);
   return digest;
 }
 
@@ -57,12 +57,12 @@ std::set<std::string> InputsDigest::moved(const json& state) const {
   return moved;
 }
 
-void InputsDigest::refuse_others(const json& state, const TrainPlan& o, const std::string& dir) const {
+void InputsDigest::refuse_others(const json& state, const TrainPlan& plan, const std::string& dir) const {
   if (state.value("data", json()) != data || state.value("data_digest", json(data_digest)) != data_digest)
-    fail(Exit::bad_data, "--resume: ", o.data.spec, o.data.val_spec.empty() ? "" : " or " + o.data.val_spec,
+    fail(Exit::bad_data, "--resume: ", plan.data.spec, plan.data.val_spec.empty() ? "" : " or " + plan.data.val_spec,
          " is not the data that the run in ", dir, " was trained on; its size or contents changed");
   if (!teacher.empty() && state.value("teacher_digest", json()) != teacher)
-    fail(Exit::bad_data, "--resume: --teacher ", o.teacher, " has other weights than those that the run in ", dir,
+    fail(Exit::bad_data, "--resume: --teacher ", plan.teacher, " has other weights than those that the run in ", dir,
          " learned from; put them back, or start a new run");
 }
 

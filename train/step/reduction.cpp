@@ -10,13 +10,13 @@
 
 namespace crossply {
 
-Buckets divide(ParameterTable& params, const TrainPlan& o, const World& world) {
-  if (storage_type(o) == Dtype::bf16 && (!world.alone() || o.sum == "tree")) {
+Buckets divide(ParameterTable& params, const TrainPlan& plan, const World& world) {
+  if (storage_type(plan) == Dtype::bf16 && (!world.alone() || plan.sum == "tree")) {
     Tape tape(Dtype::bf16);
-    record_model(tape, params, o.config, 1, 1);
+    record_model(tape, params, plan.config, 1, 1);
     tape.mark_bf16_only();
   }
-  return {params, world.rank, world.size, bucket_bytes(o, world.size)};
+  return {params, world.rank, world.size, bucket_bytes(plan, world.size)};
 }
 
 std::vector<FinalBucket> final_buckets(const Tape& tape, const ParameterTable& params, const Buckets& buckets) {

@@ -5,11 +5,11 @@
 
 namespace crossply {
 
-std::unique_ptr<Teacher> declare_teacher(const TrainPlan& o) {
-  if (o.teacher.empty()) return nullptr;
+std::unique_ptr<Teacher> declare_teacher(const TrainPlan& plan) {
+  if (plan.teacher.empty()) return nullptr;
   auto teacher = std::make_unique<Teacher>();
-  teacher->config = *o.teacher_config;
-  teacher->how = {o.kd.alpha, o.kd.tau, o.kd_reduction == "element"};
+  teacher->config = *plan.teacher_config;
+  teacher->how = {plan.kd.alpha, plan.kd.tau, plan.kd_reduction == "element"};
   declare_model(teacher->params, teacher->config);
   return teacher;
 }
