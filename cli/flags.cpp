@@ -98,11 +98,6 @@ Flag add_parsed(CLI::App& app, const std::string& name, const std::function<void
   return app.add_option_function<std::string>(name, set, help)->type_name(type);
 }
 
-void add_plan_flag(CLI::App& app, std::string& variable) {
-  add_choice(app, "--plan", variable, {"reuse", "distinct", "poison"}, "memory plan; all give the same numbers")
-      .group(hidden_group);
-}
-
 Flag add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& variable, const std::string& type,
                const std::string& help) {
   return app.add_option(name, variable, help)->type_name(type);

@@ -61,8 +61,6 @@ Flag add_choice(CLI::App& app, const std::string& name, std::string& variable, c
 // set: is given the text, and may refuse_value().
 Flag add_parsed(CLI::App& app, const std::string& name, const std::function<void(const std::string&)>& set,
                 const std::string& type, const std::string& help);
-// --plan, for tests: not in --help.
-void add_plan_flag(CLI::App& app, std::string& variable);
 // Flags of several values.
 Flag add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& variable, const std::string& type,
                const std::string& help);

@@ -14,8 +14,8 @@ namespace {
 // One architecture: what it is, and what was measured.
 struct Model {
   ArchChoice choice;
-  TrainPlan options;
-  TrainResult plan;
+  TrainPlan plan;
+  TrainResult planned;
   size_t activations = 0;              // bytes
   std::vector<double> seconds, ratio;  // of a step: in each round, and divided by LLaMA's in that round
 };
@@ -39,10 +39,10 @@ std::vector<std::vector<Model*>> groups_that_fit(std::vector<Model>& models, con
   std::vector<std::vector<Model*>> groups;
   double used = INFINITY;
   for (size_t i = models.size() > 1 ? 1 : 0; i < models.size(); ++i) {
-    used += models[i].plan.planned_memory;
+    used += models[i].planned.planned_memory;
     if (used > 0.75 * memory) {
       groups.push_back({&models[0]});
-      used = models[0].plan.planned_memory + models[i].plan.planned_memory;
+      used = models[0].planned.planned_memory + models[i].planned.planned_memory;
     }
     if (i > 0) groups.back().push_back(&models[i]);
   }
@@ -86,7 +86,7 @@ void measure_steps(const std::vector<Model*>& group, const ArchitectureFlags& f)
   for (Model* model : group) {
     Runner& runner = runners.emplace_back(Runner{model});
     runner.attempt_to([&] {
-      runner.trainer = std::make_unique<Trainer>(model->options, data);
+      runner.trainer = std::make_unique<Trainer>(model->plan, data);
       model->activations = runner.trainer->model().bytes();
     });
   }
@@ -104,8 +104,8 @@ std::vector<std::string> cells(const Model& model, const Model& llama, const Arc
   const double bytes = static_cast<double>(model.activations);
   if (model.ratio.empty()) return {model.choice.text, "failed"};
   return {model.choice.text,
-          format_count(model.plan.parameters - llama.plan.parameters),
-          format_number("%.3fx", model.plan.flops_per_token / llama.plan.flops_per_token),
+          format_count(model.planned.parameters - llama.planned.parameters),
+          format_number("%.3fx", model.planned.flops_per_token / llama.planned.flops_per_token),
           format_number("%.3fx", median(model.ratio)),
           format_number("%.3f", quantile(model.ratio, 0.25)) + format_number("-%.3f", quantile(model.ratio, 0.75)),
           format_number("%.3fx", bytes / static_cast<double>(llama.activations)),
@@ -122,7 +122,7 @@ void bench_architectures(const ArchitectureFlags& f) {
   const ModelSize& z = f.size;
   print_text("\n", models.size(), " models, ", name_of_machine(f.device), ", ", f.dtype, "; C=", z.width,
              " L=", z.layers, " H=", z.heads, " K=", z.kv_heads, " F=", z.ffn, " V=", z.vocab, ", LLaMA ",
-             format_count(models[0].plan.parameters), " parameters;\ntraining steps of ", z.batch, " x ", z.seq,
+             format_count(models[0].planned.parameters), " parameters;\ntraining steps of ", z.batch, " x ", z.seq,
              " tokens, in turn, ", f.rounds, " rounds", parts, " after the first\n",
              "x: relative to llama. time: of each round, divided by llama's in that round; median and quartiles.\n"
              "memory, MiB: the planned peak of activations and their gradients.\n");

@@ -21,10 +21,9 @@ void touch(Buffer* buffer, int time) {
 }  // namespace
 
 PlanMode plan_mode(const std::string& name) {
-  if (name == "reuse") return PlanMode::reuse;
-  if (name == "distinct") return PlanMode::distinct;
-  if (name == "poison") return PlanMode::poison;
-  fail(Exit::usage, "unknown memory plan '", name, "'; known: reuse, distinct, poison");
+  const auto at = std::ranges::find(plan_modes, name);
+  if (at == plan_modes.end()) fail(Exit::usage, "unknown memory plan '", name, "'; known: reuse, distinct, poison");
+  return static_cast<PlanMode>(at - plan_modes.begin());
 }
 
 void Tape::find_lifetimes() {

@@ -190,6 +190,8 @@ void add_cost(std::vector<OpCost>& list, const OpCost& cost);
 // reuse: memory is shared by buffers that are never alive together. distinct: every buffer has its own memory (to look
 // at intermediates). poison: distinct, and a buffer is filled with NaN when it dies. All three give the same bits.
 enum class PlanMode { reuse, distinct, poison };
+inline const std::vector<std::string> plan_modes =  // in this order
+    {"reuse", "distinct", "poison"};
 PlanMode plan_mode(const std::string& name);  // throws Exit::usage for an unknown name
 
 class Tape {

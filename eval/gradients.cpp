@@ -135,7 +135,7 @@ int main(int argc, char** argv) {
     add_text(app, "--device", o.device, "NAME", "cpu, cuda, or reference (plain loops in double)");
     add_choice(app, "--dtype", o.dtype, {"fp32", "bf16"}, "of activations and products: fp32 or bf16");
     add_choice(app, "--matmul", o.matmul, {"fp32", "bf16x3"}, "products of --dtype fp32: fp32 or bf16x3");
-    add_plan_flag(app, o.plan);
+    add_choice(app, "--plan", o.plan, plan_modes, "memory plan; all give the same numbers").group(hidden_group);
   };
   return run_program(app, argc, argv, flags, [&] { return run(o); });
 }

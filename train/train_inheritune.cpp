@@ -254,7 +254,7 @@ void inheritune(Inheritance& all, const Dataset& data, Unwritten& unwritten) {
 
 struct Options {
   Recipe recipe;
-  Settings train;
+  Settings settings;
 };
 
 // --dry-run: what the rounds would be.
@@ -291,18 +291,18 @@ void check_recipe(const Recipe& r, const TrainPlan& plan, const CLI::App& app) {
 // Opens the data, and plans the first round.
 Inheritance prepare(const Options& o, const CLI::App& app, Dataset& data) {
   Recipe recipe = o.recipe;
-  Settings said = o.train;
-  if (said.resume && recipe.reference.empty())
-    fail(Exit::usage, "--resume: there is no run of train_inheritune in ", said.out,
+  Settings settings = o.settings;
+  if (settings.resume && recipe.reference.empty())
+    fail(Exit::usage, "--resume: there is no run of train_inheritune in ", settings.out,
          " yet; to start one, give its flags");
   if (recipe.reference.empty()) fail(Exit::usage, "--reference is needed: the model to inherit from");
-  if (said.out.empty() && !said.dry_run) fail(Exit::usage, "--out is needed: the directory for the rounds");
-  if (said.steps == 0) fail(Exit::usage, "--steps 0: a round without steps has nothing to compare");
-  if (said.resume && !path_exists(recipe.reference))
+  if (settings.out.empty() && !settings.dry_run) fail(Exit::usage, "--out is needed: the directory for the rounds");
+  if (settings.steps == 0) fail(Exit::usage, "--steps 0: a round without steps has nothing to compare");
+  if (settings.resume && !path_exists(recipe.reference))
     fail(Exit::no_input, "--reference ", recipe.reference,
          ": no such directory; if it has moved, say with --reference where it is now");
-  said.init = recipe.reference;
-  Inputs inputs = open_inputs(said);
+  settings.init = recipe.reference;
+  Inputs inputs = open_inputs(settings);
   const TrainPlan& plan = inputs.plan;
   data = std::move(inputs.data);
   if (recipe.start == 0) recipe.start = std::max<int64_t>(1, plan.config.num_hidden_layers / 2);
@@ -328,15 +328,15 @@ void take_up_or_begin(Inheritance& all) {
 Exit run(const Options& o, const CLI::App& app, const char* program) {
   Dataset data;
   Inheritance all = prepare(o, app, data);
-  if (o.train.dry_run) {
+  if (o.settings.dry_run) {
     print_plans(all);
     return Exit::done;
   }
-  make_device(o.train.device, o.train.matmul);     // refuses one that is not there
-  const ModelDir reference(all.recipe.reference);  // held: a run beside this one does not remove it
+  make_device(o.settings.device, o.settings.matmul);  // refuses one that is not there
+  const ModelDir reference(all.recipe.reference);     // held: a run beside this one does not remove it
   all.reference_dir = reference.path();
   catch_stop_signals();
-  const RunDir dir(o.train.out);
+  const RunDir dir(o.settings.out);
   take_up_or_begin(all);
   check_reference(all);
   if (const std::string warning = warmup_warning(all.plan); !warning.empty()) std::printf("%s\n", warning.c_str());
@@ -349,17 +349,17 @@ Exit run(const Options& o, const CLI::App& app, const char* program) {
     write_or_note(all, unwritten);
     std::printf("\n%sstopped on request; to continue: %s --resume --out %s\n",
                 all.rounds.empty() ? "" : rounds_table(all).c_str(), shell_command(program).c_str(),
-                shell_word(o.train.out).c_str());
+                shell_word(o.settings.out).c_str());
     return Exit::stopped;
   }
   write_or_note(all, unwritten);
-  const std::string out = printable(o.train.out);
+  const std::string out = printable(o.settings.out);
   const std::string model = printable(all.run_dir(all.rounds.size() - 1));
   std::printf("\n%s\nresults:  %s/inheritune.md, inheritune.json\npicture:  %s/inheritune.svg\nmodel:    %s\n",
               rounds_table(all).c_str(), out.c_str(), out.c_str(), model.c_str());
   const std::string& error = unwritten.results.empty() ? unwritten.figure : unwritten.results;
   if (!error.empty())
-    fail(Exit::io, error, "; the rounds are done and kept: mend that, then --resume --out ", shell_word(o.train.out),
+    fail(Exit::io, error, "; the rounds are done and kept: mend that, then --resume --out ", shell_word(o.settings.out),
          " writes what is missing");
   return Exit::done;
 }
@@ -368,11 +368,11 @@ Exit run(const Options& o, const CLI::App& app, const char* program) {
 void set_defaults(int argc, char** argv, Options& o) {
   const std::string out = find_flag(argc, argv, "--out"), reference = find_flag(argc, argv, "--reference"),
                     preset = find_flag(argc, argv, "--preset");
-  o.train.eval_samples = 0;
-  const bool found = has_flag(argc, argv, "--resume") && take_recipe(out, o.recipe, o.train);
-  if (!found && !reference.empty()) o.train.config = load_model_config(resolve_model_dir(reference));
+  o.settings.eval_samples = 0;
+  const bool found = has_flag(argc, argv, "--resume") && take_recipe(out, o.recipe, o.settings);
+  if (!found && !reference.empty()) o.settings.config = load_model_config(resolve_model_dir(reference));
   if (reference.empty() && o.recipe.reference.empty()) return;  // prepare() says what is missing
-  if (!preset.empty() && preset != o.train.preset) apply_preset(preset, o.train);
+  if (!preset.empty() && preset != o.settings.preset) apply_preset(preset, o.settings);
 }
 
 void add_recipe_flags(CLI::App& app, Recipe& r) {
@@ -414,7 +414,7 @@ int main(int argc, char** argv) {
   auto flags = [&] {
     set_defaults(argc, argv, o);
     add_recipe_flags(app, o.recipe);
-    add_train_flags(app, o.train);
+    add_train_flags(app, o.settings);
     refused = hide_flags(app);
     flag_named(app, "--steps").description("optimizer steps of each round");
     flag_named(app, "--eval-samples")
@@ -433,11 +433,11 @@ int main(int argc, char** argv) {
       if (is_given(app, name))
         fail(Exit::usage, name,
              " is for the trainers; here models are made of the --reference's blocks, in one process");
-    std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
-    complete_flags(app, o.train, !o.train.preset.empty());
+    std::fputs(notes_on_train_flags(app, o.settings.config).c_str(), stderr);
+    complete_flags(app, o.settings, !o.settings.preset.empty());
     for (const std::string& name : flags_in_group(app, "Inheritune"))
-      o.train.given.erase(name);        // mhc has a --start, too
-    o.train.open = {o.train.open.seq};  // the rest as the reference's, of the same files
+      o.settings.given.erase(name);           // mhc has a --start, too
+    o.settings.open = {o.settings.open.seq};  // the rest as the reference's, of the same files
     if (!world_from_environment().alone())
       fail(Exit::usage, "train_inheritune trains in one process; start it without mpirun, torchrun or srun");
     return run(o, app, argv[0]);

@@ -22,11 +22,11 @@ using namespace crossply::test;
 namespace {
 
 // Parses the words as the flags of a trainer; returns the message of the error, "" if there is none.
-std::string parse(Settings& o, std::vector<std::string> words) {
+std::string parse(Settings& settings, std::vector<std::string> words) {
   CLI::App app("", "train");
-  o.config.arch = "lime";
-  add_train_flags(app, o);
-  add_architecture_flags(app, o);
+  settings.config.arch = "lime";
+  add_train_flags(app, settings);
+  add_architecture_flags(app, settings);
   std::reverse(words.begin(), words.end());
   try {
     app.parse(words);
@@ -58,27 +58,27 @@ TEST_CASE("numbers: decimal, whole, finite and within range, or nothing") {
 }
 
 TEST_CASE("flags: what was checked is what is used") {
-  Settings o;
-  CHECK(parse(o, {"--steps", "010", "--lr", "01e-3", "--tie", "false", "--keep", "08"}) == "");
-  CHECK(o.steps == 10);
-  CHECK(o.lr == 1e-3);
-  CHECK(o.config.tie_word_embeddings == false);
-  CHECK(o.keep == 8);
+  Settings settings;
+  CHECK(parse(settings, {"--steps", "010", "--lr", "01e-3", "--tie", "false", "--keep", "08"}) == "");
+  CHECK(settings.steps == 10);
+  CHECK(settings.lr == 1e-3);
+  CHECK(settings.config.tie_word_embeddings == false);
+  CHECK(settings.keep == 8);
   for (const std::string flag : {"--norm-eps inf", "--norm-eps nan", "--rope-theta inf", "--rope-theta 1e400",
                                  "--tie 7", "--steps 0x10", "--steps 1e3", "--lr-floor 2"}) {
     CAPTURE(flag);
     const std::vector<std::string> bad = split_words(flag);
-    CHECK(has(parse(o, bad), bad[0] + ": '" + bad[1] + "' is n"));
+    CHECK(has(parse(settings, bad), bad[0] + ": '" + bad[1] + "' is n"));
   }
-  CHECK(o.steps == 10);
+  CHECK(settings.steps == 10);
 }
 
 TEST_CASE("flags: a size that is too large is refused with the largest that works") {
-  Settings o;
+  Settings settings;
   for (const char* flag : {"--seq", "--batch", "--accumulate", "--width", "--keep"})
     for (const char* size : {"9223372036854775807", "9223372036854775808", "4294967297", "40000000000"})
-      CHECK(has(parse(o, {flag, size}), "to 1073741824"));
-  CHECK(has(parse(o, {"--train-samples", "9223372036854775807"}), "to 1099511627776"));
+      CHECK(has(parse(settings, {flag, size}), "to 1073741824"));
+  CHECK(has(parse(settings, {"--train-samples", "9223372036854775807"}), "to 1099511627776"));
   check_fails(Exit::usage, {"the most is 1073741824 sequences"}, [] { check_batch(max_size, 1024, 1024); });
   CHECK_NOTHROW(check_batch(max_size, 1, 1024));
   DataOptions data;
@@ -124,16 +124,16 @@ TEST_CASE("flags: numbers in JSON that a size or an epsilon cannot hold are refu
 }
 
 TEST_CASE("flags: a misspelt flag is answered with the nearest one") {
-  Settings o;
-  CHECK(parse(o, {"--stpes", "3"}) == "unknown flag --stpes; did you mean --steps?");
-  CHECK(parse(o, {"--warm=3"}) == "unknown flag --warm; did you mean --warmup?");
-  CHECK(parse(o, {"--stepwidth", "1"}) == "unknown flag --stepwidth");
-  CHECK(parse(o, {"--learning-rate", "1"}) == "unknown flag --learning-rate; here it is --lr");
-  CHECK(parse(o, {"--batch_size=5"}) == "unknown flag --batch_size; here it is --batch");
-  CHECK(parse(o, {"--hidden-size", "5"}) == "unknown flag --hidden-size; here it is --width");
-  CHECK(parse(o, {"--block-size", "5"}) == "unknown flag --block-size; here it is --seq");
-  CHECK(has(parse(o, {"--epochs", "5"}), "here it is --steps (one epoch is as many steps"));
-  CHECK(parse(o, {"--train_samples", "5"}) == "unknown flag --train_samples; did you mean --train-samples?");
+  Settings settings;
+  CHECK(parse(settings, {"--stpes", "3"}) == "unknown flag --stpes; did you mean --steps?");
+  CHECK(parse(settings, {"--warm=3"}) == "unknown flag --warm; did you mean --warmup?");
+  CHECK(parse(settings, {"--stepwidth", "1"}) == "unknown flag --stepwidth");
+  CHECK(parse(settings, {"--learning-rate", "1"}) == "unknown flag --learning-rate; here it is --lr");
+  CHECK(parse(settings, {"--batch_size=5"}) == "unknown flag --batch_size; here it is --batch");
+  CHECK(parse(settings, {"--hidden-size", "5"}) == "unknown flag --hidden-size; here it is --width");
+  CHECK(parse(settings, {"--block-size", "5"}) == "unknown flag --block-size; here it is --seq");
+  CHECK(has(parse(settings, {"--epochs", "5"}), "here it is --steps (one epoch is as many steps"));
+  CHECK(parse(settings, {"--train_samples", "5"}) == "unknown flag --train_samples; did you mean --train-samples?");
 }
 
 TEST_CASE("flags: behind a subcommand its own flags are suggested, not those in front of it") {
@@ -148,12 +148,12 @@ TEST_CASE("flags: behind a subcommand its own flags are suggested, not those in 
 }
 
 TEST_CASE("flags: --help has groups, types and at most 80 columns") {
-  Settings o;
+  Settings settings;
   CLI::App app("About.", "train_mudd");
   set_help(app);
-  o.config.arch = "mudd";
-  add_train_flags(app, o);
-  add_architecture_flags(app, o);
+  settings.config.arch = "mudd";
+  add_train_flags(app, settings);
+  add_architecture_flags(app, settings);
   const std::string help = app.help();
   size_t at = 0;
   for (const char* part : {"Options:", "\nData:", "\nModel:", "\nOptimiser:", "\nOutput:", "\nMachine:", "\nmudd:"}) {
@@ -193,12 +193,12 @@ TEST_CASE("defaults on files: two epochs, at most 20 tokens a parameter; the rat
 }
 
 TEST_CASE("report: the data line counts tokens, sequences and epochs") {
-  TrainPlan o;
-  o.data.spec = "arith:3";
-  o.data.train_samples = 400, o.data.test_samples = 50;
-  o.steps = 10, o.batch = 8, o.accumulate = 2;
-  const Dataset data = open_dataset(o.data);
-  CHECK(describe_data(o, data) == str("data: ", 400 * data.train->seq_len() / 1000,
-                                      ",000 training tokens in 400 sequences of ", data.train->seq_len(),
-                                      "; 10 steps x 16 sequences = 0.4 epochs; test set 50 sequences"));
+  TrainPlan plan;
+  plan.data.spec = "arith:3";
+  plan.data.train_samples = 400, plan.data.test_samples = 50;
+  plan.steps = 10, plan.batch = 8, plan.accumulate = 2;
+  const Dataset data = open_dataset(plan.data);
+  CHECK(describe_data(plan, data) == str("data: ", 400 * data.train->seq_len() / 1000,
+                                         ",000 training tokens in 400 sequences of ", data.train->seq_len(),
+                                         "; 10 steps x 16 sequences = 0.4 epochs; test set 50 sequences"));
 }

@@ -19,12 +19,12 @@ using namespace crossply::test;
 namespace {
 
 TrainPlan options_for(const Config& config, const std::string& dtype) {
-  TrainPlan o;
-  o.config = config;
-  o.config.check(Exit::usage, "test");
-  o.dtype = dtype, o.device = gpu;
-  o.steps = 2, o.batch = 2;
-  return o;
+  TrainPlan plan;
+  plan.config = config;
+  plan.config.check(Exit::usage, "test");
+  plan.dtype = dtype, plan.device = gpu;
+  plan.steps = 2, plan.batch = 2;
+  return plan;
 }
 
 Config sized(const Config& like, int64_t V, int64_t C) {
@@ -36,24 +36,24 @@ Config sized(const Config& like, int64_t V, int64_t C) {
 }
 
 // The most device memory that a step, an evaluation and, of a task, answers take.
-double taken(const TrainPlan& o, const Source& data) {
-  if (!emulated) Trainer(o, data).step();  // tries out products, each on a copy of the result
+double taken(const TrainPlan& plan, const Source& data) {
+  if (!emulated) Trainer(plan, data).step();  // tries out products, each on a copy of the result
   restart_memory_count();
   const size_t before = max_device_memory();
-  Trainer trainer(o, data);
+  Trainer trainer(plan, data);
   trainer.step();
   trainer.evaluate(data, 1);
   if (data.task() != nullptr)
-    answer_task(trainer.device(), trainer.params(), o.config, data, o.answer_samples, answer_rows(o),
+    answer_task(trainer.device(), trainer.params(), plan.config, data, plan.answer_samples, answer_rows(plan),
                 *one_rank_group());
   return static_cast<double>(max_device_memory() - before);
 }
 
-void check_plan(TrainPlan o, const Source& data) {
-  o.data.seq_len = data.seq_len();
+void check_plan(TrainPlan plan, const Source& data) {
+  plan.data.seq_len = data.seq_len();
   const double products = emulated ? 0 : matmul_workspace;  // they would hide everything else
-  const double planned = plan_training(o).planned_memory - (emulated ? 0 : cuda_itself) - products;
-  const double most = taken(o, data) - products;
+  const double planned = plan_training(plan).planned_memory - (emulated ? 0 : cuda_itself) - products;
+  const double most = taken(plan, data) - products;
   CAPTURES(planned, most);
   CHECK(planned == doctest::Approx(most).epsilon(0.02));  // of these tiny sizes: what is not counted hardly grows
 }
@@ -128,27 +128,27 @@ TEST_CASE("plan: logits in the GPU's scratch memory, and answers beside the trai
     TaskSource::Seen seen;
     Random random(1, 1);
     task.fill(4, seen, [&] { return arith_sample({1, 1}, random); });
-    TrainPlan o = options_for(sized(tiny_config("lime"), task.vocab_size(), 8), dtype);
-    o.data.spec = "arith:1", o.answer_samples = 3;
-    check_plan(o, task);
+    TrainPlan plan = options_for(sized(tiny_config("lime"), task.vocab_size(), 8), dtype);
+    plan.data.spec = "arith:1", plan.answer_samples = 3;
+    check_plan(plan, task);
   }
 }
 
 TEST_CASE("plan: a run that is larger than the GPU is refused before it leaves anything behind") {
   if (!available(Backend::cuda)) return;
   const TempDir dir;
-  TrainPlan o = options_for(tiny_config("llama"), "bf16");
-  o.data.seq_len = 64, o.out = dir.file("run");
-  o.batch = 1'000'000'000;
+  TrainPlan plan = options_for(tiny_config("llama"), "bf16");
+  plan.data.seq_len = 64, plan.out = dir.file("run");
+  plan.batch = 1'000'000'000;
   try {
     std::shared_ptr<ProcessGroup> job = one_rank_group();
-    claim_run_dir(o, job);
+    claim_run_dir(plan, job);
     FAIL("not refused");
   } catch (const Error& error) {
     CHECK(error.code == Exit::device);
     CHECK(std::string(error.what()).find("TiB (parameters: ") != std::string::npos);
   }
-  CHECK(!std::filesystem::exists(o.out));
+  CHECK(!std::filesystem::exists(plan.out));
 }
 
 TEST_CASE("plan: a comparison of which one run is larger than the GPU is refused before the first run") {

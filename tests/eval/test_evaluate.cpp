@@ -76,12 +76,12 @@ TEST_CASE("evaluation: a part of the test sequences is spread over all of them: 
   const Counting many(N);  // (2 i + 1) N would not fit
   CHECK(SpreadSamples(many, 1 << 30).place((1 << 30) - 1) == N - 512);
 
-  TrainPlan o;
-  CHECK(sequences_tested(o, 600, false) == 512);
-  CHECK(sequences_tested(o, 600, true) == 600);
-  CHECK(sequences_tested(o, 50, false) == 50);
-  o.eval_rule = "spread";
-  CHECK(sequences_tested(o, 600, true) == 512);
+  TrainPlan plan;
+  CHECK(sequences_tested(plan, 600, false) == 512);
+  CHECK(sequences_tested(plan, 600, true) == 600);
+  CHECK(sequences_tested(plan, 50, false) == 50);
+  plan.eval_rule = "spread";
+  CHECK(sequences_tested(plan, 600, true) == 512);
 }
 
 TEST_CASE("evaluation: --estimate is the mean of random batches with its spread, the same for the same seed") {

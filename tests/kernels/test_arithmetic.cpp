@@ -22,14 +22,14 @@ using nlohmann::json;
 namespace {
 
 TrainPlan tiny_options(const std::string& device, const std::string& dtype = "fp32") {
-  TrainPlan o;
-  o.config.arch = "lime";
-  o.config.vocab_size = 7, o.config.hidden_size = 16, o.config.intermediate_size = 24;
-  o.config.num_hidden_layers = 2, o.config.num_attention_heads = 2;
-  o.config.check(Exit::usage, "test");
-  o.steps = 4, o.batch = 2;
-  o.device = device, o.dtype = dtype;
-  return o;
+  TrainPlan plan;
+  plan.config.arch = "lime";
+  plan.config.vocab_size = 7, plan.config.hidden_size = 16, plan.config.intermediate_size = 24;
+  plan.config.num_hidden_layers = 2, plan.config.num_attention_heads = 2;
+  plan.config.check(Exit::usage, "test");
+  plan.steps = 4, plan.batch = 2;
+  plan.device = device, plan.dtype = dtype;
+  return plan;
 }
 
 // A checkpoint of one step in a directory, and its train_state.json as it was written.
@@ -37,9 +37,9 @@ struct Checkpoint {
   TempDir scratch;
   std::string dir = scratch.file("step_00000001"), path = dir + "/train_state.json";
   json state;
-  explicit Checkpoint(const TrainPlan& o) {
+  explicit Checkpoint(const TrainPlan& plan) {
     const Counting data;  // the trainer reads it in every step
-    Trainer trainer(o, data);
+    Trainer trainer(plan, data);
     trainer.step();
     trainer.save(dir, Tokenizer());
     state = known_json(read_text(path));
@@ -192,17 +192,17 @@ TEST_CASE("arithmetic: a run on a GPU resumes bit for bit in another process, by
   const Counting data;
   for (const char* dtype : {"fp32", "bf16"}) {
     CAPTURE(dtype);
-    const TrainPlan o = tiny_options(gpu, dtype);
-    const Checkpoint checkpoint(o);  // after one step
-    Trainer whole(o, data);
-    const std::vector<float> want = finish(whole, o.steps);
+    const TrainPlan plan = tiny_options(gpu, dtype);
+    const Checkpoint checkpoint(plan);  // after one step
+    Trainer whole(plan, data);
+    const std::vector<float> want = finish(whole, plan.steps);
     const auto table = choices_as_text();
     CHECK(table.size() > 5);
     // Each of these stands for a new process, which has chosen nothing yet.
     forget_choices();
-    Trainer resumed(o, data, checkpoint.dir);
+    Trainer resumed(plan, data, checkpoint.dir);
     CHECK(resumed.changes().empty());
-    CHECK(same_bits(finish(resumed, o.steps), want));
+    CHECK(same_bits(finish(resumed, plan.steps), want));
     CHECK(choices_as_text() == table);
   }
 }
@@ -210,29 +210,29 @@ TEST_CASE("arithmetic: a run on a GPU resumes bit for bit in another process, by
 TEST_CASE("arithmetic: a checkpoint that says nothing of its device is refused on a GPU, but for --other-gpu") {
   if (!available(Backend::cuda)) return;
   const Counting data;
-  TrainPlan o = tiny_options(gpu);
-  const Checkpoint checkpoint(o);  // after one step
-  Trainer whole(o, data);
-  const std::vector<float> want = finish(whole, o.steps);
+  TrainPlan plan = tiny_options(gpu);
+  const Checkpoint checkpoint(plan);  // after one step
+  Trainer whole(plan, data);
+  const std::vector<float> want = finish(whole, plan.steps);
   json state = checkpoint.state;
   const std::string here = state["device"]["versions"]["GPU"];
   CHECK(state.erase("device") == 1);
   checkpoint.write(state);
   forget_choices();
   check_fails(Exit::device, {checkpoint.path, "GPU was unknown, is " + here, "--other-gpu"},
-              [&] { Trainer(o, data, checkpoint.dir); });
-  o.resume = o.other_gpu = true;
-  Trainer forgetful(o, data, checkpoint.dir);
+              [&] { Trainer(plan, data, checkpoint.dir); });
+  plan.resume = plan.other_gpu = true;
+  Trainer forgetful(plan, data, checkpoint.dir);
   CHECK(forgetful.changes().at(0).find("GPU was unknown") != std::string::npos);
-  const std::vector<float> got = finish(forgetful, o.steps);
+  const std::vector<float> got = finish(forgetful, plan.steps);
   if (emulated) CHECK(!same_bits(got, want));  // on a GPU timing may well end as before
 }
 
 TEST_CASE("arithmetic: a checkpoint of another GPU, driver or library is refused, but for --other-gpu") {
   if (!available(Backend::cuda)) return;
   const Counting data;
-  TrainPlan o = tiny_options(gpu);
-  const Checkpoint checkpoint(o);
+  TrainPlan plan = tiny_options(gpu);
+  const Checkpoint checkpoint(plan);
   json record = checkpoint.state["device"];
   const std::string here = record["versions"]["GPU"];
   record["versions"]["GPU"] = "a faster one", record["versions"]["library"] = "7";
@@ -240,15 +240,15 @@ TEST_CASE("arithmetic: a checkpoint of another GPU, driver or library is refused
   forget_choices();
   check_fails(Exit::device,
               {checkpoint.path, "GPU was a faster one, is " + here, "library was 7, is unknown", "--other-gpu"},
-              [&] { Trainer(o, data, checkpoint.dir); });
-  o.resume = o.other_gpu = true;
-  Trainer trainer(o, data, checkpoint.dir);
+              [&] { Trainer(plan, data, checkpoint.dir); });
+  plan.resume = plan.other_gpu = true;
+  Trainer trainer(plan, data, checkpoint.dir);
   CHECK(trainer.changes().at(0).find("GPU was a faster one") != std::string::npos);
   CHECK(choices_as_text().empty());  // they mean nothing to another library
   trainer.step();
   trainer.save(checkpoint.dir, Tokenizer());
-  o.other_gpu = false;
-  CHECK(Trainer(o, data, checkpoint.dir).steps_done() == 2);
+  plan.other_gpu = false;
+  CHECK(Trainer(plan, data, checkpoint.dir).steps_done() == 2);
 
   check_outcome(train(checkpoint.scratch, {"--data", "arith:3", "--out", checkpoint.scratch.file("x"), "--other-gpu"}),
                 Exit::usage, "--other-gpu has no effect without --resume");
@@ -259,12 +259,12 @@ TEST_CASE("arithmetic: a checkpoint made by sm_90's attention is not continued b
   const WithHopper use;
   if (!has_hopper()) return;  // another GPU
   const Counting data;
-  const TrainPlan o = tiny_options(gpu);
-  const Checkpoint checkpoint(o);
-  Trainer(o, data, checkpoint.dir);
+  const TrainPlan plan = tiny_options(gpu);
+  const Checkpoint checkpoint(plan);
+  Trainer(plan, data, checkpoint.dir);
   ::setenv("CROSSPLY_NO_HOPPER", "1", 1);
   check_fails(Exit::device, {checkpoint.path, "attention was sm_90, is sm_80", "--other-gpu"},
-              [&] { Trainer(o, data, checkpoint.dir); });
+              [&] { Trainer(plan, data, checkpoint.dir); });
   ::unsetenv("CROSSPLY_NO_HOPPER");
 }
 
@@ -299,10 +299,10 @@ TEST_CASE("arithmetic: what no device has written is bad data") {
       {"versions": {"GPU": 1}, "choices": {}}, {"versions": {}, "choices": []}, {"versions": {}, "choices": "00"},
       {"versions": {}, "choices": {"1 2": 7}}])";
   for (const std::string& device : fast_devices()) {
-    const TrainPlan o = tiny_options(device);
-    const Checkpoint checkpoint(o);
+    const TrainPlan plan = tiny_options(device);
+    const Checkpoint checkpoint(plan);
     CHECK(checkpoint.state.contains("device") == (device != "cpu"));
-    const auto resume = [&] { Trainer(o, data, checkpoint.dir); };
+    const auto resume = [&] { Trainer(plan, data, checkpoint.dir); };
     for (const json& record : known_json(parts)) {
       CAPTURE(json_text(record));
       checkpoint.write_device(record);

@@ -298,14 +298,14 @@ namespace {
 
 Config preset_config(const std::string& preset, const std::string& text) {
   const ArchChoice choice = parse_arch_list(text)[0];
-  Settings o;
-  apply_preset(preset, o);
-  o.config.arch = choice.arch;
-  for (const auto& [key, value] : choice.options) o.config.options[key] = value;
-  add_preset_options(preset, o.config);
-  if (o.config.vocab_size == 0) o.config.vocab_size = 21;
-  o.config.check(Exit::usage, "test");
-  return o.config;
+  Settings settings;
+  apply_preset(preset, settings);
+  settings.config.arch = choice.arch;
+  for (const auto& [key, value] : choice.options) settings.config.options[key] = value;
+  add_preset_options(preset, settings.config);
+  if (settings.config.vocab_size == 0) settings.config.vocab_size = 21;
+  settings.config.check(Exit::usage, "test");
+  return settings.config;
 }
 
 int64_t count_parameters(const Config& config) {

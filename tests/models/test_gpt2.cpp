@@ -309,10 +309,10 @@ TEST_CASE("gpt2: stopping in the middle changes no bit of a training, with every
   size_t number = 0;
   for (const Case& c : one_in(2, gpt2_cases())) {
     CAPTURE(c.name);
-    TrainPlan o;
-    o.config = c.config;
-    o.steps = 6, o.batch = 3, o.warmup = 1, o.lr = 1e-2;
-    if (number % 3 == 2) o.dtype = "bf16";
+    TrainPlan plan;
+    plan.config = c.config;
+    plan.steps = 6, plan.batch = 3, plan.warmup = 1, plan.lr = 1e-2;
+    if (number % 3 == 2) plan.dtype = "bf16";
     const std::string dir = scratch.file(str(number++));
     const auto train = [&](Trainer& trainer, int64_t steps) {
       for (int64_t i = 0; i < steps; ++i) trainer.step();
@@ -321,11 +321,11 @@ TEST_CASE("gpt2: stopping in the middle changes no bit of a training, with every
       trainer.device().copy_out(host.data(), values.data, values.bytes());
       return host;
     };
-    Trainer whole(o, data), before(o, data);
+    Trainer whole(plan, data), before(plan, data);
     const std::vector<float> want = train(whole, 6);
     train(before, 3);
     before.save(dir, Tokenizer());
-    Trainer after(o, data, dir);
+    Trainer after(plan, data, dir);
     CHECK(train(after, 3) == want);
   }
 }

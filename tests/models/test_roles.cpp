@@ -178,12 +178,12 @@ TEST_CASE("roles: --router-lr sets the learning rate of these rows and of no oth
   for (const Case& c : cases()) {
     if (find_architecture(c.config.arch).draft) continue;
     CAPTURE(c.name);
-    TrainPlan o;
-    o.config = c.config, o.lr = 0.001;
+    TrainPlan plan;
+    plan.config = c.config, plan.lr = 0.001;
     ParameterTable usual, other;
-    declare(usual, o);
-    o.router_lr = 0.003;
-    declare(other, o);
+    declare(usual, plan);
+    plan.router_lr = 0.003;
+    declare(other, plan);
     for (size_t i = 0; i < usual.rows().size(); ++i) {
       const Parameter& row = usual.rows()[i];
       CAPTURE(row.name);

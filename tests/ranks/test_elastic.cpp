@@ -24,51 +24,51 @@ using nlohmann::json;
 namespace {
 
 TrainPlan options_for(const std::string& model, const std::string& dtype, int64_t accumulate) {
-  TrainPlan o;
-  o.config = tiny_with(model);
-  o.config.hidden_size = 32, o.config.intermediate_size = 48;  // so large that every rank has a slice
-  o.batch = 1, o.accumulate = accumulate, o.steps = 100, o.warmup = 2, o.lr = 0.01;
-  o.dtype = dtype, o.sum = "tree";
-  o.bucket_bytes = 70000;  // several buckets
-  return o;
+  TrainPlan plan;
+  plan.config = tiny_with(model);
+  plan.config.hidden_size = 32, plan.config.intermediate_size = 48;  // so large that every rank has a slice
+  plan.batch = 1, plan.accumulate = accumulate, plan.steps = 100, plan.warmup = 2, plan.lr = 0.01;
+  plan.dtype = dtype, plan.sum = "tree";
+  plan.bucket_bytes = 70000;  // several buckets
+  return plan;
 }
 
 // A directory in `run` for every two steps.
 std::string step_dir(const Scratch& run, int64_t step) { return run.file(str("step_0000000", step)); }
 
 // `ranks` ranks continue `from`, or begin, and save after so many steps of the run.
-void continue_and_save(TrainPlan o, int ranks, const std::string& from, int64_t until, const std::string& to) {
+void continue_and_save(TrainPlan plan, int ranks, const std::string& from, int64_t until, const std::string& to) {
   const Counting data(10);
   on_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
-    Trainer trainer(o, data, from, group);
+    Trainer trainer(plan, data, from, group);
     while (trainer.steps_done() < until) trainer.step();
     trainer.save(to, Tokenizer());
   });
 }
 
 // A checkpoint's weights and moments, as one rank has them in its files.
-std::string state_of(const TrainPlan& o, const std::string& checkpoint) {
+std::string state_of(const TrainPlan& plan, const std::string& checkpoint) {
   const Scratch scratch;
   const std::string copy = scratch.file("copy");
-  continue_and_save(o, 1, checkpoint, 0, copy);
+  continue_and_save(plan, 1, checkpoint, 0, copy);
   return read_text(copy + "/model.safetensors") + read_text(copy + "/optimizer.safetensors");
 }
 
 // Saves and continues by so many ranks in turn, two steps each; compares with one rank that never stopped.
-void check_chain(const TrainPlan& o, const std::vector<int>& ranks) {
+void check_chain(const TrainPlan& plan, const std::vector<int>& ranks) {
   const Scratch whole, chain;
   const int64_t steps = 2 * std::ssize(ranks);
   const Counting data(10);
-  Trainer uninterrupted(o, data);
+  Trainer uninterrupted(plan, data);
   for (int64_t step = 2; step <= steps; step += 2) {
     uninterrupted.step(), uninterrupted.step();
     uninterrupted.save(step_dir(whole, step), Tokenizer());
     const int now = ranks[static_cast<size_t>(step / 2 - 1)];
     CAPTURES(step, now);
-    continue_and_save(o, now, step == 2 ? "" : step_dir(chain, step - 2), step, step_dir(chain, step));
+    continue_and_save(plan, now, step == 2 ? "" : step_dir(chain, step - 2), step, step_dir(chain, step));
     std::string why;
     CHECK_MESSAGE(is_valid_checkpoint(step_dir(chain, step), &why), why);
-    CHECK(state_of(o, step_dir(chain, step)) == state_of(o, step_dir(whole, step)));
+    CHECK(state_of(plan, step_dir(chain, step)) == state_of(plan, step_dir(whole, step)));
     CHECK(fs::exists(step_dir(chain, step) + "/optimizer.safetensors") == (now == 1));
   }
 }
@@ -78,13 +78,13 @@ json read(const std::string& path) { return known_json(read_text(path)); }
 // Four ranks' checkpoint, to be spoiled.
 struct Saved {
   Scratch run;
-  TrainPlan o = options_for("lime", "fp32", 4);
+  TrainPlan plan = options_for("lime", "fp32", 4);
   std::string dir = run.file("step_00000001"), index_path = dir + "/optimizer.index.json";
   json index;
   std::string name;  // of a row that is in several files
 
   Saved() {
-    continue_and_save(o, 4, "", 1, dir);
+    continue_and_save(plan, 4, "", 1, dir);
     index = read(index_path);
     for (const auto& [row, parts] : index["parameters"].items())
       if (parts.size() > 1 && parts[0][0] != parts[1][0]) name = row;
@@ -97,7 +97,7 @@ struct Saved {
     write_text(index_path, json_text(index));
     for (const int ranks : {1, 2, 4}) {
       CAPTURE(ranks);
-      check_fails(Exit::bad_data, words, [&] { continue_and_save(o, ranks, dir, 0, run.file("other")); });
+      check_fails(Exit::bad_data, words, [&] { continue_and_save(plan, ranks, dir, 0, run.file("other")); });
       CHECK(!fs::exists(run.file("other")));
     }
   }
@@ -124,7 +124,7 @@ TEST_CASE("elastic: a row's moments lie in several files, and each is there once
     for (const TensorInfo& info : file.tensors()) elements[info.name.substr(0, info.name.find('['))] += info.numel();
   }
   ParameterTable params;
-  declare_model(params, saved.o.config);
+  declare_model(params, saved.plan.config);
   CHECK(elements.size() == 2 * params.rows().size());
   for (const Parameter& row : params.rows()) {
     CHECK(elements["m." + row.name] == row.shape.numel());
@@ -192,20 +192,20 @@ TEST_CASE("elastic: a shard that is missing, cut short, or holds other tensors i
   fs::remove(path);
   saved.check_refused({path, "is missing", "elements ["});
   write_text(path, contents);
-  CHECK(state_of(saved.o, saved.dir).size() > 0);
+  CHECK(state_of(saved.plan, saved.dir).size() > 0);
 }
 
 TEST_CASE(
     "elastic: a rank that cannot write, or a job that may not publish, leaves the old checkpoint and nothing else") {
   const Scratch run;
-  const TrainPlan o = options_for("lime", "bf16", 4);
+  const TrainPlan plan = options_for("lime", "bf16", 4);
   const Counting data(10);
   const std::string old = step_dir(run, 1);
-  continue_and_save(o, 4, "", 1, old);
+  continue_and_save(plan, 4, "", 1, old);
   const std::string before = read_text(old + "/manifest.json");
   const auto save = [&](int who, const std::string& to) {
     on_ranks(4, [&](const std::shared_ptr<ProcessGroup>& group) {
-      Trainer trainer(o, data, old, group);
+      Trainer trainer(plan, data, old, group);
       trainer.step();
       const bool failing = group->world.rank == who;
       const auto may_publish = [&] {
@@ -229,8 +229,8 @@ TEST_CASE(
 
 TEST_CASE("elastic: ranks that read other weights from their disks are told apart before the first step") {
   const Scratch runs[2];
-  const TrainPlan o = options_for("lime", "fp32", 4);
-  for (const Scratch& run : runs) continue_and_save(o, 1, "", 1, step_dir(run, 1));
+  const TrainPlan plan = options_for("lime", "fp32", 4);
+  for (const Scratch& run : runs) continue_and_save(plan, 1, "", 1, step_dir(run, 1));
   const std::string path = step_dir(runs[1], 1) + "/model.safetensors";
   std::string bytes = read_text(path);
   bytes[bytes.size() - 2] = static_cast<char>(bytes[bytes.size() - 2] ^ 1);  // of the last number
@@ -238,7 +238,7 @@ TEST_CASE("elastic: ranks that read other weights from their disks are told apar
   const Counting data(10);
   const auto resume = [&](int64_t check_replicas) {
     on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
-      TrainPlan own = o;
+      TrainPlan own = plan;
       own.check_replicas = check_replicas;
       Trainer(own, data, step_dir(runs[group->world.rank], 1), group);
     });
@@ -249,10 +249,10 @@ TEST_CASE("elastic: ranks that read other weights from their disks are told apar
 
 TEST_CASE("elastic: weights above the limit of a file are Hugging Face's shards, written in turns") {
   const Scratch run;
-  TrainPlan o = options_for("lime", "fp32", 4);
-  continue_and_save(o, 2, "", 1, step_dir(run, 1));
-  o.shard_bytes = 1500;
-  continue_and_save(o, 2, step_dir(run, 1), 1, step_dir(run, 2));
+  TrainPlan plan = options_for("lime", "fp32", 4);
+  continue_and_save(plan, 2, "", 1, step_dir(run, 1));
+  plan.shard_bytes = 1500;
+  continue_and_save(plan, 2, step_dir(run, 1), 1, step_dir(run, 2));
   const std::string dir = step_dir(run, 2);
   CHECK(!fs::exists(dir + "/model.safetensors"));
   const json index = read(dir + "/model.safetensors.index.json");
@@ -272,36 +272,36 @@ TEST_CASE("elastic: weights above the limit of a file are Hugging Face's shards,
   }
   CHECK(index["metadata"]["total_size"] == bytes);
   CHECK(is_valid_checkpoint(dir, nullptr));
-  CHECK(state_of(o, dir) == state_of(o, step_dir(run, 1)));
+  CHECK(state_of(plan, dir) == state_of(plan, step_dir(run, 1)));
 }
 
 TEST_CASE("elastic: an older checkpoint is of one rank and --sum running; another number of ranks is said") {
   const Scratch run;
   const Counting data(10);
-  TrainPlan o = options_for("llama", "fp32", 4);
-  o.sum = "running";
+  TrainPlan plan = options_for("llama", "fp32", 4);
+  plan.sum = "running";
   const std::string dir = step_dir(run, 1), path = dir + "/train_state.json";
-  continue_and_save(o, 1, "", 1, dir);
+  continue_and_save(plan, 1, "", 1, dir);
   const json now = read(path);
   json old = now;
   CHECK(old.erase("world_size") == 1);
   CHECK(old["trajectory"].erase("sum") == 1);
   write_text(path, json_text(old));
-  CHECK(Trainer(o, data, dir).changes().empty());
-  CHECK(Trainer(o, data).changes().empty());
+  CHECK(Trainer(plan, data, dir).changes().empty());
+  CHECK(Trainer(plan, data).changes().empty());
   on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
-    const std::string said = Trainer(o, data, dir, group).changes().at(0);
+    const std::string said = Trainer(plan, data, dir, group).changes().at(0);
     CHECK(said.starts_with("resumed by 2 ranks, saved by 1"));
     CHECK(has(said, "last digits"));
   });
-  TrainPlan tree = o;
+  TrainPlan tree = plan;
   tree.sum = "tree";
   check_fails(Exit::usage, {"--sum", "running", "tree"}, [&] { Trainer(tree, data, dir); });
   json wrong = now;
   for (const json& value : {json("two"), json(-2), json(1.5)}) {
     wrong["world_size"] = value;
     write_text(path, json_text(wrong));
-    check_fails(Exit::bad_data, {path, "world_size"}, [&] { Trainer(o, data, dir); });
+    check_fails(Exit::bad_data, {path, "world_size"}, [&] { Trainer(plan, data, dir); });
   }
 }
 
@@ -314,13 +314,13 @@ TEST_CASE("elastic: ranks continue a program's run, and programs read what they 
   check_outcome(train(scratch, joined(flags, split_words("--out " + run))), Exit::done, "step 4/4");
   const std::string tokenizer = read_text(fourth + "/tokenizer.json");
   fs::remove_all(fourth);
-  Settings read_back;
-  read_back.config.arch = "llama";
-  take_run_settings(run, read_back);
-  read_back.out = run, read_back.resume = true;
+  Settings settings;
+  settings.config.arch = "llama";
+  take_run_settings(run, settings);
+  settings.out = run, settings.resume = true;
   const auto go_on = [&](std::shared_ptr<ProcessGroup> group) {
-    check_run_dir(read_back, group->world);
-    const auto [plan, data] = open_inputs(read_back);
+    check_run_dir(settings, group->world);
+    const auto [plan, data] = open_inputs(settings);
     const RunDir dir = claim_run_dir(plan, group);
     Trainer trainer(plan, *data.train, find_checkpoint(plan, dir), group);
     CHECK(trainer.steps_done() == 2);
@@ -349,7 +349,7 @@ TEST_CASE("elastic: ranks continue a program's run, and programs read what they 
   on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
     RunDir dir(run, group->world);
     dir.mark(group, 0);
-    CHECK(find_checkpoint(read_back, dir) == fourth);
+    CHECK(find_checkpoint(settings, dir) == fourth);
   });
   CHECK(fs::exists(run + "/damaged_step_00000005"));
 }
@@ -390,15 +390,15 @@ TEST_CASE("run directory: all ranks must find this job's number in it, and a lat
 
 TEST_CASE("run directory: what ranks find each other by does not make it one, nor is it removed") {
   const Scratch scratch;
-  TrainPlan o;
-  o.out = scratch.file("run");
-  fs::create_directory(o.out);
-  for (const char* name : {".job", ".meet", ".tmp-.job-1", ".tmp-.meet-1"}) write_text(o.out + "/" + name, "x");
-  fs::rename(o.out + "/.tmp-.job-1", temporary_sibling(o.out + "/.job"));
-  fs::rename(o.out + "/.tmp-.meet-1", temporary_sibling(o.out + "/.meet"));
-  check_run_dir(o);
-  remove_leftovers_in(o.out);
-  CHECK(std::distance(fs::directory_iterator(o.out), {}) == 2);
-  write_text(o.out + "/thesis", "x");
-  check_fails(Exit::usage, {"not empty"}, [&] { check_run_dir(o); });
+  TrainPlan plan;
+  plan.out = scratch.file("run");
+  fs::create_directory(plan.out);
+  for (const char* name : {".job", ".meet", ".tmp-.job-1", ".tmp-.meet-1"}) write_text(plan.out + "/" + name, "x");
+  fs::rename(plan.out + "/.tmp-.job-1", temporary_sibling(plan.out + "/.job"));
+  fs::rename(plan.out + "/.tmp-.meet-1", temporary_sibling(plan.out + "/.meet"));
+  check_run_dir(plan);
+  remove_leftovers_in(plan.out);
+  CHECK(std::distance(fs::directory_iterator(plan.out), {}) == 2);
+  write_text(plan.out + "/thesis", "x");
+  check_fails(Exit::usage, {"not empty"}, [&] { check_run_dir(plan); });
 }

@@ -25,25 +25,25 @@ using emulator::Transfers;
 namespace {
 
 TrainPlan options_for(const std::string& model, const std::string& dtype, int64_t accumulate = 4) {
-  TrainPlan o;
-  o.config = tiny_with(model);
-  o.config.num_hidden_layers = 2;
-  o.device = "emulator";
-  o.batch = 1, o.accumulate = accumulate, o.steps = 100, o.warmup = 1, o.lr = 0.01;
-  o.dtype = dtype, o.sum = "tree";
-  o.check_replicas = 1;
-  return o;
+  TrainPlan plan;
+  plan.config = tiny_with(model);
+  plan.config.num_hidden_layers = 2;
+  plan.device = "emulator";
+  plan.batch = 1, plan.accumulate = accumulate, plan.steps = 100, plan.warmup = 1, plan.lr = 0.01;
+  plan.dtype = dtype, plan.sum = "tree";
+  plan.check_replicas = 1;
+  return plan;
 }
 
 // So many parameters that there are several buckets, whose exchange runs beside the backward.
 TrainPlan wide_options(const std::string& model, const std::string& dtype, int ranks) {
-  TrainPlan o = options_for(model, dtype);
-  o.config.vocab_size = 1500, o.config.intermediate_size = 700;
-  o.bucket_bytes = 40000;
+  TrainPlan plan = options_for(model, dtype);
+  plan.config.vocab_size = 1500, plan.config.intermediate_size = 700;
+  plan.bucket_bytes = 40000;
   ParameterTable params;
-  declare(params, o);
-  CHECK(Buckets(params, 0, ranks, o.bucket_bytes).list().size() >= 2);
-  return o;
+  declare(params, plan);
+  CHECK(Buckets(params, 0, ranks, plan.bucket_bytes).list().size() >= 2);
+  return plan;
 }
 
 template <class T>
@@ -69,18 +69,18 @@ std::string bits_of(Trainer& trainer, int64_t steps, const Source& tested = Coun
   return bits;
 }
 // The first step runs plainly, the second is recorded, the third comes from the recording.
-std::string train(const TrainPlan& o, int64_t steps, std::shared_ptr<ProcessGroup> group = one_rank_group()) {
+std::string train(const TrainPlan& plan, int64_t steps, std::shared_ptr<ProcessGroup> group = one_rank_group()) {
   const Counting data(5);
-  Trainer trainer(o, data, "", std::move(group));
+  Trainer trainer(plan, data, "", std::move(group));
   return bits_of(trainer, steps);
 }
 
 // Each of `size` processes does this as a rank of a job, which it has met as trainers do.
-void with_job(int size, const TrainPlan& options,
+void with_job(int size, const TrainPlan& plan,
               const std::function<void(const TrainPlan&, const std::shared_ptr<ProcessGroup>&)>& body) {
   const TempDir scratch(memory_or_disk());
   const auto became = run_ranks(size, [&](const World& world) {
-    TrainPlan o = options;
+    TrainPlan o = plan;
     o.out = scratch.path.string();
     std::shared_ptr<ProcessGroup> group = one_rank_group(world);
     join_ranks(o, group);
@@ -99,11 +99,11 @@ struct Policy {
 const std::vector<Policy> policies = {
     {Transfers::lazy, 0}, {Transfers::eager, 0}, {Transfers::by_lot, 1}, {Transfers::by_lot, 2}};
 
-void check_bits(int size, const TrainPlan& options, const Policy& policy, int64_t steps, const std::string& bits) {
+void check_bits(int size, const TrainPlan& plan, const Policy& policy, int64_t steps, const std::string& bits) {
   CAPTURES(size, policy.transfers, policy.seed);
-  with_job(size, options, [&](const TrainPlan& o, const auto& group) {
+  with_job(size, plan, [&](const TrainPlan& plan, const auto& group) {
     emulator::set_transfers(policy.transfers, policy.seed);
-    CHECK_THAT(train(o, steps, group) == bits, "other bits than one rank's");
+    CHECK_THAT(train(plan, steps, group) == bits, "other bits than one rank's");
   });
 }
 
@@ -117,11 +117,12 @@ TEST_CASE("emulated ranks: the bits of one rank, every architecture, fp32 and bf
     for (const char* dtype : {"fp32", "bf16"}) {
       CAPTURES(architecture.name, dtype);
       const int own = turn / 4 % 2 == 0 ? 2 : 4;
-      const TrainPlan o = options_for(architecture.name, dtype, all ? 4 : own);
-      const std::string one = train(o, 2);
+      const TrainPlan plan = options_for(architecture.name, dtype, all ? 4 : own);
+      const std::string one = train(plan, 2);
       for (const int size : {2, 4})
         for (size_t policy = 0; policy < policies.size(); ++policy)
-          if (all || (size == own && policy == turn % policies.size())) check_bits(size, o, policies[policy], 2, one);
+          if (all || (size == own && policy == turn % policies.size()))
+            check_bits(size, plan, policies[policy], 2, one);
       ++turn;
     }
   }
@@ -136,39 +137,39 @@ TEST_CASE("emulated ranks: buckets are exchanged beside the backward") {
   for (const Run& run : {Run{"lime", "fp32", 2, policies[0]}, Run{"mudd", "bf16", 2, policies[2]},
                          Run{"hyper", "fp32", 4, policies[3]}}) {
     CAPTURES(run.model, run.dtype);
-    const TrainPlan o = wide_options(run.model, run.dtype, run.size);
-    check_bits(run.size, o, run.policy, 3, train(o, 3));
+    const TrainPlan plan = wide_options(run.model, run.dtype, run.size);
+    check_bits(run.size, plan, run.policy, 3, train(plan, 3));
   }
 }
 
 TEST_CASE("emulated ranks: with products of eight bits, too, the bits of one rank") {
-  TrainPlan o = options_for("llama", "bf16");
-  o.matmul = "fp8";
-  o.config.hidden_size = o.config.intermediate_size = 64;
-  o.config.num_attention_heads = o.config.num_key_value_heads = 4, o.config.head_dim = 16;
-  o.data.seq_len = 16;
+  TrainPlan plan = options_for("llama", "bf16");
+  plan.matmul = "fp8";
+  plan.config.hidden_size = plan.config.intermediate_size = 64;
+  plan.config.num_attention_heads = plan.config.num_key_value_heads = 4, plan.config.head_dim = 16;
+  plan.data.seq_len = 16;
   const Counting data(5, 16);
-  const auto run = [&](const TrainPlan& options, const std::shared_ptr<ProcessGroup>& group) {
-    Trainer trainer(options, data, "", group);
+  const auto run = [&](const TrainPlan& plan, const std::shared_ptr<ProcessGroup>& group) {
+    Trainer trainer(plan, data, "", group);
     CHECK(!trainer.model().tape().quantized().empty());
     return bits_of(trainer, 3, data);
   };
-  const std::string one = run(o, one_rank_group());
+  const std::string one = run(plan, one_rank_group());
   for (const int size : {2, 4})
-    with_job(size, o, [&](const TrainPlan& options, const auto& group) {
+    with_job(size, plan, [&](const TrainPlan& plan, const auto& group) {
       emulator::set_transfers(policies[3].transfers, policies[3].seed);
-      CHECK_THAT(run(options, group) == one, "other bits than one rank's");
+      CHECK_THAT(run(plan, group) == one, "other bits than one rank's");
     });
 }
 
 TEST_CASE("emulated ranks: other sums are the same at every rank, and no step waits") {
   for (const char* sum : {"running", "library"}) {
     CAPTURE(sum);
-    TrainPlan options = wide_options("lime", "bf16", 2);
-    options.sum = sum;
-    with_job(2, options, [&](const TrainPlan& o, const auto& group) {
+    TrainPlan plan = wide_options("lime", "bf16", 2);
+    plan.sum = sum;
+    with_job(2, plan, [&](const TrainPlan& plan, const auto& group) {
       const Counting data(5);
-      Trainer trainer(o, data, "", group);
+      Trainer trainer(plan, data, "", group);
       trainer.step();
       std::vector<double> losses;
       for (int step = 0; step < 3; ++step) {
@@ -189,10 +190,10 @@ TEST_CASE(
     "emulated ranks: a loss that is not finite ends all, plain or from a recording, and nobody's weights change") {
   for (const int64_t step : {1, 2, 4}) {
     CAPTURE(step);
-    with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& o, const auto& group) {
+    with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& plan, const auto& group) {
       ::setenv("CROSSPLY_FAULT", str("1:", step, ":nan").c_str(), 1);
       const Counting data(5);
-      Trainer trainer(o, data, "", group);
+      Trainer trainer(plan, data, "", group);
       const auto weights = [&] {
         std::vector<uint16_t> bits(static_cast<size_t>(trainer.params().bf16_copy().numel()));
         trainer.device().copy_out(bits.data(), trainer.params().bf16_copy().data, trainer.params().bf16_copy().bytes());
@@ -215,12 +216,12 @@ TEST_CASE(
 
 // In a process of its own each, ranks would draw other lots for the order of a product's sums.
 TEST_CASE("emulated ranks: rank 0's choices for products are everybody's") {
-  with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& o, const auto& group) {
+  with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& plan, const auto& group) {
     forget_choices();
-    if (!group->world.leads()) train(o, 1);  // so that the next lots are others
+    if (!group->world.leads()) train(plan, 1);  // so that the next lots are others
     forget_choices();
     const Counting data(5);
-    Trainer trainer(o, data, "", group);
+    Trainer trainer(plan, data, "", group);
     bits_of(trainer, 2);
     std::string choices;
     for (const auto& [kind, choice] : choices_as_text()) choices += str(kind, ": ", choice, "\n");
@@ -231,30 +232,30 @@ TEST_CASE("emulated ranks: rank 0's choices for products are everybody's") {
 
 TEST_CASE("emulated ranks: 1 -> 2 -> 4 -> 1 ranks have the bits of one that never stops") {
   const TempDir scratch(memory_or_disk());
-  const TrainPlan options = options_for("mudd", "bf16");
+  const TrainPlan plan = options_for("mudd", "bf16");
   const auto dir = [&](int64_t step) { return scratch.file(str("step_", step)); };
   const Counting data(5);
   forget_choices();
-  Trainer whole(options, data);
+  Trainer whole(plan, data);
   whole.step(), whole.step();
   whole.save(dir(2), Tokenizer());
   whole.step(), whole.step();
   const std::string fourth = bits_of(whole, 0);
   whole.step(), whole.step();
   const std::string sixth = bits_of(whole, 0), eighth = bits_of(whole, 2);
-  const auto go_on = [&](const TrainPlan& o, const std::shared_ptr<ProcessGroup>& group, int64_t from,
+  const auto go_on = [&](const TrainPlan& plan, const std::shared_ptr<ProcessGroup>& group, int64_t from,
                          const std::string& bits) {
     forget_choices();
-    Trainer trainer(o, data, dir(from), group);
+    Trainer trainer(plan, data, dir(from), group);
     trainer.step(), trainer.step();
     trainer.save(dir(from + 2), Tokenizer());
     CHECK_THAT(bits_of(trainer, 0) == bits, "other bits after step ", from + 2);
   };
-  with_job(2, options, [&](const TrainPlan& o, const auto& group) { go_on(o, group, 2, fourth); });
-  with_job(4, options, [&](const TrainPlan& o, const auto& group) { go_on(o, group, 4, sixth); });
+  with_job(2, plan, [&](const TrainPlan& plan, const auto& group) { go_on(plan, group, 2, fourth); });
+  with_job(4, plan, [&](const TrainPlan& plan, const auto& group) { go_on(plan, group, 4, sixth); });
   forget_choices();
   const std::string resumed = [&] {
-    Trainer trainer(options, data, dir(6));
+    Trainer trainer(plan, data, dir(6));
     return bits_of(trainer, 2);
   }();
   CHECK(resumed == eighth);
@@ -279,16 +280,16 @@ TEST_CASE("emulated ranks: a rank that is killed, hangs, or has an error ends al
     for (int rank = 0; rank < 2; ++rank)
       crowd.start(rank, [&, rank] {
         omp_set_num_threads(1);
-        const TrainPlan o = options_for("llama", "fp32");
+        const TrainPlan plan = options_for("llama", "fp32");
         const std::shared_ptr<ProcessGroup> group = join_group({rank, 2, rank, 2}, join, nullptr);
         group->set_comm(make_nccl_comm(group->world, group->share(rank == 0 ? new_nccl_id() : "")));
         if (rank == 1) standin::inject(end.fault, end.transfer);
         const Counting data(5);
         try {
-          Trainer trainer(o, data, "", group);
+          Trainer trainer(plan, data, "", group);
           while (true) trainer.step();
         } catch (const Error& error) {
-          end_rank(o, *group, error, training_memory_remedy);
+          end_rank(plan, *group, error, training_memory_remedy);
         }
         return 0;
       });

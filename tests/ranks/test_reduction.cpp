@@ -21,20 +21,20 @@ struct Outcome {
 };
 
 TrainPlan options_for(const Config& config, const std::string& dtype, const std::string& sum, int64_t accumulate) {
-  TrainPlan o;
-  o.config = config;
-  o.batch = 2, o.accumulate = accumulate, o.steps = 100, o.warmup = 2, o.lr = 0.01;
-  o.dtype = dtype, o.sum = sum;
-  o.bucket_bytes = 40000;  // several buckets, also of a tiny model
-  return o;
+  TrainPlan plan;
+  plan.config = config;
+  plan.batch = 2, plan.accumulate = accumulate, plan.steps = 100, plan.warmup = 2, plan.lr = 0.01;
+  plan.dtype = dtype, plan.sum = sum;
+  plan.bucket_bytes = 40000;  // several buckets, also of a tiny model
+  return plan;
 }
 
-Outcome train(TrainPlan o, int ranks, int64_t steps) {
+Outcome train(TrainPlan plan, int ranks, int64_t steps) {
   const Counting data(10);
   Outcome outcome;
   std::mutex mutex;
   on_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
-    Trainer trainer(o, data, "", group);
+    Trainer trainer(plan, data, "", group);
     std::vector<double> losses, norms;
     for (int64_t step = 0; step < steps; ++step) {
       const StepResult result = trainer.step();
@@ -89,22 +89,22 @@ TEST_CASE("ranks: the same where buckets are exchanged during the backward") {
       CAPTURES(arch, dtype);
       Config config = tiny_with(arch);
       config.vocab_size = 1500, config.intermediate_size = 700;
-      TrainPlan o = options_for(config, dtype, "tree", 4);
-      o.batch = 1;
+      TrainPlan plan = options_for(config, dtype, "tree", 4);
+      plan.batch = 1;
       ParameterTable params;
-      declare(params, o);
-      CHECK(Buckets(params, 0, 2, o.bucket_bytes).list().size() >= 4);
-      const Outcome one = train(o, 1, 3);
+      declare(params, plan);
+      CHECK(Buckets(params, 0, 2, plan.bucket_bytes).list().size() >= 4);
+      const Outcome one = train(plan, 1, 3);
       for (const int ranks : {2, 4}) {
-        const Outcome many = train(o, ranks, 3);
+        const Outcome many = train(plan, ranks, 3);
         CHECK(many.losses == one.losses);
         CHECK(many.norms == one.norms);
         CHECK(many.weights == one.weights);
       }
       // Other sums: the same up to rounding, and at every rank the same.
       for (const char* sum : {"running", "library"}) {
-        o.sum = sum;
-        const Outcome other = train(o, 2, 3);
+        plan.sum = sum;
+        const Outcome other = train(plan, 2, 3);
         CHECK(other.losses.back() == doctest::Approx(one.losses.back()).epsilon(1e-3));
         CHECK(other.norms[0] == doctest::Approx(one.norms[0]).epsilon(1e-4));
       }
@@ -112,28 +112,28 @@ TEST_CASE("ranks: the same where buckets are exchanged during the backward") {
 }
 
 TEST_CASE("ranks: micro-steps that are no power of two, and three ranks") {
-  TrainPlan o = options_for(tiny_with("lime"), "fp32", "tree", 12);
-  const Outcome one = train(o, 1, 3);
-  CHECK(train(o, 3, 3) == one);  // four each
-  o.accumulate = 5;
-  CHECK(std::isfinite(train(o, 1, 2).losses.back()));
-  o.sum = "running";
-  o.accumulate = 3;
-  const Outcome together = train(o, 3, 2);
-  o.sum = "tree";
-  CHECK(train(o, 3, 2) == together);  // with one micro-step each there is nothing to park
-  CHECK(train(o, 1, 2) == together);
+  TrainPlan plan = options_for(tiny_with("lime"), "fp32", "tree", 12);
+  const Outcome one = train(plan, 1, 3);
+  CHECK(train(plan, 3, 3) == one);  // four each
+  plan.accumulate = 5;
+  CHECK(std::isfinite(train(plan, 1, 2).losses.back()));
+  plan.sum = "running";
+  plan.accumulate = 3;
+  const Outcome together = train(plan, 3, 2);
+  plan.sum = "tree";
+  CHECK(train(plan, 3, 2) == together);  // with one micro-step each there is nothing to park
+  CHECK(train(plan, 1, 2) == together);
 }
 
 TEST_CASE("ranks: --sum tree gives the bits of one rank, every architecture, fp32 and bf16") {
   for (const Case& c : one_in(5, cases()))
     for (const char* dtype : {"fp32", "bf16"}) {
       CAPTURES(c.name, dtype);
-      const TrainPlan o = options_for(c.config, dtype, "tree", 8);
-      const Outcome one = train(o, 1, 3);
+      const TrainPlan plan = options_for(c.config, dtype, "tree", 8);
+      const Outcome one = train(plan, 1, 3);
       for (const int ranks : {2, 4}) {
         CAPTURE(ranks);
-        const Outcome many = train(o, ranks, 3);
+        const Outcome many = train(plan, ranks, 3);
         CHECK(many.losses == one.losses);
         CHECK(many.norms == one.norms);
         CHECK(many.weights == one.weights);

@@ -275,13 +275,13 @@ TEST_CASE("comparison: resuming needs no flags: architectures and settings are r
   Experiment experiment;
   CHECK(!take_comparison_settings(scratch.file("nowhere"), experiment));
   REQUIRE(take_comparison_settings(scratch.path, experiment));
-  const Settings& options = experiment.train;
+  const Settings& settings = experiment.settings;
   CHECK(experiment.rates == std::vector<double>{0.125});
   CHECK(experiment.seeds == std::vector<uint64_t>{42});
   CHECK(experiment.archs == "llama,lime,hyper:rate=2,mudd,vertical");
-  CHECK(options.lr == 0.125);
-  CHECK(options.steps == 6000);
-  CHECK(options.config.arch == "llama");
+  CHECK(settings.lr == 0.125);
+  CHECK(settings.steps == 6000);
+  CHECK(settings.config.arch == "llama");
   const std::string leftover = scratch.file(".tmp-results.json-999999999");
   write_text(leftover, "{");
   Comparison after = before;

@@ -21,18 +21,18 @@ const Counting data(12, 16, 7);
 
 // All linear layers of a block suit eight bits.
 TrainPlan options_for(const std::string& arch, const std::string& matmul = "fp8") {
-  TrainPlan o;
-  o.config.arch = arch;
-  if (arch == "gpt2") use_gpt2(o.config);
-  o.config.vocab_size = 7, o.config.hidden_size = 64, o.config.intermediate_size = 64;
-  o.config.num_hidden_layers = 2, o.config.num_attention_heads = o.config.num_key_value_heads = 4;
-  o.config.head_dim = 16;
-  if (arch == "gpt2") o.config.max_position_embeddings = 16;
-  o.config.check(Exit::usage, "test");
-  o.steps = 12, o.batch = 2, o.lr = 3e-3;
-  o.device = gpu, o.dtype = "bf16", o.matmul = matmul;
-  o.data.seq_len = 16;
-  return o;
+  TrainPlan plan;
+  plan.config.arch = arch;
+  if (arch == "gpt2") use_gpt2(plan.config);
+  plan.config.vocab_size = 7, plan.config.hidden_size = 64, plan.config.intermediate_size = 64;
+  plan.config.num_hidden_layers = 2, plan.config.num_attention_heads = plan.config.num_key_value_heads = 4;
+  plan.config.head_dim = 16;
+  if (arch == "gpt2") plan.config.max_position_embeddings = 16;
+  plan.config.check(Exit::usage, "test");
+  plan.steps = 12, plan.batch = 2, plan.lr = 3e-3;
+  plan.device = gpu, plan.dtype = "bf16", plan.matmul = matmul;
+  plan.data.seq_len = 16;
+  return plan;
 }
 
 std::vector<double> losses_of(Trainer& trainer, int64_t steps) {
@@ -64,10 +64,10 @@ TEST_CASE("eight bits: models learn as in bf16, by products of eight bits") {
 
 TEST_CASE("eight bits: a run resumes bit for bit, with what was largest in its tensors") {
   if (!available(Backend::cuda)) return;
-  TrainPlan o = options_for("llama");
-  o.accumulate = 2, o.steps = 5;
+  TrainPlan plan = options_for("llama");
+  plan.accumulate = 2, plan.steps = 5;
   forget_choices();
-  Trainer whole(o, data);
+  Trainer whole(plan, data);
   const TempDir scratch;
   const std::string dir = scratch.file("step_00000002"), path = dir + "/train_state.json";
   std::vector<double> want;
@@ -88,20 +88,20 @@ TEST_CASE("eight bits: a run resumes bit for bit, with what was largest in its t
     CHECK(history[1].get<double>() < 4 * history[0].get<double>());
   }
   forget_choices();  // a new process
-  Trainer resumed(o, data, dir);
+  Trainer resumed(plan, data, dir);
   CHECK(losses_of(resumed, 5) == want);
 
   json other = state;
   other["eight_bits"]["L0.attn.project.in"][1] = 1e6;  // so coarse that it shows
   write_text(path, json_text(other));
   forget_choices();
-  Trainer coarse(o, data, dir);
+  Trainer coarse(plan, data, dir);
   CHECK(losses_of(coarse, 5) != want);
   other.erase("eight_bits");
   write_text(path, json_text(other));
-  check_fails(Exit::bad_data, {path, "eight_bits", "L0.attn.project.in"}, [&] { Trainer(o, data, dir); });
-  o.matmul = "fp32";
-  check_fails(Exit::usage, {"--matmul \"fp8\"", "\"fp32\""}, [&] { Trainer(o, data, dir); });
+  check_fails(Exit::bad_data, {path, "eight_bits", "L0.attn.project.in"}, [&] { Trainer(plan, data, dir); });
+  plan.matmul = "fp32";
+  check_fails(Exit::usage, {"--matmul \"fp8\"", "\"fp32\""}, [&] { Trainer(plan, data, dir); });
 }
 
 // A weight is infinite, of which rounding makes a number: the loss is one, and only what is largest tells. Of a plain

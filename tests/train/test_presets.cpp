@@ -13,24 +13,25 @@ using namespace crossply::test;
 namespace {
 
 Settings gpt2_options(const std::string& preset) {
-  Settings o;
-  o.config.arch = "gpt2";
-  use_gpt2(o.config);
-  apply_preset(preset, o);
-  return o;
+  Settings settings;
+  settings.config.arch = "gpt2";
+  use_gpt2(settings.config);
+  apply_preset(preset, settings);
+  return settings;
 }
 
-int64_t parameters(Settings o, int64_t layers) {
-  o.config.num_hidden_layers = layers;
-  o.config.check(Exit::usage, "test");
+int64_t parameters(Settings settings, int64_t layers) {
+  settings.config.num_hidden_layers = layers;
+  settings.config.check(Exit::usage, "test");
   ParameterTable params;
-  declare_model(params, o.config);
+  declare_model(params, settings.config);
   return params.count();
 }
 
 // Of the update after k finished ones.
-double rate(const Settings& o, int64_t k) {
-  return o.lr * Schedule{schedule_kind(o.schedule), o.warmup, o.steps, o.lr_floor}.at(k);
+double rate(const Settings& settings, int64_t k) {
+  return settings.lr *
+         Schedule{schedule_kind(settings.schedule), settings.warmup, settings.steps, settings.lr_floor}.at(k);
 }
 
 }  // namespace
@@ -54,20 +55,21 @@ TEST_CASE("presets: the Inheritune paper's sizes, tokens a step and rates") {
   };
   for (const Row& row : rows) {
     CAPTURE(row.preset);
-    const Settings o = gpt2_options(row.preset);
-    CHECK(o.config.num_hidden_layers == row.layers);
-    CHECK(parameters(o, row.layers) == row.parameters);
-    CHECK(parameters(o, row.fewer_layers) == row.fewer);
-    CHECK(o.config.scale_attn_by_inverse_layer_idx == (o.preset != "gpt2-small"));
-    CHECK(!o.config.bias);
-    CHECK(o.batch * o.accumulate * o.data.seq_len == row.tokens);
-    for (int64_t ranks = 1; ranks <= row.max_ranks; ranks *= 2) CHECK(o.accumulate % ranks == 0);
-    CHECK(o.steps == row.steps);
-    CHECK(o.warmup == 2000);
-    CHECK(rate(o, 0) == 0);
-    CHECK(rate(o, 2000) == doctest::Approx(row.lr));
-    CHECK(rate(o, o.steps) == doctest::Approx(row.least));
-    CHECK((o.adamw.beta1 == 0.9 && o.adamw.beta2 == row.beta2 && o.adamw.weight_decay == 0.1 && o.adamw.clip == 1));
+    const Settings settings = gpt2_options(row.preset);
+    CHECK(settings.config.num_hidden_layers == row.layers);
+    CHECK(parameters(settings, row.layers) == row.parameters);
+    CHECK(parameters(settings, row.fewer_layers) == row.fewer);
+    CHECK(settings.config.scale_attn_by_inverse_layer_idx == (settings.preset != "gpt2-small"));
+    CHECK(!settings.config.bias);
+    CHECK(settings.batch * settings.accumulate * settings.data.seq_len == row.tokens);
+    for (int64_t ranks = 1; ranks <= row.max_ranks; ranks *= 2) CHECK(settings.accumulate % ranks == 0);
+    CHECK(settings.steps == row.steps);
+    CHECK(settings.warmup == 2000);
+    CHECK(rate(settings, 0) == 0);
+    CHECK(rate(settings, 2000) == doctest::Approx(row.lr));
+    CHECK(rate(settings, settings.steps) == doctest::Approx(row.least));
+    CHECK((settings.adamw.beta1 == 0.9 && settings.adamw.beta2 == row.beta2 && settings.adamw.weight_decay == 0.1 &&
+           settings.adamw.clip == 1));
   }
 }
 
@@ -83,19 +85,20 @@ TEST_CASE("presets: the SATFormer paper's text beside its files") {
       CAPTURE(row.preset);
       CAPTURE(text);
       const auto options = [&](const std::string& arch) {
-        Settings o;
-        o.config.arch = arch;
-        apply_preset(row.preset + std::string(text ? "-text" : ""), o);
-        add_preset_options(o.preset, o.config);
-        o.config.check(Exit::usage, "test");
-        return o;
+        Settings settings;
+        settings.config.arch = arch;
+        apply_preset(row.preset + std::string(text ? "-text" : ""), settings);
+        add_preset_options(settings.preset, settings.config);
+        settings.config.check(Exit::usage, "test");
+        return settings;
       };
-      const Settings o = options("denseformer");
-      CHECK((o.lr == (text ? row.of_text : row.of_files) && o.steps == row.steps && o.warmup == row.warmup));
-      CHECK(
-          (o.batch * o.accumulate * o.data.seq_len == 524288 && o.schedule == "cosine_to_floor" && o.lr_floor == 0.1));
-      CHECK(o.config.text("dilation") == (text ? "4" : "1"));
-      CHECK(o.config.text("period") == (text ? "5" : "1"));
+      const Settings settings = options("denseformer");
+      CHECK((settings.lr == (text ? row.of_text : row.of_files) && settings.steps == row.steps &&
+             settings.warmup == row.warmup));
+      CHECK((settings.batch * settings.accumulate * settings.data.seq_len == 524288 &&
+             settings.schedule == "cosine_to_floor" && settings.lr_floor == 0.1));
+      CHECK(settings.config.text("dilation") == (text ? "4" : "1"));
+      CHECK(settings.config.text("period") == (text ? "5" : "1"));
       CHECK(options("resformer").config.text("lambda2") == (text ? "frozen" : "learned"));
       CHECK(options("satformer").config.text("gate_init") == (text ? "uniform" : "normal"));
       CHECK(options("hyper").config.text("rate") == "2");

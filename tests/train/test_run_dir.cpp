@@ -139,15 +139,18 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   auto read = [&](const std::string& arch = "lime") {
     Settings other;
     other.config.arch = arch;
-    if (!take_run_settings(scratch.path, other)) FAIL_CHECK("no flags.json");
+    take_run_settings(scratch.path, other);
     return all_settings(other);
   };
   Settings none;
-  CHECK(!take_run_settings(scratch.path, none));
+  take_run_settings(scratch.path, none);
+  none.resume = true, none.out = scratch.path;
+  CHECK(!goes_on(none));
   const json defaults = all_settings(none);
   for (const auto& [key, value] : defaults.items()) CHECK_MESSAGE(saved[key] != value, key);
   write(saved);
   CHECK(read() == saved);
+  CHECK(goes_on(none));
   json older = saved;
   older["schedule"] = "cosine1";
   write(older);
@@ -177,6 +180,23 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
       CAPTURE(json_text(value));
       check_fails(Exit::bad_data, {key}, [&] { read(); });
     }
+}
+
+TEST_CASE("run directory: what a process of compare is told of this call, and what ranks may have their own of") {
+  Settings settings;
+  CHECK(call_settings(settings) == json::object());
+  settings.out = "runs/a", settings.resume = settings.profile = settings.other_gpu = true, settings.lr = 7;
+  const json call = call_settings(settings);
+  CHECK(call == R"({"out": "runs/a", "resume": true, "profile": true, "other_gpu": true})"_json);
+  Settings other;
+  take_call_settings(call, "test", other);
+  CHECK((other.out == "runs/a" && other.resume && other.profile && other.other_gpu && other.lr == Settings().lr));
+
+  const json of_ranks = settings_of_all_ranks(settings);
+  CHECK((of_ranks["lr"] == 7 && of_ranks["resume"] == true && of_ranks["check_replicas"] == 1000));
+  for (const char* own : {"out", "peer_timeout", "log_ranks"}) CHECK(!of_ranks.contains(own));
+  settings.resume = false;
+  CHECK(settings_of_all_ranks(settings).at("resume") == false);  // and not missing, where another rank has it
 }
 
 // As the program of November 2026 wrote them, before the flags were rows of a table.

@@ -145,18 +145,18 @@ TEST_CASE("plan of many ranks: the memory that each rank's trainer takes") {
 }
 
 TEST_CASE("plan of many ranks: one rank has no more than it had, unless it asks for the tree") {
-  TrainPlan o;
-  o.config = tiny_config("llama");
-  o.batch = 2, o.accumulate = 8, o.data.seq_len = 16;
-  PlannedRun one(o, 1);
-  const double flat = 4 * static_cast<double>(one.params.flat_size());
-  CHECK(one.params.flat_size() - one.params.rows_size() < leaf);  // what the norm's sum rounds up
-  std::vector<MemoryPart> parts = memory_parts(o, one);
+  TrainPlan plan;
+  plan.config = tiny_config("llama");
+  plan.batch = 2, plan.accumulate = 8, plan.data.seq_len = 16;
+  PlannedRun planned(plan, 1);
+  const double flat = 4 * static_cast<double>(planned.params.flat_size());
+  CHECK(planned.params.flat_size() - planned.params.rows_size() < leaf);  // what the norm's sum rounds up
+  std::vector<MemoryPart> parts = memory_parts(plan, planned);
   const char* const names[] = {"parameters", "gradients", "moments", "activations"};
   for (size_t i = 0; i < 4; ++i) CHECK(parts[i].name == names[i]);
   for (size_t i = 0; i < 3; ++i) CHECK(parts[i].bytes == (i == 2 ? 2 : 1) * flat);
-  o.sum = "tree";
-  parts = memory_parts(o, one);
+  plan.sum = "tree";
+  parts = memory_parts(plan, planned);
   CHECK(parts[2].name == "parked gradients (--sum tree)");
   CHECK(parts[2].bytes == 3 * flat);  // log2 of 8
 }

@@ -83,12 +83,12 @@ void save_teacher(const Config& config, const std::string& dir, const Tokenizer&
 }
 
 TrainPlan options_with(const std::string& teacher, const std::string& arch = "llama") {
-  TrainPlan o;
-  o.config = tiny_config(arch);
-  o.steps = 12, o.batch = 4, o.lr = 1e-2;
-  o.teacher = teacher;
-  o.teacher_config = load_config(teacher + "/config.json");
-  return o;
+  TrainPlan plan;
+  plan.config = tiny_config(arch);
+  plan.steps = 12, plan.batch = 4, plan.lr = 1e-2;
+  plan.teacher = teacher;
+  plan.teacher_config = load_config(teacher + "/config.json");
+  return plan;
 }
 
 // The last lines of a run's metrics.
@@ -256,13 +256,13 @@ TEST_CASE("teacher: resuming twice gives the losses and weights of the uninterru
   for (const std::string dtype : {"fp32", "bf16"}) {
     CAPTURE(dtype);
     const Counting data(10);
-    TrainPlan o = options_with(run.file("teacher"));
-    o.dtype = dtype, o.accumulate = dtype == "bf16" ? 2 : 1, o.kd.tau = 2;
-    Trainer whole(o, data);
+    TrainPlan plan = options_with(run.file("teacher"));
+    plan.dtype = dtype, plan.accumulate = dtype == "bf16" ? 2 : 1, plan.kd.tau = 2;
+    Trainer whole(plan, data);
     std::vector<double> want, got;
     for (int i = 0; i < 12; ++i) whole.step(), want.push_back(whole.last.loss), want.push_back(whole.last.ce);
     for (int part = 0, step = 0; part < 3; ++part) {
-      Trainer trainer(o, data, part > 0 ? run.file(dtype + std::to_string(part - 1)) : "");
+      Trainer trainer(plan, data, part > 0 ? run.file(dtype + std::to_string(part - 1)) : "");
       for (const int end = std::vector<int>{4, 7, 12}[static_cast<size_t>(part)]; step < end; ++step)
         trainer.step(), got.push_back(trainer.last.loss), got.push_back(trainer.last.ce);
       trainer.save(run.file(dtype + std::to_string(part)), Tokenizer());
@@ -277,26 +277,26 @@ TEST_CASE("teacher: resuming twice gives the losses and weights of the uninterru
   std::string bytes = read_text(teacher);
   bytes[bytes.size() - 2] ^= 1;
   write_text(teacher, bytes);
-  TrainPlan o = options_with(run.file("teacher"));
-  o.kd.tau = 2;
-  check_fails(Exit::bad_data, {"--teacher", "other weights"}, [&] { Trainer(o, Counting(10), run.file("fp320")); });
-  o.kd.tau = 1;
-  check_fails(Exit::usage, {"--kd-tau"}, [&] { Trainer(o, Counting(10), run.file("fp320")); });
-  o.teacher.clear();
-  check_fails(Exit::usage, {"--teacher"}, [&] { Trainer(o, Counting(10), run.file("fp320")); });
+  TrainPlan plan = options_with(run.file("teacher"));
+  plan.kd.tau = 2;
+  check_fails(Exit::bad_data, {"--teacher", "other weights"}, [&] { Trainer(plan, Counting(10), run.file("fp320")); });
+  plan.kd.tau = 1;
+  check_fails(Exit::usage, {"--kd-tau"}, [&] { Trainer(plan, Counting(10), run.file("fp320")); });
+  plan.teacher.clear();
+  check_fails(Exit::usage, {"--teacher"}, [&] { Trainer(plan, Counting(10), run.file("fp320")); });
 }
 
 TEST_CASE("teacher: two ranks do what one does, and the cross entropy is of all of them") {
   const TempDir dir;
   save_teacher(gpt2_config(), dir.file("teacher"));
-  TrainPlan o = options_with(dir.file("teacher"), "lime");
-  o.accumulate = 4, o.sum = "tree";
+  TrainPlan plan = options_with(dir.file("teacher"), "lime");
+  plan.accumulate = 4, plan.sum = "tree";
   const Counting data(10);
-  Trainer alone(o, data);
+  Trainer alone(plan, data);
   std::vector<double> want;
   for (int i = 0; i < 3; ++i) alone.step(), want.push_back(alone.last.loss), want.push_back(alone.last.ce);
   on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
-    Trainer trainer(o, data, "", group);
+    Trainer trainer(plan, data, "", group);
     std::vector<double> got;
     for (int i = 0; i < 3; ++i) trainer.step(), got.push_back(trainer.last.loss), got.push_back(trainer.last.ce);
     CHECK_THAT(got == want, "other losses");

@@ -24,15 +24,15 @@ using nlohmann::json;
 namespace {
 
 TrainPlan tiny_options(const std::string& arch) {
-  TrainPlan o;
-  Config& config = o.config;
+  TrainPlan plan;
+  Config& config = plan.config;
   config.arch = arch;
   config.vocab_size = 7, config.hidden_size = 8, config.intermediate_size = 12;
   config.num_hidden_layers = 3, config.num_attention_heads = 2;
   config.check(Exit::usage, "test");
-  o.steps = 12, o.batch = 3, o.warmup = 2;
-  o.lr = 1e-2;
-  return o;
+  plan.steps = 12, plan.batch = 3, plan.warmup = 2;
+  plan.lr = 1e-2;
+  return plan;
 }
 
 // A text of which a small model learns something within a few steps.
@@ -46,28 +46,28 @@ void write_story(const std::string& path) {
 }
 
 // A run of one step, saved.
-void save_one_step(const TrainPlan& o, const Source& data, const std::string& dir) {
-  Trainer trainer(o, data);
+void save_one_step(const TrainPlan& plan, const Source& data, const std::string& dir) {
+  Trainer trainer(plan, data);
   trainer.step();
   trainer.save(dir, Tokenizer());
 }
 
 // Four layers, so that every architecture reads across depth with its default options.
 TrainPlan across_depth(const std::string& arch, const std::string& data) {
-  TrainPlan o;
+  TrainPlan plan;
   const bool text = data.starts_with("text:");
-  Config& config = o.config;
+  Config& config = plan.config;
   config.arch = arch;
   config.vocab_size = text ? 256 : 21;
   config.hidden_size = 16, config.intermediate_size = 32, config.num_hidden_layers = 4;
   config.num_attention_heads = 4, config.num_key_value_heads = arch == "gpt2" ? 4 : 2;
   config.check(Exit::usage, "test");
-  o.data.spec = data;
-  o.data.train_samples = 96, o.data.test_samples = 8;
-  if (text) o.data.seq_len = 24;
-  o.steps = 66, o.batch = 8, o.warmup = 4;
-  o.lr = 3e-2;
-  return o;
+  plan.data.spec = data;
+  plan.data.train_samples = 96, plan.data.test_samples = 8;
+  if (text) plan.data.seq_len = 24;
+  plan.steps = 66, plan.batch = 8, plan.warmup = 4;
+  plan.lr = 3e-2;
+  return plan;
 }
 
 // Models this small are faster on one thread, much faster where other programs keep the cores busy.
@@ -88,24 +88,24 @@ TEST_CASE("train: every architecture learns, and stopping in the middle changes 
     for (const Architecture& architecture : architectures()) {
       CAPTURE(architecture.name);
       CAPTURE(spec);
-      const TrainPlan o = across_depth(architecture.name, spec);
-      const Dataset data = open_dataset(o.data);
+      const TrainPlan plan = across_depth(architecture.name, spec);
+      const Dataset data = open_dataset(plan.data);
       const std::string dir = scratch.file(architecture.name + "-" + spec.substr(0, 4));
 
-      Trainer whole(o, *data.train);
+      Trainer whole(plan, *data.train);
       double last = 0;  // the mean of the last four
-      for (int64_t i = 0; i < o.steps; ++i) {
+      for (int64_t i = 0; i < plan.steps; ++i) {
         const double loss = whole.step().loss;
         if (architecture.name == "llama" && i == 0) start = loss;
-        if (i >= o.steps - 4) last += loss / 4;
+        if (i >= plan.steps - 4) last += loss / 4;
       }
       CHECK(last < 0.8 * start);
 
-      Trainer before(o, *data.train);
-      for (int64_t i = 0; i < o.steps / 2 + 1; ++i) before.step();
+      Trainer before(plan, *data.train);
+      for (int64_t i = 0; i < plan.steps / 2 + 1; ++i) before.step();
       before.save(dir + "-half", Tokenizer());
-      Trainer after(o, *data.train, dir + "-half");
-      while (after.steps_done() < o.steps) after.step();
+      Trainer after(plan, *data.train, dir + "-half");
+      while (after.steps_done() < plan.steps) after.step();
       whole.save(dir + "-whole", Tokenizer());
       after.save(dir + "-resumed", Tokenizer());
       for (const char* file : {"/model.safetensors", "/optimizer.safetensors"}) {
@@ -131,16 +131,16 @@ TEST_CASE("train: resuming twice gives the losses and weights of the uninterrupt
                                          {"llama", "bf16", "fp32", 5, 2}}) {
     INFO(c.arch, " ", c.dtype, " ", c.matmul, ", batch ", c.batch);
     const Counting data(10);
-    TrainPlan o = tiny_options(c.arch);
-    o.dtype = c.dtype, o.matmul = c.matmul;
-    o.batch = c.batch, o.accumulate = c.accumulate;
-    Trainer whole(o, data);
+    TrainPlan plan = tiny_options(c.arch);
+    plan.dtype = c.dtype, plan.matmul = c.matmul;
+    plan.batch = c.batch, plan.accumulate = c.accumulate;
+    Trainer whole(plan, data);
     std::vector<double> want, got;
     for (int i = 0; i < 12; ++i) want.push_back(whole.step().loss);
 
     TempDir run;
     for (int part = 0, step = 0; part < 3; ++part) {
-      Trainer trainer(o, data, newest_valid_checkpoint(run.path));
+      Trainer trainer(plan, data, newest_valid_checkpoint(run.path));
       CHECK(trainer.steps_done() == step);
       for (const int end = std::vector<int>{4, 7, 12}[static_cast<size_t>(part)]; step < end; ++step)
         got.push_back(trainer.step().loss);
@@ -160,15 +160,15 @@ TEST_CASE("train: every architecture learns in bf16 about what it learns in fp32
   write_story(scratch.file("text"));
   for (const Architecture& architecture : one_in(4, architectures())) {
     CAPTURE(architecture.name);
-    TrainPlan o = across_depth(architecture.name, "text:" + scratch.file("text"));
-    const Dataset data = open_dataset(o.data);
+    TrainPlan plan = across_depth(architecture.name, "text:" + scratch.file("text"));
+    const Dataset data = open_dataset(plan.data);
     double last[2] = {};
     for (const bool in_bf16 : {false, true}) {
-      o.dtype = in_bf16 ? "bf16" : "fp32";
-      Trainer trainer(o, *data.train);
-      for (int64_t i = 0; i < o.steps; ++i) {
+      plan.dtype = in_bf16 ? "bf16" : "fp32";
+      Trainer trainer(plan, *data.train);
+      for (int64_t i = 0; i < plan.steps; ++i) {
         const double loss = trainer.step().loss;
-        if (i >= o.steps - 10) last[in_bf16] += loss / 10;
+        if (i >= plan.steps - 10) last[in_bf16] += loss / 10;
       }
     }
     CHECK(std::abs(last[1] - last[0]) < 0.1 * last[0]);  // runs part, as they do with another seed
@@ -178,13 +178,13 @@ TEST_CASE("train: every architecture learns in bf16 about what it learns in fp32
 TEST_CASE("train: the profile counts every step and every op, with replicas and with one tape") {
   const Counting data(64);
   for (const int64_t batch : {1, 8}) {
-    TrainPlan o = tiny_options("lime");
-    o.batch = batch;
-    Trainer silent(o, data);
+    TrainPlan plan = tiny_options("lime");
+    plan.batch = batch;
+    Trainer silent(plan, data);
     silent.step();
     CHECK(silent.profile().empty());
-    o.profile = true;
-    Trainer trainer(o, data);
+    plan.profile = true;
+    Trainer trainer(plan, data);
     for (int i = 0; i < 3; ++i) trainer.step();
     const std::string table = trainer.profile();
     for (const char* op : {"linear", "linear backward", "attention backward", "route", "cross_entropy", "adamw", "all"})
@@ -196,66 +196,66 @@ TEST_CASE("train: resuming on data of which a part changed is refused, an older 
   const TempDir scratch;
   const std::string path = scratch.file("text"), dir = scratch.file("step_00000001");
   write_story(path);
-  TrainPlan o = across_depth("llama", "text:" + path);
-  o.data.train_samples = o.data.test_samples = 0;
-  save_one_step(o, *open_dataset(o.data).train, dir);
-  CHECK(Trainer(o, *open_dataset(o.data).train, dir).steps_done() == 1);
+  TrainPlan plan = across_depth("llama", "text:" + path);
+  plan.data.train_samples = plan.data.test_samples = 0;
+  save_one_step(plan, *open_dataset(plan.data).train, dir);
+  CHECK(Trainer(plan, *open_dataset(plan.data).train, dir).steps_done() == 1);
   const std::string text = read_text(path);
   std::string other = text;
   other[40] ^= 1;  // between the first and the second of the sampled windows
   write_text(path, other);
-  check_fails(Exit::bad_data, {}, [&] { Trainer(o, *open_dataset(o.data).train, dir); });
+  check_fails(Exit::bad_data, {}, [&] { Trainer(plan, *open_dataset(plan.data).train, dir); });
   write_text(path, text);
   json state = known_json(read_text(dir + "/train_state.json"));
   CHECK(state.erase("data_digest") == 1);
   write_text(dir + "/train_state.json", json_text(state));
-  CHECK(Trainer(o, *open_dataset(o.data).train, dir).steps_done() == 1);
+  CHECK(Trainer(plan, *open_dataset(plan.data).train, dir).steps_done() == 1);
 }
 
 TEST_CASE("train: resuming with other flags is refused by name") {
   const Counting data(10);
-  TrainPlan o = tiny_options("lime");
+  TrainPlan plan = tiny_options("lime");
   TempDir run;
-  save_one_step(o, data, run.file("step_00000001"));
-  const auto resume = [&] { Trainer(o, data, newest_valid_checkpoint(run.path)); };
+  save_one_step(plan, data, run.file("step_00000001"));
+  const auto resume = [&] { Trainer(plan, data, newest_valid_checkpoint(run.path)); };
   resume();
-  const TrainPlan same = o;
-  o.lr = 2e-2;
+  const TrainPlan same = plan;
+  plan.lr = 2e-2;
   check_fails(Exit::usage, {"lr"}, resume);
-  o = same;
-  o.config.intermediate_size = 16;
+  plan = same;
+  plan.config.intermediate_size = 16;
   check_fails(Exit::usage, {"config.json"}, resume);
-  o = same;
+  plan = same;
   const Counting longer(11);
-  CHECK_THROWS_AS(Trainer(o, longer, newest_valid_checkpoint(run.path)), Error);
+  CHECK_THROWS_AS(Trainer(plan, longer, newest_valid_checkpoint(run.path)), Error);
 }
 
 TEST_CASE("train: a checkpoint resumes whose schedule has the name that older builds gave it") {
   const Counting data(10);
-  TrainPlan o = tiny_options("llama");
-  o.schedule = "cosine_to_floor";
+  TrainPlan plan = tiny_options("llama");
+  plan.schedule = "cosine_to_floor";
   const TempDir run;
   const std::string dir = run.file("step_00000001"), path = dir + "/train_state.json";
-  save_one_step(o, data, dir);
+  save_one_step(plan, data, dir);
   auto state = known_json(read_text(path));
   REQUIRE(state["trajectory"]["schedule"] == "cosine_to_floor");
   state["trajectory"]["schedule"] = "cosine1";
   write_text(path, json_text(state));
-  CHECK(Trainer(o, data, dir).steps_done() == 1);
-  o.schedule = "cosine";
-  check_fails(Exit::usage, {"--schedule", "cosine_to_floor"}, [&] { Trainer(o, data, dir); });
+  CHECK(Trainer(plan, data, dir).steps_done() == 1);
+  plan.schedule = "cosine";
+  check_fails(Exit::usage, {"--schedule", "cosine_to_floor"}, [&] { Trainer(plan, data, dir); });
 }
 
 TEST_CASE("train: a checkpoint's state of wrong types or sizes is refused") {
   const Counting data(10);
-  const TrainPlan o = tiny_options("llama");
+  const TrainPlan plan = tiny_options("llama");
   const TempDir run;
-  save_one_step(o, data, run.file("step_00000001"));
+  save_one_step(plan, data, run.file("step_00000001"));
   const std::string path = run.file("step_00000001/train_state.json");
   const auto good = known_json(read_text(path));
   auto code = [&](const std::string& text) {
     write_text(path, text);
-    return error_of([&] { Trainer(o, data, run.file("step_00000001")); }).code;
+    return error_of([&] { Trainer(plan, data, run.file("step_00000001")); }).code;
   };
   CHECK(code(json_text(good)) == Exit::done);
   const json spoilt_values = R"({"step": [-5, 2, "1", 1.5, null, 18446744073709551615],
@@ -273,11 +273,11 @@ TEST_CASE("train: a checkpoint's state of wrong types or sizes is refused") {
 
 TEST_CASE("train: accumulating two half batches is the whole batch") {
   const Counting data(11);
-  TrainPlan o = tiny_options("lime");
-  o.batch = 4;
-  Trainer whole(o, data);
-  o.batch = 2, o.accumulate = 2;
-  Trainer halves(o, data);
+  TrainPlan plan = tiny_options("lime");
+  plan.batch = 4;
+  Trainer whole(plan, data);
+  plan.batch = 2, plan.accumulate = 2;
+  Trainer halves(plan, data);
   for (int i = 0; i < 5; ++i) {
     const StepResult a = whole.step(), b = halves.step();
     CHECK(a.scored == b.scored);
@@ -289,27 +289,27 @@ TEST_CASE("train: accumulating two half batches is the whole batch") {
 
 TEST_CASE("train: loss, norm and update are of the mean over the tokens that are scored") {
   const Counting data(3);
-  TrainPlan o = tiny_options("lime");
-  o.batch = 3, o.warmup = 0;
-  o.adamw.eps = 1;  // so that the update depends on the size of the gradient
-  o.adamw.clip = 0.5;
-  Trainer trainer(o, data), same(o, data);
+  TrainPlan plan = tiny_options("lime");
+  plan.batch = 3, plan.warmup = 0;
+  plan.adamw.eps = 1;  // so that the update depends on the size of the gradient
+  plan.adamw.clip = 0.5;
+  Trainer trainer(plan, data), same(plan, data);
   const StepResult got = trainer.step();
 
   std::vector<int32_t> tokens(18), targets(18);
   for (size_t i = 0; i < 3; ++i) data.read(static_cast<int64_t>(i), &tokens[6 * i], &targets[6 * i]);
   const auto scored = std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
-  BatchModel model(same.device(), same.params(), o.config, {3, 6});
+  BatchModel model(same.device(), same.params(), plan.config, {3, 6});
   model.run(tokens.data(), targets.data(), Step{true, 1.0 / static_cast<double>(scored), 0});
-  Optimizer optimizer(same.params(), Buckets(same.params()), o.adamw);
+  Optimizer optimizer(same.params(), Buckets(same.params()), plan.adamw);
   const double norm = gradient_norm(same.params());
   CHECK(got.scored == scored);
   CHECK(got.scored < 18);
   CHECK(got.loss == doctest::Approx(model.take_losses() / static_cast<double>(scored)).epsilon(1e-6));
   CHECK(got.norm == doctest::Approx(norm).epsilon(1e-5));
-  CHECK(norm > o.adamw.clip);
+  CHECK(norm > plan.adamw.clip);
   CHECK(got.lr > 0);
-  update(optimizer, same.device(), got.lr, norm, o.adamw.clip);
+  update(optimizer, same.device(), got.lr, norm, plan.adamw.clip);
   check_close("weights", weights(trainer), convert<double>(weights(same)), 1e-6);
 }
 
@@ -317,11 +317,11 @@ TEST_CASE("train: a frozen row never moves, whatever the flags of decay and rout
   const Counting data(10);
   for (const std::string scale : {"learned", "frozen"}) {
     CAPTURE(scale);
-    TrainPlan o = tiny_options("resformer");
-    o.config.options["lambda_scale"] = scale, o.config.options["lambda2"] = scale;
-    o.config.check(Exit::usage, "test");
-    o.router_lr = 0.5, o.decay_all = true;
-    Trainer trainer(o, data);
+    TrainPlan plan = tiny_options("resformer");
+    plan.config.options["lambda_scale"] = scale, plan.config.options["lambda2"] = scale;
+    plan.config.check(Exit::usage, "test");
+    plan.router_lr = 0.5, plan.decay_all = true;
+    Trainer trainer(plan, data);
     for (int i = 0; i < 3; ++i) trainer.step();
     const Parameter& row = trainer.params().at("model.lambda_manager.lambda_scale");
     const float moved = trainer.params().read(row.value)[0] - 3;
@@ -337,9 +337,9 @@ TEST_CASE("train: a loss that is not finite changes nothing, and says where") {
   for (const std::string& device : fast_devices()) {
     for (const int good : {1, 0, 4}) {
       CAPTURES(device, good);
-      TrainPlan o = tiny_options("llama");
-      o.device = device;
-      Trainer trainer(o, data);
+      TrainPlan plan = tiny_options("llama");
+      plan.device = device;
+      Trainer trainer(plan, data);
       for (int i = 0; i < good; ++i) trainer.step();
       const float nan = std::numeric_limits<float>::quiet_NaN();
       trainer.device().copy_in(trainer.params().values().as<float>() + 3, &nan, sizeof nan);
@@ -365,22 +365,22 @@ TEST_CASE("train: a recorded step has the bits of a plain one, at every rate and
   const Counting data(12);
   for (const std::string dtype : {"fp32", "bf16"}) {
     CAPTURE(dtype);
-    TrainPlan o = tiny_options("lime");
-    o.dtype = dtype, o.device = gpu, o.warmup = 4, o.accumulate = 2;
+    TrainPlan plan = tiny_options("lime");
+    plan.dtype = dtype, plan.device = gpu, plan.warmup = 4, plan.accumulate = 2;
     std::vector<double> norms;
-    for (Trainer probe(o, data); norms.size() < 7;) norms.push_back(probe.step().norm);
+    for (Trainer probe(plan, data); norms.size() < 7;) norms.push_back(probe.step().norm);
     std::nth_element(norms.begin(), norms.begin() + 3, norms.end());
-    o.adamw.clip = norms[3];
-    Trainer recorded(o, data);
-    o.profile = true;
-    Trainer plain(o, data);
+    plan.adamw.clip = norms[3];
+    Trainer recorded(plan, data);
+    plan.profile = true;
+    Trainer plain(plan, data);
     bool clipped = false, unclipped = false;
     for (int step = 0; step < 7; ++step) {
       const StepResult a = recorded.step(), b = plain.step();
       CHECK(a.loss == b.loss);
       CHECK(a.norm == b.norm);
       CHECK(a.lr == b.lr);
-      (a.norm > o.adamw.clip ? clipped : unclipped) = true;
+      (a.norm > plan.adamw.clip ? clipped : unclipped) = true;
     }
     CHECK(clipped);
     CHECK(unclipped);
@@ -393,16 +393,16 @@ TEST_CASE("train: steps that the GPU refuses to record have the bits of recorded
   if (!has_whole_models()) return;
   const TempDir scratch;
   const Counting data(12);
-  TrainPlan o = tiny_options("lime");
-  o.device = gpu, o.accumulate = 2;
+  TrainPlan plan = tiny_options("lime");
+  plan.device = gpu, plan.accumulate = 2;
   const std::vector<std::string> smallest = {
       "--data",       "arith:3", "--width",  "8", "--ffn",          "8", "--layers",         "1", "--heads", "1",
       "--accumulate", "2",       "--device", gpu, "--eval-samples", "1", "--answer-samples", "0"};
-  Trainer recorded(o, data);
+  Trainer recorded(plan, data);
   for (int step = 0; step < 4; ++step) recorded.step();
   for (const emulator::Refused at : {emulator::Refused::begin, emulator::Refused::end}) {
     const RefusedCaptures refused(at);
-    Trainer plain(o, data);
+    Trainer plain(plan, data);
     for (int step = 0; step < 4; ++step) plain.step();
     CHECK(weights(recorded) == weights(plain));
     const std::string out = scratch.file(at == emulator::Refused::end ? "end" : "begin");
@@ -416,10 +416,10 @@ TEST_CASE("train: steps that the GPU refuses to record have the bits of recorded
 
 TEST_CASE("train: the same seed gives the same run, another seed another") {
   const Counting data(10);
-  TrainPlan o = tiny_options("lime");
-  Trainer a(o, data), b(o, data);
-  o.seed = 7;
-  Trainer c(o, data);
+  TrainPlan plan = tiny_options("lime");
+  Trainer a(plan, data), b(plan, data);
+  plan.seed = 7;
+  Trainer c(plan, data);
   CHECK(a.step().loss == b.step().loss);
   CHECK(a.evaluate(data, 100) == b.evaluate(data, 100));
   const double second = a.step().loss;
@@ -433,9 +433,9 @@ TEST_CASE("train: no step waits for all of the GPU's work, however many micro-st
   for (const std::string dtype : {"fp32", "bf16"}) {
     CAPTURE(dtype);
     const Counting data(12);
-    TrainPlan o = tiny_options("lime");
-    o.dtype = dtype, o.device = gpu, o.accumulate = 2;
-    Trainer trainer(o, data);
+    TrainPlan plan = tiny_options("lime");
+    plan.dtype = dtype, plan.device = gpu, plan.accumulate = 2;
+    Trainer trainer(plan, data);
     for (int step = 0; step < 4; ++step) {  // at first plain runs, then recordings
       const int64_t before = device_waits();
       trainer.step();
@@ -457,12 +457,12 @@ TEST_CASE("train: a GPU's losses follow the CPU's; two runs, and one with a paus
   for (const Case& c : {Case{"fp32", emulated ? 40 : 100, 1e-5, 1e-3}, Case{"bf16", emulated ? 20 : 100, 1e-2, 0.1}}) {
     CAPTURE(c.dtype);
     const Counting data(10);
-    TrainPlan o = tiny_options("lime");
-    o.dtype = c.dtype;
-    o.steps = c.steps;
-    Trainer cpu(o, data);
-    o.device = gpu;
-    Trainer first(o, data), second(o, data);
+    TrainPlan plan = tiny_options("lime");
+    plan.dtype = c.dtype;
+    plan.steps = c.steps;
+    Trainer cpu(plan, data);
+    plan.device = gpu;
+    Trainer first(plan, data), second(plan, data);
     double want_last = 0, last = 0;  // means over the last ten
     std::vector<double> losses;
     for (int64_t i = 0; i < c.steps; ++i) {
@@ -478,7 +478,7 @@ TEST_CASE("train: a GPU's losses follow the CPU's; two runs, and one with a paus
     const int64_t pause = c.steps / 3;
     for (int64_t i = 0; i < pause; ++i) CHECK(second.step().loss == losses[static_cast<size_t>(i)]);
     second.save(run.file("step_00000001"), Tokenizer());
-    Trainer third(o, data, newest_valid_checkpoint(run.path));
+    Trainer third(plan, data, newest_valid_checkpoint(run.path));
     for (int64_t i = pause; i < c.steps; ++i) CHECK(third.step().loss == losses[static_cast<size_t>(i)]);
     const std::vector<float> a = weights(first), b = weights(third);
     CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);

@@ -66,14 +66,14 @@ void print_plans(const Comparison& comparison, int64_t jobs) {
                 format_bytes(static_cast<double>(jobs) * memory).c_str());
 }
 
-void refuse_flags_of_trainers(const Settings& o) {
-  if (!o.init.empty()) fail(Exit::usage, "compare trains from scratch; --init is for the trainers");
-  if (!o.teacher.empty()) fail(Exit::usage, "compare trains without a teacher; --teacher is for the trainers");
-  if (o.dump_tape || !o.dump_tensors.empty())
+void refuse_flags_of_trainers(const Settings& settings) {
+  if (!settings.init.empty()) fail(Exit::usage, "compare trains from scratch; --init is for the trainers");
+  if (!settings.teacher.empty()) fail(Exit::usage, "compare trains without a teacher; --teacher is for the trainers");
+  if (settings.dump_tape || !settings.dump_tensors.empty())
     fail(Exit::usage, "compare shows no single step; --dump-tape and --dump-tensors are for the trainers");
-  if (o.world.ranks > 0) fail(Exit::usage, "compare plans jobs of one rank; --world is for the trainers");
-  if (o.out.empty() && !o.dry_run) fail(Exit::usage, "--out is needed: the directory for the runs");
-  if (o.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
+  if (settings.world.ranks > 0) fail(Exit::usage, "compare plans jobs of one rank; --world is for the trainers");
+  if (settings.out.empty() && !settings.dry_run) fail(Exit::usage, "--out is needed: the directory for the runs");
+  if (settings.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
 }
 
 // The runs of one architecture, from its first, which is complete but for rate, seed and directory.
@@ -105,14 +105,14 @@ TrainPlan plan_of(const ArchChoice& choice, TrainPlan plan) {
 // The runs in the order of --arch. Claims the directory before it looks into it. Refuses here what would only fail
 // after hours of training.
 Comparison prepare(Experiment& experiment, ComparisonDir& dir) {
-  refuse_flags_of_trainers(experiment.train);
-  Settings said = experiment.train;
-  if (experiment.seeds.empty()) experiment.seeds = {said.seed};
-  if (!experiment.rates.empty()) said.lr = experiment.rates[0];
-  said.seed = experiment.seeds[0];
-  const std::vector<ArchChoice> choices = parse_arch_list(experiment.archs, said.config.backbone);
-  said.config.arch = said.config.backbone;
-  auto [plan, data] = open_inputs(said);
+  refuse_flags_of_trainers(experiment.settings);
+  Settings settings = experiment.settings;
+  if (experiment.seeds.empty()) experiment.seeds = {settings.seed};
+  if (!experiment.rates.empty()) settings.lr = experiment.rates[0];
+  settings.seed = experiment.seeds[0];
+  const std::vector<ArchChoice> choices = parse_arch_list(experiment.archs, settings.config.backbone);
+  settings.config.arch = settings.config.backbone;
+  auto [plan, data] = open_inputs(settings);
   if (experiment.rates.empty()) experiment.rates = {plan.lr};
   experiment.notes = {plan.chosen, epochs_warning(plan, data), warmup_warning(plan)};
   if (!plan.dry_run && !dir.is_held())
@@ -127,7 +127,7 @@ Comparison prepare(Experiment& experiment, ComparisonDir& dir) {
     ComparedRun run{choice, plans.back(), plan_training(plans.back())};
     add_runs(comparison, run, experiment);
   }
-  if (experiment.train.given.contains("--router-lr")) refuse_idle_router_lr(plans, "these architectures");
+  if (experiment.settings.given.contains("--router-lr")) refuse_idle_router_lr(plans, "these architectures");
   return comparison;
 }
 
@@ -205,17 +205,17 @@ Exit run(Experiment& o, ComparisonDir& dir) {
   Comparison comparison = prepare(o, dir);
   for (const std::string& note : o.notes)
     if (!note.empty()) std::printf("%s\n", note.c_str());
-  if (o.train.dry_run) {
-    if (o.train.resume && !comparison.out.empty()) take_up(comparison);
+  if (o.settings.dry_run) {
+    if (o.settings.resume && !comparison.out.empty()) take_up(comparison);
     print_plans(comparison, o.jobs);
     return Exit::done;
   }
-  const auto device = make_device(o.train.device, o.train.matmul);  // refuses one that is not there
-  for (const Arm& arm : arms_of(comparison))                        // not when their turns come
+  const auto device = make_device(o.settings.device, o.settings.matmul);  // refuses one that is not there
+  for (const Arm& arm : arms_of(comparison))                              // not when their turns come
     refuse_too_large(comparison.runs[arm.sweep[0]].plan, *device);
-  if (o.train.resume) take_up(comparison);
-  if (comparison.out != o.train.out)
-    std::printf("%s holds another comparison; this one is in %s\n", printable(o.train.out).c_str(),
+  if (o.settings.resume) take_up(comparison);
+  if (comparison.out != o.settings.out)
+    std::printf("%s holds another comparison; this one is in %s\n", printable(o.settings.out).c_str(),
                 printable(comparison.out).c_str());
   for (const std::string& warning : {parameter_warning(comparison), comparison.data_note})
     if (!warning.empty()) std::printf("%s\n", printable(warning).c_str());
@@ -238,13 +238,13 @@ bool set_defaults(int argc, char** argv, Experiment& o, ComparisonDir& dir) {
   // Claimed before its results.json is read: another comparison may be writing it.
   if (resume && path_exists(out) && !has_flag(argc, argv, "--dry-run")) dir = ComparisonDir::claim(out);
   const bool found = resume && take_comparison_settings(out, o);
-  if (!found && find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(o.train.config);
+  if (!found && find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(o.settings.config);
   const bool demonstration = !found && given.empty() && find_flag(argc, argv, "--data").empty();
   if (demonstration && resume && !path_exists(out))
     fail(Exit::usage, "--resume: there is no comparison in ", out, " yet; to start one, give its flags");
   const std::string preset = demonstration ? "arith-quick" : given;
-  if (preset.empty() || preset == o.train.preset) return found || !preset.empty();
-  apply_preset(preset, o.train);
+  if (preset.empty() || preset == o.settings.preset) return found || !preset.empty();
+  apply_preset(preset, o.settings);
   o.rates.clear();
   return true;
 }
@@ -293,14 +293,14 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
               "runs side by side, each with its share of the threads; results are the same (0: several where there are "
               "several seeds or rates, on a CPU, and a step of the first run, which is timed, is too small for all "
               "threads)");
-  add_train_flags(app, o.train);
+  add_train_flags(app, o.settings);
   flag_named(app, "--seeds").excludes(flag_named(app, "--seed"));
   remove_flag(app, "--lr");
   add_parsed(
       app, "--lr", set_rates, "FLOAT,...",
       "base learning rate, or several between commas\nEach architecture is trained at all with the first seed, then "
       "with the other seeds at the best, by the test loss")
-      .default_str(format_number("%g", o.train.lr))
+      .default_str(format_number("%g", o.settings.lr))
       .group("Optimiser");
 }
 
@@ -339,12 +339,12 @@ int main(int argc, char** argv) {
   };
   return run_program(app, argc, argv, flags, [&] {
     if (!request.empty()) return train_for_parent(request);
-    complete_flags(app, o.train, found);
+    complete_flags(app, o.settings, found);
     for (const char* refused : flags_of_ranks)
-      if (o.train.given.contains(refused))
+      if (o.settings.given.contains(refused))
         fail(Exit::usage, refused, " is for the trainers; compare trains in one process");
-    std::fputs(notes_on_train_flags(app, o.train.config).c_str(), stderr);
-    if (o.train.given.contains("--seed")) o.seeds = {o.train.seed};
+    std::fputs(notes_on_train_flags(app, o.settings.config).c_str(), stderr);
+    if (o.settings.given.contains("--seed")) o.seeds = {o.settings.seed};
     if (!world_from_environment().alone())
       fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");
     return run(o, dir);

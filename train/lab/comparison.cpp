@@ -50,10 +50,10 @@ Arm arm_of(const Comparison& comparison, const std::string& name) {
     if (comparison.runs[i].choice.text == name) all.push_back(i);
   double lowest = INFINITY, highest = 0;
   for (const size_t i : all) {
-    const Settings& o = comparison.runs[i].plan;
-    if (o.seed != comparison.runs[all[0]].plan.seed) continue;
+    const Settings& settings = comparison.runs[i].plan;
+    if (settings.seed != comparison.runs[all[0]].plan.seed) continue;
     arm.sweep.push_back(i);
-    lowest = std::min(lowest, o.lr), highest = std::max(highest, o.lr);
+    lowest = std::min(lowest, settings.lr), highest = std::max(highest, settings.lr);
   }
   arm.settled = arm.sweep.size() == 1 || std::none_of(arm.sweep.begin(), arm.sweep.end(),
                                                       [&](size_t i) { return is_unfinished(comparison.runs[i]); });

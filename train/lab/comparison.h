@@ -49,7 +49,7 @@ struct Experiment {
   int64_t jobs = 0;                // runs side by side; 0: chosen
   std::vector<std::string> notes;  // to be printed
   std::string program;             // compare as it was called, for commands to paste
-  Settings train;
+  Settings settings;
 };
 
 // An architecture in a comparison. Numbers are places in Comparison::runs.

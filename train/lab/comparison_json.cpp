@@ -314,10 +314,10 @@ void take_experiment(const json& old, const std::string& path, Experiment& exper
   const auto llama = std::find_if(runs.begin(), runs.end(), [](const json& run) {
     return run["flags"].contains("config") && run["flags"]["config"].contains("hidden_size");
   });
-  Settings& options = experiment.train;
-  take_settings((llama == runs.end() ? runs[0] : *llama)["flags"], path + ": flags", options);
-  options.config.arch = "llama";  // what the first one has of its own is in its name
-  options.config.options.clear();
+  Settings& settings = experiment.settings;
+  take_settings((llama == runs.end() ? runs[0] : *llama)["flags"], path + ": flags", settings);
+  settings.config.arch = "llama";  // what the first one has of its own is in its name
+  settings.config.options.clear();
   experiment.rates = list_of<double>(old, "rates", "lr", max_number, path);
   experiment.seeds = list_of<uint64_t>(old, "seeds", "seed", max_number, path);
 }

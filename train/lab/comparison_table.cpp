@@ -227,11 +227,12 @@ std::string notes_on_rates(const View& view) {
 }
 
 // "all 1,000 test sequences; before the last step over 512, evenly spread".
-std::string test_part(const Settings& o, int64_t size) {
+std::string test_part(const Settings& settings, int64_t size) {
   if (size == 0)
-    return o.eval_samples > 0 ? str("at most ", format_count(o.eval_samples), " test sequences") : "all test sequences";
-  const int64_t tested = sequences_tested(o, size, true), before = sequences_tested(o, size, false);
-  const bool first = o.eval_rule == "first";
+    return settings.eval_samples > 0 ? str("at most ", format_count(settings.eval_samples), " test sequences")
+                                     : "all test sequences";
+  const int64_t tested = sequences_tested(settings, size, true), before = sequences_tested(settings, size, false);
+  const bool first = settings.eval_rule == "first";
   std::string text = tested == size ? str("all ", format_count(size), " test sequences")
                      : first ? str("the first ", format_count(tested), " of ", format_count(size), " test sequences")
                              : str(format_count(tested), " of ", format_count(size), " test sequences, evenly spread");
@@ -242,23 +243,23 @@ std::string test_part(const Settings& o, int64_t size) {
 // What the test numbers are of, and how much of a difference between them may be chance.
 std::string notes_on_tests(const View& view) {
   const Comparison& comparison = view.comparison;
-  const Settings& o = comparison.runs[0].plan;
+  const Settings& settings = comparison.runs[0].plan;
   const auto part = [&](int64_t samples, const std::string& what) {
     if (comparison.test_size == 0) return str("at most ", format_count(samples), " ", what);
     if (samples >= comparison.test_size) return str("all ", format_count(comparison.test_size), " ", what);
     return str("the first ", format_count(samples), " of ", format_count(comparison.test_size), " ", what);
   };
-  std::string out = "test loss: over " + test_part(o, comparison.test_size) + ".\n";
+  std::string out = "test loss: over " + test_part(settings, comparison.test_size) + ".\n";
   if (!comparison.data_note.empty()) out += comparison.data_note + ".\n";
   if (view.is_task()) {
     const int64_t prompts =
-        comparison.test_size > 0 ? std::min(o.answer_samples, comparison.test_size) : o.answer_samples;
+        comparison.test_size > 0 ? std::min(settings.answer_samples, comparison.test_size) : settings.answer_samples;
     double error = 0;  // two standard errors
     for (const ComparedRun& run : comparison.runs)
       if (const double p = answers(run).value; std::isfinite(p))
         error = std::max(error, 2 * std::sqrt(p * (1 - p) / static_cast<double>(prompts)));
     const double chance = chance_of(comparison.data);
-    out += "answers: to " + part(o.answer_samples, "test prompts");
+    out += "answers: to " + part(settings.answer_samples, "test prompts");
     if (std::isfinite(chance)) out += "; guessing gets " + percent_text(chance);
     if (error > 0) out += ";\nsampling error (two standard errors) " + format_number("up to %.1f points", 100 * error);
     out += ".\n";
@@ -413,13 +414,14 @@ std::string results_verdicts(const Comparison& comparison, size_t width) {
 
 std::string results_markdown(const Comparison& comparison) {
   const View view(comparison);
-  const Settings& o = comparison.runs[0].plan;
+  const Settings& settings = comparison.runs[0].plan;
   const std::string seeds = (view.seeds.size() > 1 ? "seeds " : "seed ") + list_of_seeds(view);
-  std::string out = "# " + format_markdown(short_name(comparison.data)) + "\n\n" +
-                    str(o.steps, " steps of ", o.batch * o.accumulate, " sequences of ", o.data.seq_len, " tokens, ",
-                        seeds, view.rates.size() > 1 ? ", learning rates " + list_of_rates(view) : "",
-                        "; all settings: results.json.\n\n![loss](compare.svg)\n\nAs PNG or PDF: `curves --out "
-                        "figure.pdf DIR`, of this directory.\n\n");
+  std::string out =
+      "# " + format_markdown(short_name(comparison.data)) + "\n\n" +
+      str(settings.steps, " steps of ", settings.batch * settings.accumulate, " sequences of ", settings.data.seq_len,
+          " tokens, ", seeds, view.rates.size() > 1 ? ", learning rates " + list_of_rates(view) : "",
+          "; all settings: results.json.\n\n![loss](compare.svg)\n\nAs PNG or PDF: `curves --out "
+          "figure.pdf DIR`, of this directory.\n\n");
   std::vector<std::string> head = {"architecture",    "parameters", "FLOP/token", "tokens/s", "time",       "memory",
                                    "relative memory", "train loss", "test loss",  "answers",  "steps valid"};
   if (view.several) head.insert(head.end(), {"lr", "seeds"});

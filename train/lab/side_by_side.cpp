@@ -119,10 +119,13 @@ class RunProcess {
 
 std::string request_for(const ComparedRun& run, const std::string& label) {
   const TrainPlan& plan = run.plan;
-  const json request = {
-      {"name", run.choice.text},   {"settings", all_settings(plan)}, {"out", name_as_utf8(plan.out)},   {"resume", plan.resume},
-      {"other_gpu", plan.other_gpu},  {"profile", plan.profile},        {"data_digest", plan.data_digest}, {"label", label},
-      {"command", command_line()}, {"parent", ::getpid()}};
+  const json request = {{"name", run.choice.text},
+                        {"settings", all_settings(plan)},
+                        {"call", call_settings(plan)},
+                        {"data_digest", plan.data_digest},
+                        {"label", label},
+                        {"command", command_line()},
+                        {"parent", ::getpid()}};
   return json_text(request);
 }
 
@@ -403,11 +406,8 @@ static ComparedRun read_request(const std::string& request) {
     if (task.at("parent") != ::getppid()) fail(Exit::usage, "the comparison has ended");
     ComparedRun run{parse_arch_list(task.at("name").get<std::string>())[0], {}, {}};
     take_settings(task.at("settings"), "--one-run", run.plan);  // a plan, as flags.json has it
-    run.plan.out = name_from_utf8(task.at("out").get<std::string>());
+    take_call_settings(task.at("call"), "--one-run", run.plan);
     task.at("label").get_to(run.plan.label);
-    task.at("resume").get_to(run.plan.resume);
-    task.at("other_gpu").get_to(run.plan.other_gpu);
-    task.at("profile").get_to(run.plan.profile);
     task.at("data_digest").get_to(run.plan.data_digest);
     task.at("command").get_to(run.plan.command);
     return run;

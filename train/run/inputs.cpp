@@ -22,18 +22,17 @@ InitialModel read_model(const std::string& dir, bool goes_on) {
 
 // What --init names. A run that was started has its configuration in flags.json and the rest in its newest checkpoint,
 // so that the directory is no longer needed.
-InitialModel read_initial(const Settings& said) {
-  const bool goes_on = said.resume && !read_run_settings(said.out).is_null();
-  const std::string newest = goes_on ? newest_valid_checkpoint(said.out) : "";
-  return read_model(newest.empty() ? ModelDir(said.init).path() : newest, goes_on);
+InitialModel read_initial(const Settings& settings) {
+  const std::string newest = goes_on(settings) ? newest_valid_checkpoint(settings.out) : "";
+  return read_model(newest.empty() ? ModelDir(settings.init).path() : newest, goes_on(settings));
 }
 
 // The tokenizer belongs to the model.
-void take_tokenizer(const Settings& said, const Tokenizer& own, Dataset& data) {
-  require_same_tokenizer(own, "--init " + said.init, data.tokenizer, said.data.spec);
+void take_tokenizer(const Settings& settings, const Tokenizer& own, Dataset& data) {
+  require_same_tokenizer(own, "--init " + settings.init, data.tokenizer, settings.data.spec);
   if (own.is_none() && !data.tokenizer.is_none())
-    std::fprintf(stderr, "note: --init %s has no tokenizer: it gets that of %s, %s\n", printable(said.init).c_str(),
-                 printable(said.data.spec).c_str(), printable(data.tokenizer.describe()).c_str());
+    std::fprintf(stderr, "note: --init %s has no tokenizer: it gets that of %s, %s\n", printable(settings.init).c_str(),
+                 printable(settings.data.spec).c_str(), printable(data.tokenizer.describe()).c_str());
   if (data.tokenizer.is_none()) data.tokenizer = own;
 }
 
@@ -48,21 +47,21 @@ std::map<std::string, std::string> token_ids_of(const Dataset& data) {
 }
 
 // The same data may have moved since the run began.
-Dataset open_data(const Settings& said, const Config& model, const InitialModel* initial, DataFacts& facts) {
-  if (said.data.spec.empty()) fail(Exit::usage, "--data is needed: ", data_specs);
-  DataOptions& options = facts.opened = said.data;
-  options.seed = said.seed;
+Dataset open_data(const Settings& settings, const Config& model, const InitialModel* initial, DataFacts& facts) {
+  if (settings.data.spec.empty()) fail(Exit::usage, "--data is needed: ", data_specs);
+  DataOptions& options = facts.opened = settings.data;
+  options.seed = settings.seed;
   if (initial != nullptr) options.of_model = initial->tokenizer;
-  options.seq_len = resolve_seq_len(said, model, options.of_model);
+  options.seq_len = resolve_seq_len(settings, model, options.of_model);
   try {
     expand_directories(options);
     Dataset data = open_dataset(options);
-    if (initial != nullptr) take_tokenizer(said, initial->tokenizer, data);
+    if (initial != nullptr) take_tokenizer(settings, initial->tokenizer, data);
     facts.vocab = data.train->vocab_size(), facts.seq_len = data.train->seq_len(), facts.sequences = data.train->size();
     facts.token_ids = token_ids_of(data);
     return data;
   } catch (const Error& error) {
-    if (!said.resume || error.code != Exit::no_input) throw;
+    if (!settings.resume || error.code != Exit::no_input) throw;
     fail(error.code, error.what(), "; if the data has moved, say with --data",
          options.val_spec.empty() ? "" : ", --val-data", options.tokenizer.empty() ? "" : ", --tokenizer",
          " where it is now");
@@ -71,25 +70,26 @@ Dataset open_data(const Settings& said, const Config& model, const InitialModel*
 
 // The data's ids must be the teacher's. One without a tokenizer does not say; but a vocabulary larger than that of the
 // data's tokenizer is another one's.
-void require_same_ids(const Settings& said, const Tokenizer& own, int64_t vocab, const Dataset& data) {
-  require_same_tokenizer(own, "--teacher " + said.teacher, data.tokenizer, said.data.spec);
+void require_same_ids(const Settings& settings, const Tokenizer& own, int64_t vocab, const Dataset& data) {
+  require_same_tokenizer(own, "--teacher " + settings.teacher, data.tokenizer, settings.data.spec);
   if (!own.is_none() || data.tokenizer.is_none() || data.train == nullptr) return;
   if (vocab > data.train->vocab_size())
-    fail(Exit::usage, "--teacher ", said.teacher, " has no tokenizer and a vocabulary of ", vocab, ", ", said.data.spec,
-         " is encoded as ", data.tokenizer.describe(), ": its ids would mean other tokens. Give token shards made ",
-         "with the teacher's tokenizer (*.bin), or put its tokenizer.json into ", said.teacher);
+    fail(Exit::usage, "--teacher ", settings.teacher, " has no tokenizer and a vocabulary of ", vocab, ", ",
+         settings.data.spec, " is encoded as ", data.tokenizer.describe(),
+         ": its ids would mean other tokens. Give token shards made ",
+         "with the teacher's tokenizer (*.bin), or put its tokenizer.json into ", settings.teacher);
   std::fprintf(stderr, "note: --teacher %s has no tokenizer: the ids of %s are taken as its own\n",
-               printable(said.teacher).c_str(), printable(said.data.spec).c_str());
+               printable(settings.teacher).c_str(), printable(settings.data.spec).c_str());
 }
 
 // The configuration of --teacher, whose logits must be for the tokens of the data.
-Config read_teacher(const Settings& said, const Dataset& data) {
-  if (said.resume && !path_exists(said.teacher))
-    fail(Exit::no_input, "--teacher ", said.teacher,
+Config read_teacher(const Settings& settings, const Dataset& data) {
+  if (settings.resume && !path_exists(settings.teacher))
+    fail(Exit::no_input, "--teacher ", settings.teacher,
          ": no such directory; if it has moved, say with --teacher where it is now");
-  const ModelDir dir(said.teacher);
+  const ModelDir dir(settings.teacher);
   const Config config = load_model_config(dir.path());
-  require_same_ids(said, Tokenizer::load(dir.path()), config.vocab_size, data);
+  require_same_ids(settings, Tokenizer::load(dir.path()), config.vocab_size, data);
   return config;
 }
 
@@ -113,23 +113,24 @@ std::map<std::string, std::string> read_carried_files(const std::string& dir) {
   return files;
 }
 
-Inputs open_inputs(const Settings& said) {
+Inputs open_inputs(const Settings& settings) {
   std::optional<InitialModel> initial;
-  if (!said.init.empty()) initial = read_initial(said);
+  if (!settings.init.empty()) initial = read_initial(settings);
   const InitialModel* const start = initial ? &*initial : nullptr;
   std::string notes;
-  const Config model = resolve_model(said, start, notes);
+  const Config model = resolve_model(settings, start, notes);
   std::fputs(std::exchange(notes, "").c_str(), stderr);
   Dataset data;
   DataFacts facts;
   // A plan of sizes that are known needs no data.
-  if (!said.plans_only() || model.vocab_size == 0 || said.data.seq_len == 0 || !said.data.spec.empty())
-    data = open_data(said, model, start, facts);
+  if (!settings.plans_only() || model.vocab_size == 0 || settings.data.seq_len == 0 || !settings.data.spec.empty())
+    data = open_data(settings, model, start, facts);
   std::optional<Config> teacher;
-  if (!said.teacher.empty()) teacher = read_teacher(said, data);
-  TrainPlan plan = resolve(said, model, start, facts, teacher, notes);
+  if (!settings.teacher.empty()) teacher = read_teacher(settings, data);
+  TrainPlan plan = resolve(settings, model, start, facts, teacher, notes);
   std::fputs(notes.c_str(), stderr);
-  if (said.trains()) data.train->check_tokens(plan.config.vocab_size), data.test->check_tokens(plan.config.vocab_size);
+  if (settings.trains())
+    data.train->check_tokens(plan.config.vocab_size), data.test->check_tokens(plan.config.vocab_size);
   return {std::move(plan), std::move(data)};
 }
 
@@ -147,7 +148,8 @@ static double epochs_of(const TrainPlan& plan, const Dataset& data) {
 
 std::string epochs_warning(const TrainPlan& plan, const Dataset& data) {
   if (data.train == nullptr || !parse_data_spec(plan.data.spec).files() || epochs_of(plan, data) <= 4) return "";
-  return str("warning: ", format_number("%.1f", epochs_of(plan, data)), " epochs: beyond four a model gains little from ",
+  return str("warning: ", format_number("%.1f", epochs_of(plan, data)),
+             " epochs: beyond four a model gains little from ",
              "the same text, and may learn it by heart; fewer --steps, or more data");
 }
 

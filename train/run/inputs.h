@@ -10,7 +10,7 @@ struct Inputs {
   Dataset data;  // nothing in it where a plan of known sizes needs none
 };
 // Opens --data, reads --init and --teacher, and resolves the settings with what they say. Refuses what does not fit.
-Inputs open_inputs(const Settings& said);
+Inputs open_inputs(const Settings& settings);
 
 // "data: 1,003,776 training tokens in 3,921 sequences of 256; 40 steps x 32 sequences = 0.3 epochs; test set 436
 // sequences"

@@ -47,7 +47,7 @@ double scratch_memory(const TrainPlan& plan, const Layout& layout) {
   const int64_t rows = layout.sequences * T, V = c.vocab_size, C = c.hidden_size;
   const double logits = static_cast<double>(
       plan.teacher.empty() ? cross_entropy_scratch(rows, V, C, storage_type(plan))
-                        : distill_scratch(rows, V, C, plan.teacher_config->hidden_size, storage_type(plan)));
+                           : distill_scratch(rows, V, C, plan.teacher_config->hidden_size, storage_type(plan)));
   const int64_t left_operand = widest > 384 ? 384 : 0;  // smaller ones are read where they are
   const double packed = bytes(std::min<int64_t>(256, widest) * (std::min<int64_t>(1024, widest) + left_operand));
   const double attention = bytes(4 * T * c.head_dim);
@@ -110,12 +110,12 @@ Layout record(Tape& tape, ParameterTable& params, Teacher* teacher, const TrainP
 
 PlannedRun::PlannedRun(const TrainPlan& plan, int ranks)
     : teacher(declare_teacher(plan)),
-      tape(storage_type(o)),
-      layout(record(tape, params, teacher.get(), o)),
-      buckets(divide(params, o, {0, ranks, 0, ranks})),
-      micro_steps(o.accumulate / ranks),
-      forward_flops_per_token(tape.forward_flops() / static_cast<double>(layout.sequences * o.data.seq_len)),
-      training_flops_per_token(tape.training_flops() / static_cast<double>(layout.sequences * o.data.seq_len)) {}
+      tape(storage_type(plan)),
+      layout(record(tape, params, teacher.get(), plan)),
+      buckets(divide(params, plan, {0, ranks, 0, ranks})),
+      micro_steps(plan.accumulate / ranks),
+      forward_flops_per_token(tape.forward_flops() / static_cast<double>(layout.sequences * plan.data.seq_len)),
+      training_flops_per_token(tape.training_flops() / static_cast<double>(layout.sequences * plan.data.seq_len)) {}
 
 double total(const std::vector<MemoryPart>& parts) {
   double sum = 0;
@@ -131,7 +131,8 @@ std::vector<MemoryPart> memory_parts(const TrainPlan& plan, PlannedRun& planned)
   if (planned.layout.replicas > 1)
     parts.push_back({"gradients of the replicas", 4 * replicas * static_cast<double>(planned.params.flat_size())});
   const bool gpu = backend_of(plan.device) == Backend::cuda;
-  parts.push_back({"scratch of the kernels, about", gpu ? gpu_scratch(plan, planned.tape) : scratch_memory(plan, planned.layout)});
+  parts.push_back(
+      {"scratch of the kernels, about", gpu ? gpu_scratch(plan, planned.tape) : scratch_memory(plan, planned.layout)});
   const double answering = answering_memory(plan, planned.params);
   if (answering > 0) parts.push_back({"answering of prompts", answering});
   if (gpu) return parts;  // where neither tokens nor the program are

@@ -126,7 +126,8 @@ double weight_bytes(const PlannedRun& planned, Dtype storage) {
 // What moves, which way, and in what time the rest is done. Without a rate to compute by, t_c stays 0.
 ScalingInput scaling_input(const TrainPlan& plan, const PlannedRun& planned) {
   const PlannedWorld& world = plan.world;
-  const auto flat = static_cast<double>(planned.params.flat_size()), tokens = static_cast<double>(tokens_of_rank(plan, planned));
+  const auto flat = static_cast<double>(planned.params.flat_size()),
+             tokens = static_cast<double>(tokens_of_rank(plan, planned));
   ScalingInput in;
   in.W = world.ranks, in.A = planned.micro_steps;
   in.gradients = 4 * flat, in.weights = weight_bytes(planned, storage_type(plan));
@@ -186,9 +187,10 @@ std::string rates_line(const TrainPlan& plan, const ScalingInput& in) {
   const PlannedWorld& world = plan.world;
   const auto source = [](bool given, const char* flag) { return str(given ? " (" : " (assumed; ", flag, ")"); };
   const int64_t g = std::min(in.links.g, in.W), nodes = (in.W + g - 1) / g;
-  return str("  ", gpu_of(plan).name, ": ", format_count(nodes), nodes == 1 ? " node of " : " nodes of ", format_count(g),
-             " ranks\n  a rank sends ", rate(in.links.b_nv), " inside its node", source(world.nvlink > 0, "--nvlink"),
-             "\n  and ", rate(in.links.b_ib), " to other nodes", source(world.net > 0, "--net"), "\n");
+  return str("  ", gpu_of(plan).name, ": ", format_count(nodes), nodes == 1 ? " node of " : " nodes of ",
+             format_count(g), " ranks\n  a rank sends ", rate(in.links.b_nv), " inside its node",
+             source(world.nvlink > 0, "--nvlink"), "\n  and ", rate(in.links.b_ib), " to other nodes",
+             source(world.net > 0, "--net"), "\n");
 }
 
 std::string computing(const TrainPlan& plan, const PlannedRun& planned) {

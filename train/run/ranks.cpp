@@ -51,10 +51,10 @@ struct Deadline {
 
 }  // namespace
 
-void check_ranks(const Settings& o, int64_t ranks) {
-  const int64_t V = o.accumulate, sequences = o.batch * V;
-  if (o.optimizer != "adamw" && ranks > 1)
-    fail(Exit::usage, "--optimizer ", o.optimizer, " runs on one rank so far, not on ", ranks,
+void check_ranks(const Settings& settings, int64_t ranks) {
+  const int64_t V = settings.accumulate, sequences = settings.batch * V;
+  if (settings.optimizer != "adamw" && ranks > 1)
+    fail(Exit::usage, "--optimizer ", settings.optimizer, " runs on one rank so far, not on ", ranks,
          "; use --optimizer adamw or one rank");
   if (ranks >= 1 << max_levels)
     fail(Exit::usage, ranks, " ranks are too many: at most ", (1 << max_levels) - 1, " add up their gradients");
@@ -64,7 +64,7 @@ void check_ranks(const Settings& o, int64_t ranks) {
   while (more < V && V % more != 0) ++more;
   std::string ways = str(fewer, more < V ? str(" or ", more) : "", fewer == 1 && more >= V ? " rank" : " ranks");
   if (sequences % ranks == 0) {
-    const int64_t batch = std::gcd(o.batch, sequences / ranks);
+    const int64_t batch = std::gcd(settings.batch, sequences / ranks);
     ways += str("; with --batch ", batch, " --accumulate ", sequences / batch, " (the same step) ", ranks, " ranks");
   }
   if (ranks > sequences) ways += str("; with --batch 1 --accumulate ", sequences, " up to ", sequences, " ranks");
@@ -75,17 +75,17 @@ void check_ranks(const Settings& o, int64_t ranks) {
        ". Possible are ", ways);
 }
 
-void become_rank(const Settings& o, std::shared_ptr<ProcessGroup>& group) {
+void become_rank(const Settings& settings, std::shared_ptr<ProcessGroup>& group) {
   const World world = world_from_environment();
   const std::string advice = take_cpu_share(world);
-  if (!advice.empty() && world.leads()) std::printf("%s %s\n", o.label.c_str(), advice.c_str());
+  if (!advice.empty() && world.leads()) std::printf("%s %s\n", settings.label.c_str(), advice.c_str());
   if (world.alone()) return;
   catch_stop_signals();  // a launcher may send them early
   group = one_rank_group(world);
-  if (!world.leads() && !o.log_ranks) silence_standard_output();
-  if (!world.leads() && o.accumulate % world.size != 0) throw SharedError(Exit::usage, "rank 0 says why");
-  check_ranks(o, world.size);
-  if (on_gpus(o)) return choose_gpu(world.local_rank);
+  if (!world.leads() && !settings.log_ranks) silence_standard_output();
+  if (!world.leads() && settings.accumulate % world.size != 0) throw SharedError(Exit::usage, "rank 0 says why");
+  check_ranks(settings, world.size);
+  if (on_gpus(settings)) return choose_gpu(world.local_rank);
   const Deadline deadline;
   auto mpi = make_mpi_comm(world);
   if (mpi == nullptr) refuse_build(world);
@@ -99,11 +99,7 @@ void join_ranks(const TrainPlan& plan, std::shared_ptr<ProcessGroup>& group) {
   join.run_dir = plan.out;
   join.peer_timeout = plan.peer_timeout;
   join.same["commit of the build"] = commit();
-  nlohmann::json settings = all_settings(plan);
-  settings.erase("peer_timeout"), settings.erase("log_ranks");  // may be each rank's own
-  for (const auto& [key, value] : settings.items()) join.same[key] = json_text(value);
-  join.same["--resume"] = str(plan.resume), join.same["--other-gpu"] = str(plan.other_gpu);
-  join.same["--profile"] = str(plan.profile);
+  for (const auto& [key, value] : settings_of_all_ranks(plan).items()) join.same[key] = json_text(value);
   // Of the GPUs, too: what rank 0 chooses for its products must hold for all.
   for (const auto& [of, version] : make_device(plan.device)->arithmetic().versions) join.same[of] = version;
   std::unique_ptr<Comm> comm = group->take_comm();
@@ -129,10 +125,10 @@ std::string describe_ranks(const TrainPlan& plan, const ProcessGroup& group) {
   if (W == 1) return text + ": last digits as with no other number of ranks";
   if (plan.sum == "library") return text + ": last digits may change from run to run";
   return text + (has_bits_of_one_rank(plan.sum, A) ? ": the bits of one rank with --sum tree"
-                                                : ": last digits as with no other number of ranks");
+                                                   : ": last digits as with no other number of ranks");
 }
 
-void end_rank(const Settings& o, ProcessGroup& group, const std::exception& failure, const std::string& remedy) {
+void end_rank(const Settings& settings, ProcessGroup& group, const std::exception& failure, const std::string& remedy) {
   const Error error = error_of(failure, remedy);
   const World world = group.world;
   group.abort(error.code, error.what());
@@ -140,7 +136,7 @@ void end_rank(const Settings& o, ProcessGroup& group, const std::exception& fail
   std::fflush(stdout);
   // All ranks find a loss that is not finite.
   const bool shared = error.code == Exit::not_finite || dynamic_cast<const SharedError*>(&failure) != nullptr;
-  if (world.leads() || o.log_ranks || !shared)
+  if (world.leads() || settings.log_ranks || !shared)
     std::fprintf(stderr, "error: %s%s\n", who.c_str(), printable(error.what()).c_str());
   else ::sleep(1);  // a launcher ends all ranks when the first one fails: rank 0 must have said why
   std::fflush(stderr);

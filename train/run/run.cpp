@@ -62,8 +62,8 @@ std::string describe_teacher(const TrainPlan& plan, const Trainer& trainer) {
   const Teacher* teacher = trainer.teacher();
   if (teacher == nullptr) return "";
   return str("teacher: ", plan.teacher, ", a ", teacher->config.arch, " with ", format_count(teacher->params.count()),
-             " parameters; loss = ", plan.kd.alpha, " CE + ", (1 - plan.kd.alpha) * plan.kd.tau * plan.kd.tau, " KL (tau ",
-             plan.kd.tau, ", mean per ", plan.kd_reduction, "); what is shown here is CE");
+             " parameters; loss = ", plan.kd.alpha, " CE + ", (1 - plan.kd.alpha) * plan.kd.tau * plan.kd.tau,
+             " KL (tau ", plan.kd.tau, ", mean per ", plan.kd_reduction, "); what is shown here is CE");
 }
 
 // "fp8: 14 of 14 linear layers; ..."
@@ -102,16 +102,17 @@ void write_tensors(const TrainPlan& plan, const Dataset& data) {
   Batch batch = batch_of(plan, data.train->seq_len(), trainer.teacher());
   batch.plan = PlanMode::distinct;
   batch.eight_bits = false;
-  const Dumped dumped = dump_tensors(plan.dump_tensors, path, trainer.params(), plan.config, batch, trainer.tokens().data(),
-                                     trainer.targets().data());
+  const Dumped dumped = dump_tensors(plan.dump_tensors, path, trainer.params(), plan.config, batch,
+                                     trainer.tokens().data(), trainer.targets().data());
   const long long step = trainer.steps_done() + 1;
   std::printf("wrote %zu tensors of step %lld's %s batch%s to %s; its loss is %.9g\n", dumped.tensors, step,
               plan.accumulate > 1 ? "first" : "whole", plan.matmul == "fp8" ? ", by products in bf16," : "",
               printable(path).c_str(), dumped.loss);
 }
 
-void write_figure(const Settings& o, const RunCurves& curves) {
-  write_run_picture(o.out + "/curve.svg", o.config.arch + " on " + short_name(o.data.spec), curves);
+void write_figure(const Settings& settings, const RunCurves& curves) {
+  write_run_picture(settings.out + "/curve.svg", settings.config.arch + " on " + short_name(settings.data.spec),
+                    curves);
 }
 
 }  // namespace
@@ -132,7 +133,7 @@ RunDir claim_run_dir(const TrainPlan& plan, std::shared_ptr<ProcessGroup>& group
 }
 
 Run::Run(const TrainPlan& plan, const Dataset& data, const RunDir& dir, Trainer& trainer)
-    : o_(plan),
+    : plan_(plan),
       data_(data),
       dir_(dir),
       trainer_(trainer),
@@ -146,15 +147,15 @@ Run::Run(const TrainPlan& plan, const Dataset& data, const RunDir& dir, Trainer&
                 !group_.world.alone()) {  // mpirun gives its processes a terminal where it has none
   // Without flags.json nothing else in the directory could be resumed.
   if (group_.world.leads()) {
-    write_file_atomically(o_.out + "/flags.json", json_text(all_settings(o_), 2) + "\n");
-    record_environment(o_.out + "/environment.jsonl", o_, trainer_, data_);
+    write_file_atomically(plan_.out + "/flags.json", json_text(all_settings(plan_), 2) + "\n");
+    record_environment(plan_.out + "/environment.jsonl", plan_, trainer_, data_);
   }
   begin();
   if (!group_.world.leads()) return;
-  metrics_.emplace(o_.out + "/metrics.jsonl", first_);
+  metrics_.emplace(plan_.out + "/metrics.jsonl", first_);
   for (const std::string& note : metrics_->notes()) progress_.say(note);
-  if (o_.csv) table_.emplace(o_.out + "/metrics.csv", o_.out + "/metrics.jsonl");
-  if (o_.tensorboard) events_.emplace(o_.out + "/tensorboard", first_, o_.out + "/metrics.jsonl");
+  if (plan_.csv) table_.emplace(plan_.out + "/metrics.csv", plan_.out + "/metrics.jsonl");
+  if (plan_.tensorboard) events_.emplace(plan_.out + "/tensorboard", first_, plan_.out + "/metrics.jsonl");
 }
 
 // Says what the run begins with.
@@ -164,27 +165,27 @@ void Run::begin() {
   };
   if (first_ > 0)
     say(str("resumed after step ", first_,
-            first_ == o_.steps ? ", the last one: the run is done; a larger --steps continues it" : ""));
+            first_ == plan_.steps ? ", the last one: the run is done; a larger --steps continues it" : ""));
   for (const std::string& change : trainer_.changes()) say(change);
   say(str(format_count(trainer_.params().count()), " parameters, ", trainer_.device().describe(), ", ",
           format_bytes(static_cast<double>(trainer_.memory())), " for the model and its activations"));
-  if (first_ == 0) say(find_architecture(o_.config.arch).make(o_.config)->remark(o_.config));
-  say(describe_teacher(o_, trainer_));
-  say(describe_data(o_, data_));
+  if (first_ == 0) say(find_architecture(plan_.config.arch).make(plan_.config)->remark(plan_.config));
+  say(describe_teacher(plan_, trainer_));
+  say(describe_data(plan_, data_));
   say(validation_note(data_));
-  const double chance = data_.test->task() != nullptr && o_.answer_samples > 0 ? chance_of(o_.data.spec) : NAN;
+  const double chance = data_.test->task() != nullptr && plan_.answer_samples > 0 ? chance_of(plan_.data.spec) : NAN;
   if (std::isfinite(chance)) say(format_number("answers: guessing gets %.1f%%", 100 * chance));
-  if (first_ == 0) say(vocabulary_note(o_, data_));
+  if (first_ == 0) say(vocabulary_note(plan_, data_));
   const double flops = trainer_.flops_per_token() * static_cast<double>(trainer_.tokens_per_step());
-  for (const std::string& line : describe_optimizer(o_, trainer_.params(), flops)) say(line);
-  say(describe_ranks(o_, group_));
+  for (const std::string& line : describe_optimizer(plan_, trainer_.params(), flops)) say(line);
+  say(describe_ranks(plan_, group_));
   say(describe_eight_bits(trainer_.model().tape()));
 }
 
 bool Run::more() const {
   const int64_t done = trainer_.steps_done();
   const bool stop = group_.world.alone() ? stop_requested() : trainer_.stats.stop;  // what all ranks know
-  if (done >= o_.steps || (stop && done > first_)) return false;
+  if (done >= plan_.steps || (stop && done > first_)) return false;
   if (group_.world.leads()) dir_.check_present();
   return true;
 }
@@ -224,21 +225,21 @@ void Run::look_at_routing() {
 
 void Run::evaluate() {
   group_.enter(Stage::evaluate, trainer_.steps_done());
-  const int64_t size = data_.test->size(), tested = sequences_tested(o_, size, trainer_.steps_done() == o_.steps);
-  if (o_.eval_samples > 0 && tested / 8 > o_.eval_samples)
+  const int64_t size = data_.test->size(), tested = sequences_tested(plan_, size, trainer_.steps_done() == plan_.steps);
+  if (plan_.eval_samples > 0 && tested / 8 > plan_.eval_samples)
     progress_.say(str("the last evaluation is over all ", format_count(size), " test sequences (--eval-samples)"));
   const SpreadSamples spread(*data_.test, tested);
-  const Source& set = o_.eval_rule == "first" ? *data_.test : static_cast<const Source&>(spread);
+  const Source& set = plan_.eval_rule == "first" ? *data_.test : static_cast<const Source&>(spread);
   const double loss = trainer_.evaluate(set, tested);
   scores_ = {{"test_loss", loss}};
   look_at_routing();
   std::string text = str("step ", trainer_.steps_done(), ": test loss ", format_number("%.4f", loss));
   if (tested < size) text += " (" + format_count(tested) + " of " + format_count(size) + " sequences)";
-  else if (o_.eval_samples < size) text += " (all " + format_count(size) + " sequences)";
-  if (data_.test->task() != nullptr && o_.answer_samples > 0) {
+  else if (plan_.eval_samples < size) text += " (all " + format_count(size) + " sequences)";
+  if (data_.test->task() != nullptr && plan_.answer_samples > 0) {
     trainer_.gather_values();
     const Answers answers = answer_task(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test,
-                                        o_.answer_samples, answer_rows(o_), group_);
+                                        plan_.answer_samples, answer_rows(plan_), group_);
     if (!group_.world.leads()) return;
     scores_.emplace_back("answers_correct", answers.correct());
     scores_.emplace_back("steps_valid", answers.steps_valid());
@@ -266,7 +267,7 @@ void Run::write_metrics() {
   if (const double rate = tokens_per_second(tokens, step.seconds); rate > 0) line["tokens_per_s"] = rate;
   for (const auto& [name, score] : scores_) line[name] = score;
   if (!scores_.empty())
-    line["test_sequences"] = sequences_tested(o_, data_.test->size(), trainer_.steps_done() == o_.steps);
+    line["test_sequences"] = sequences_tested(plan_, data_.test->size(), trainer_.steps_done() == plan_.steps);
   scores_.clear();
   if (const auto routing = std::exchange(routing_, nullptr)) line["routing"] = *routing;
   if (const StepStats& t = trainer_.stats; times_waiting()) {
@@ -283,16 +284,16 @@ void Run::save() {
   group_.enter(Stage::save, saved_);
   if (metrics_) metrics_->sync();
   if (events_) events_->sync();
-  trainer_.save(step_dir(o_.out, saved_), data_.tokenizer, [&] { dir_.check_mine(); });
+  trainer_.save(step_dir(plan_.out, saved_), data_.tokenizer, [&] { dir_.check_mine(); });
   if (!group_.world.leads()) return;
   dir_.check_present();
-  remove_old_checkpoints(o_.out, o_.keep, step_dir(o_.out, saved_));
+  remove_old_checkpoints(plan_.out, plan_.keep, step_dir(plan_.out, saved_));
   draw();
 }
 
 // A figure that cannot be written does not end the run; its exit code says so at the end.
 void Run::draw() {
-  const std::string error = io_error_of([&] { write_figure(o_, metrics_->curves()); });
+  const std::string error = io_error_of([&] { write_figure(plan_, metrics_->curves()); });
   lacks_figure_ = !error.empty();
   if (lacks_figure_) progress_.say("note: " + error + "; the run goes on");
 }
@@ -300,35 +301,35 @@ void Run::draw() {
 Exit Run::finish() {
   const int64_t done = trainer_.steps_done();
   if (saved_ != done) save();
-  if (done < o_.steps) {
+  if (done < plan_.steps) {
     const std::string command =
-        o_.program.empty() ? "" : shell_command(o_.program) + " --resume --out " + shell_word(o_.out);
+        plan_.program.empty() ? "" : shell_command(plan_.program) + " --resume --out " + shell_word(plan_.out);
     progress_.say(str("stopped on request after step ", done, command.empty() ? "" : "; to continue: "), command);
   }
   std::printf("%s", trainer_.profile().c_str());
-  if (o_.profile) std::printf("peak of resident memory: %s\n", format_bytes(peak_memory()).c_str());
-  if (done == o_.steps && metrics_ && !o_.program.empty()) conclude();
-  return done < o_.steps ? Exit::stopped : lacks_figure_ ? Exit::io : Exit::done;
+  if (plan_.profile) std::printf("peak of resident memory: %s\n", format_bytes(peak_memory()).c_str());
+  if (done == plan_.steps && metrics_ && !plan_.program.empty()) conclude();
+  return done < plan_.steps ? Exit::stopped : lacks_figure_ ? Exit::io : Exit::done;
 }
 
 void Run::conclude() const {
   const RunCurves& c = curves();
-  const std::string out = printable(o_.out);
-  const int64_t done = trainer_.steps_done(), size = data_.test->size(), tested = sequences_tested(o_, size, true);
+  const std::string out = printable(plan_.out);
+  const int64_t done = trainer_.steps_done(), size = data_.test->size(), tested = sequences_tested(plan_, size, true);
   std::string losses = format_number("training %.4f", final_loss(c));
   if (!c.test_loss.empty()) losses += format_number(", test %.4f", c.test_loss.back());
   losses += tested == size ? " (all " + format_count(size) + " test sequences)"
                            : " (" + format_count(tested) + " of " + format_count(size) + " test sequences)";
   const auto rate = static_cast<int64_t>(tokens_per_second(done * trainer_.tokens_per_step(), trainer_.seconds));
   const bool text = data_.test->task() == nullptr && (data_.tokenizer.is_bytes() || data_.tokenizer.is_bpe());
-  std::printf("\nmodel:    %s\nfigure:   %s/curve.svg\nlosses:   %s\n", printable(step_dir(o_.out, done)).c_str(),
+  std::printf("\nmodel:    %s\nfigure:   %s/curve.svg\nlosses:   %s\n", printable(step_dir(plan_.out, done)).c_str(),
               out.c_str(), losses.c_str());
   std::printf("time:     %s of training, %s tokens/s\n", format_seconds(trainer_.seconds).c_str(),
               format_count(rate).c_str());
   std::printf("next:     %s\n          %s --model %s --data %s\n",
-              generate_command(o_.program, o_.out, o_.data.spec, text).c_str(),
-              shell_command(o_.program, "evaluate").c_str(), shell_word(o_.out).c_str(),
-              shell_word(o_.data.spec).c_str());
+              generate_command(plan_.program, plan_.out, plan_.data.spec, text).c_str(),
+              shell_command(plan_.program, "evaluate").c_str(), shell_word(plan_.out).c_str(),
+              shell_word(plan_.data.spec).c_str());
 }
 
 std::string generate_command(const std::string& program, const std::string& model, const std::string& data, bool text) {
@@ -364,12 +365,12 @@ TrainResult train_run(const Settings& settings, const std::function<void(const R
   return result;
 }
 
-std::string draw_missing_figure(const Settings& o) {
+std::string draw_missing_figure(const Settings& settings) {
   std::error_code ignored;
-  if (fs::is_regular_file(o.out + "/curve.svg", ignored)) return "";
+  if (fs::is_regular_file(settings.out + "/curve.svg", ignored)) return "";
   return io_error_of([&] {
-    const RunCurves curves = read_curves(o.out + "/metrics.jsonl");
-    if (!curves.step.empty()) write_figure(o, curves);
+    const RunCurves curves = read_curves(settings.out + "/metrics.jsonl");
+    if (!curves.step.empty()) write_figure(settings, curves);
   });
 }
 
@@ -407,12 +408,11 @@ int train_program(int argc, char** argv, const std::string& arch, const Train& t
   Settings settings;
   settings.label = arch;
   settings.program = argv[0];
-  bool goes_on = false;
   const auto flags = [&] {
     settings.config.arch = arch;
     if (arch == "gpt2" || find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(settings.config);
     // A run that is resumed has its flags; those given beside --resume come on top.
-    goes_on = has_flag(argc, argv, "--resume") && take_run_settings(find_flag(argc, argv, "--out"), settings);
+    if (has_flag(argc, argv, "--resume")) take_run_settings(find_flag(argc, argv, "--out"), settings);
     const std::string preset = find_flag(argc, argv, "--preset");
     if (!preset.empty() && preset != settings.preset) apply_preset(preset, settings);
     add_train_flags(app, settings);
@@ -420,7 +420,7 @@ int train_program(int argc, char** argv, const std::string& arch, const Train& t
     set_short_help(app, training_help("train_" + arch));
   };
   return run_program(app, argc, argv, flags, [&] {
-    complete_flags(app, settings, goes_on);
+    complete_flags(app, settings, goes_on(settings));
     const bool first = world_from_environment().leads();
     if (!settings.trains() && !first) return Exit::done;  // one process is enough
     if (first) std::fputs(notes_on_train_flags(app, settings.config).c_str(), stderr);

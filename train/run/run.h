@@ -66,10 +66,12 @@ class Run {
   void note_straggler();
   void look_at_routing();
   // On a GPU the host waits once a step, for loss and norm.
-  bool times_waiting() const { return !group_.world.alone() && backend_of(o_.device) != Backend::cuda; }
-  bool is_due(int64_t every) const { return trainer_.steps_done() % every == 0 || trainer_.steps_done() == o_.steps; }
+  bool times_waiting() const { return !group_.world.alone() && backend_of(plan_.device) != Backend::cuda; }
+  bool is_due(int64_t every) const {
+    return trainer_.steps_done() % every == 0 || trainer_.steps_done() == plan_.steps;
+  }
 
-  const TrainPlan& o_;
+  const TrainPlan& plan_;
   const Dataset& data_;
   const RunDir& dir_;
   Trainer& trainer_;

@@ -40,32 +40,35 @@ std::string random_number() { return str(std::hex, system_random_bits(), "-", sy
 
 }  // namespace
 
-void check_run_dir(const Settings& o, const World& world) {
-  if (o.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
-  if (o.resume && o.steps == 0) fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
+void check_run_dir(const Settings& settings, const World& world) {
+  if (settings.out.empty()) fail(Exit::usage, "--out is needed: the directory for the run");
+  if (settings.resume && settings.steps == 0)
+    fail(Exit::usage, "--resume with --steps 0: there is nothing to continue");
   if (!world.leads()) return;
-  if (o.steps == 0 && o.dump_tensors.empty()) require_replaceable(o.out);
+  if (settings.steps == 0 && settings.dump_tensors.empty()) require_replaceable(settings.out);
   std::error_code error;
-  const fs::file_type type = fs::status(o.out, error).type();
-  if (type == fs::file_type::none) fail_io("inspect", o.out, error.value());
+  const fs::file_type type = fs::status(settings.out, error).type();
+  if (type == fs::file_type::none) fail_io("inspect", settings.out, error.value());
   const bool directory = type == fs::file_type::directory;
   // What --dump-tensors writes does not make it a run directory, nor what ranks find each other by, nor what a job left
   // that ended before its run began.
   const bool used =
-      path_exists(o.out) &&
-      !(directory && holds_only_leftovers(o.out, {"tensors.safetensors", ".meet", "last_exit.json", mark_name}));
-  if (!used && o.resume && o.data.spec.empty())
-    fail(Exit::usage, "--resume: there is no run in ", o.out, " yet; to start one, give its flags");
+      path_exists(settings.out) &&
+      !(directory && holds_only_leftovers(settings.out, {"tensors.safetensors", ".meet", "last_exit.json", mark_name}));
+  if (!used && settings.resume && settings.data.spec.empty())
+    fail(Exit::usage, "--resume: there is no run in ", settings.out, " yet; to start one, give its flags");
   if (!used) return;
-  if (!o.resume)
-    fail(Exit::usage, o.out, " exists and is not empty; choose another --out, or --resume to continue the run in it");
-  if (path_exists(o.out + "/config.json"))
-    fail(Exit::usage, "--resume: ", o.out,
+  if (!settings.resume)
+    fail(Exit::usage, settings.out,
+         " exists and is not empty; choose another --out, or --resume to continue the run in it");
+  if (path_exists(settings.out + "/config.json"))
+    fail(Exit::usage, "--resume: ", settings.out,
          " is a model directory, not a run directory; give another --out,"
          " and --init ",
-         shell_word(o.out), " to start from its weights");
-  if (!path_exists(o.out + "/flags.json"))
-    fail(Exit::usage, "--resume: ", o.out, " is not a run directory: it has no flags.json; choose another --out");
+         shell_word(settings.out), " to start from its weights");
+  if (!path_exists(settings.out + "/flags.json"))
+    fail(Exit::usage, "--resume: ", settings.out,
+         " is not a run directory: it has no flags.json; choose another --out");
 }
 
 RunDir::RunDir(const std::string& path, const World& world) : path_(path) {
@@ -124,42 +127,43 @@ void RunDir::check_present() const {
 namespace {
 
 // Of rank 0.
-std::string choose_checkpoint(const Settings& o) {
+std::string choose_checkpoint(const Settings& settings) {
   std::vector<std::string> skipped;
-  const std::string checkpoint = newest_valid_checkpoint(o.out, &skipped);
-  for (const std::string& line : skipped) std::printf("%s %s\n", o.label.c_str(), printable(line).c_str());
+  const std::string checkpoint = newest_valid_checkpoint(settings.out, &skipped);
+  for (const std::string& line : skipped) std::printf("%s %s\n", settings.label.c_str(), printable(line).c_str());
   if (checkpoint.empty() && !skipped.empty())
-    fail(Exit::bad_data, "--resume: no checkpoint in ", o.out, " is valid; move it away to start again");
-  if (!skipped.empty()) set_aside_damaged_checkpoints(o.out);
+    fail(Exit::bad_data, "--resume: no checkpoint in ", settings.out, " is valid; move it away to start again");
+  if (!skipped.empty()) set_aside_damaged_checkpoints(settings.out);
   if (!checkpoint.empty()) {
-    note_outdated_modelling_file(checkpoint, o.out);
+    note_outdated_modelling_file(checkpoint, settings.out);
     return checkpoint;
   }
-  const nlohmann::json settings = read_run_settings(o.out);
-  if (!settings.is_null()) {
+  const nlohmann::json saved = read_run_settings(settings.out);
+  if (!saved.is_null()) {
     // No step was taken by the teacher yet, so that one under any name can take its place.
     const bool has_teacher =
-        settings.is_object() && !o.teacher.empty() && settings.value("teacher", nlohmann::json("")) != "";
-    refuse_other_settings(settings, o, o.out + "/flags.json",
+        saved.is_object() && !settings.teacher.empty() && saved.value("teacher", nlohmann::json("")) != "";
+    refuse_other_settings(saved, settings, settings.out + "/flags.json",
                           has_teacher ? std::set<std::string>{"teacher"} : std::set<std::string>{});
-    refuse_other_config(parse_config(settings.value("config", nlohmann::json()), o.out + "/flags.json: config"),
-                        o.config, o.out + "/flags.json");
+    refuse_other_config(parse_config(saved.value("config", nlohmann::json()), settings.out + "/flags.json: config"),
+                        settings.config, settings.out + "/flags.json");
   }
-  const std::string picture = o.out + "/curve.svg";
+  const std::string picture = settings.out + "/curve.svg";
   if (path_exists(picture) && ::rename(picture.c_str(), free_kept_name(picture).c_str()) != 0)
     fail_io("rename", picture, errno);
-  std::printf("%s no checkpoint in %s yet: starting at step 0\n", o.label.c_str(), printable(o.out).c_str());
+  std::printf("%s no checkpoint in %s yet: starting at step 0\n", settings.label.c_str(),
+              printable(settings.out).c_str());
   return "";
 }
 
 }  // namespace
 
-std::string find_checkpoint(const Settings& o, const RunDir& dir) {
-  if (!o.resume) return "";
+std::string find_checkpoint(const Settings& settings, const RunDir& dir) {
+  if (!settings.resume) return "";
   ProcessGroup& group = *dir.group();
-  const std::string chosen = group.world.leads() ? fs::path(choose_checkpoint(o)).filename().string() : "";
+  const std::string chosen = group.world.leads() ? fs::path(choose_checkpoint(settings)).filename().string() : "";
   const std::string name = group.share(chosen);
-  return name.empty() ? "" : o.out + "/" + name;
+  return name.empty() ? "" : settings.out + "/" + name;
 }
 
 }  // namespace crossply

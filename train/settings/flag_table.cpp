@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "engine/tape.h"
 #include "train/settings/gpus.h"
 
 namespace crossply {
@@ -20,8 +21,8 @@ const Takes count = from(0, max_count), number = from(0, max_number), truth, giv
 
 const std::vector<Need> beside_muon = {{"--optimizer", {"muon", "normuon"}}}, beside_teacher = {{"--teacher"}},
                         beside_world = {{"--world"}};
-bool has_teacher(const Settings& s) { return !s.teacher.empty(); }
-bool has_muon(const Settings& s) { return s.optimizer != "adamw"; }
+bool has_teacher(const Settings& settings) { return !settings.teacher.empty(); }
+bool has_muon(const Settings& settings) { return settings.optimizer != "adamw"; }
 
 // clang-format off
 const std::vector<FlagRow> data = {
@@ -138,7 +139,7 @@ const std::vector<FlagRow> optimizer = {
 
 const std::vector<FlagRow> output = {
     {"--out", this_call, [](S s) -> M { return &s.out; }, text("DIR"),
-     "run directory: metrics.jsonl, curve.svg, checkpoints"},
+     "run directory: metrics.jsonl, curve.svg, checkpoints", {}, {}, "", nullptr, true},
     {"--resume", this_call, [](S s) -> M { return &s.resume; }, given,
      "continue the run in --out, bit for bit; needs no other flags"},
     {"--eval-every", free_, [](S s) -> M { return &s.eval_every; }, count,
@@ -182,11 +183,11 @@ const std::vector<FlagRow> ranks = {
      "of gradients over micro-steps and ranks: running, tree (the same bits for any number of ranks; copies of the "
      "gradients) or library (by MPI or NCCL)"},
     {"--peer-timeout", free_, [](S s) -> M { return &s.peer_timeout; }, from(1, max_number),
-     "seconds of silence after which a rank is lost"},
+     "seconds of silence after which a rank is lost", {}, {}, "", nullptr, true},
     {"--check-replicas", free_, [](S s) -> M { return &s.check_replicas; }, count,
      "steps between comparisons of the ranks' weights (0: never)"},
     {"--log-ranks", free_, [](S s) -> M { return &s.log_ranks; }, given,
-     "also print what other ranks than the first say"}};
+     "also print what other ranks than the first say", {}, {}, "", nullptr, true}};
 
 const std::vector<FlagRow> planning = {
     {"--world", this_call, [](S s) -> M { return &s.world.ranks; }, from(1, 1 << 16),
@@ -206,7 +207,7 @@ const std::vector<FlagRow> planning = {
      "have (0: assumed from the --gpu's peak)", beside_world}};
 
 const std::vector<FlagRow> for_tests = {
-    {"--plan", free_, [](S s) -> M { return &s.plan; }, any_of({"reuse", "distinct", "poison"}),
+    {"--plan", free_, [](S s) -> M { return &s.plan; }, any_of(plan_modes),
      "memory plan; all give the same numbers"}};
 // clang-format on
 

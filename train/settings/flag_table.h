@@ -42,6 +42,7 @@ struct FlagRow {
   std::vector<std::string> excludes = {};               // rows before this one
   std::string backbone = "";                            // is there only with this one
   bool (*kept_if)(const Settings& settings) = nullptr;  // else it is not in flags.json
+  bool per_rank = false;                                // the ranks of a job may have different ones
 
   std::string key() const;
 };

@@ -68,12 +68,12 @@ ShortHelp training_help(const std::string& program) {
            program + " --resume --out runs/mine --steps 20000    # continue, and longer"}};
 }
 
-void add_train_flags(CLI::App& app, Settings& s) {
+void add_train_flags(CLI::App& app, Settings& settings) {
   for (const FlagGroup& group : training_flags()) {
     set_group(app, group.name);
     for (const FlagRow& row : group.rows) {
-      if (row.help.empty() || (!row.backbone.empty() && row.backbone != s.config.backbone)) continue;
-      const Flag flag = std::visit(AddFlag{app, s.config.arch, row}, row.member(s));
+      if (row.help.empty() || (!row.backbone.empty() && row.backbone != settings.config.backbone)) continue;
+      const Flag flag = std::visit(AddFlag{app, settings.config.arch, row}, row.member(settings));
       if (!row.needs.empty()) needs(app, flag, row.needs);
       for (const std::string& other : row.excludes) flag.excludes(flag_named(app, other));
       if (row.flag == "--preset") add_listing(app, "--list-presets", list_of_presets, "Print the presets and exit");
@@ -97,8 +97,8 @@ std::string option_flag(const std::string& arch, const std::string& key) {
   return flag_of(key);
 }
 
-void add_architecture_flags(CLI::App& app, Settings& s) {
-  Config& c = s.config;
+void add_architecture_flags(CLI::App& app, Settings& settings) {
+  Config& c = settings.config;
   const Architecture& architecture = find_architecture(c.arch);
   for (const Option& option : architecture.options) {
     auto set = [&c, option](const std::string& text) { c.options[option.key] = text; };
@@ -114,29 +114,30 @@ void add_architecture_flags(CLI::App& app, Settings& s) {
   }
 }
 
-void complete_flags(const CLI::App& app, Settings& s, bool decided) {
-  s.given = given_flags(app);
-  const auto is_open = [&](const char* flag) { return !s.given.contains(flag); };
-  const DataSpec data = parse_data_spec(s.data.spec);
+void complete_flags(const CLI::App& app, Settings& settings, bool decided) {
+  settings.given = given_flags(app);
+  const auto is_open = [&](const char* flag) { return !settings.given.contains(flag); };
+  const DataSpec data = parse_data_spec(settings.data.spec);
   // A directory has its own validation shards; those of the run that is resumed may be gone.
-  if (!is_open("--data") && is_open("--val-data") && data.kind == DataSpec::Kind::directory) s.data.val_spec.clear();
-  if (!is_open("--eval-samples") && s.eval_rule == "spread_then_all") s.eval_rule = "spread";
-  if (decided || !s.preset.empty() || !s.init.empty() || !data.files()) return;
-  s.open = {is_open("--seq"), is_open("--steps"), is_open("--lr"), is_open("--warmup")};
+  if (!is_open("--data") && is_open("--val-data") && data.kind == DataSpec::Kind::directory)
+    settings.data.val_spec.clear();
+  if (!is_open("--eval-samples") && settings.eval_rule == "spread_then_all") settings.eval_rule = "spread";
+  if (decided || !settings.preset.empty() || !settings.init.empty() || !data.files()) return;
+  settings.open = {is_open("--seq"), is_open("--steps"), is_open("--lr"), is_open("--warmup")};
 }
 
-int64_t sequences_tested(const Settings& s, int64_t size, bool last) {
-  const bool all = s.eval_samples == 0 || (last && s.eval_rule == "spread_then_all");
-  return all ? size : std::min(s.eval_samples, size);
+int64_t sequences_tested(const Settings& settings, int64_t size, bool last) {
+  const bool all = settings.eval_samples == 0 || (last && settings.eval_rule == "spread_then_all");
+  return all ? size : std::min(settings.eval_samples, size);
 }
 
-Dtype storage_type(const Settings& s) { return s.dtype == "bf16" ? Dtype::bf16 : Dtype::f32; }
+Dtype storage_type(const Settings& settings) { return settings.dtype == "bf16" ? Dtype::bf16 : Dtype::f32; }
 
 // What says something of a job that is planned.
-static void check_world(const Settings& s) {
-  const PlannedWorld &world = s.world, none;
+static void check_world(const Settings& settings) {
+  const PlannedWorld &world = settings.world, none;
   const bool of_gpus = !world.gpu.empty() || world.nvlink > 0 || world.node_gpus != none.node_gpus;
-  if (of_gpus && backend_of(s.device) != Backend::cuda)
+  if (of_gpus && backend_of(settings.device) != Backend::cuda)
     fail(Exit::usage, "--gpu, --nvlink and --node-gpus are for --device cuda; of CPUs --net says what a rank sends");
 }
 
@@ -146,34 +147,37 @@ void use_gpt2(Config& c) {
   c.intermediate_size = c.max_position_embeddings = 0;  // 4 C, T
 }
 
-void check_together(const Settings& s) {
-  const bool gpu = backend_of(s.device) == Backend::cuda;
-  if (s.matmul == "fp8" && (!gpu || s.dtype != "bf16"))
+void check_together(const Settings& settings) {
+  const bool gpu = backend_of(settings.device) == Backend::cuda;
+  if (settings.matmul == "fp8" && (!gpu || settings.dtype != "bf16"))
     fail(Exit::usage, "--matmul fp8 is for --device cuda --dtype bf16");
-  if (s.matmul == "bf16x3" && s.dtype == "bf16")
+  if (settings.matmul == "bf16x3" && settings.dtype == "bf16")
     fail(Exit::usage, "--matmul bf16x3 is for --dtype fp32; --dtype bf16 multiplies in bf16 anyway");
-  if (s.matmul == "bf16x3" && gpu) fail(Exit::usage, "--matmul bf16x3 is for --device cpu");
-  if (s.dtype == "bf16" && s.device == "reference")
+  if (settings.matmul == "bf16x3" && gpu) fail(Exit::usage, "--matmul bf16x3 is for --device cpu");
+  if (settings.dtype == "bf16" && settings.device == "reference")
     fail(Exit::usage, "--device reference has no bf16; it is for exact numbers");
-  if (s.lr == 0 && s.router_lr > 0)
-    fail(Exit::usage, "--router-lr ", s.router_lr, " with --lr 0: nothing else would learn");
+  if (settings.lr == 0 && settings.router_lr > 0)
+    fail(Exit::usage, "--router-lr ", settings.router_lr, " with --lr 0: nothing else would learn");
   for (const Preset& preset : presets())
-    if (preset.name == s.preset && preset.of_students && s.teacher.empty())
-      fail(Exit::usage, "--preset ", s.preset, " is for a model that learns from another one; give --teacher DIR");
-  if (const auto decay = s.config.options.find("decay"); s.decay_all && decay != s.config.options.end())
+    if (preset.name == settings.preset && preset.of_students && settings.teacher.empty())
+      fail(Exit::usage, "--preset ", settings.preset,
+           " is for a model that learns from another one; give --teacher DIR");
+  if (const auto decay = settings.config.options.find("decay");
+      settings.decay_all && decay != settings.config.options.end())
     if (decay->second == "routers")
       fail(Exit::usage, "--decay-all decays everything, --decay routers the routers alone; leave one of them out");
-  if (s.optimizer != "adamw" && gpu)
-    fail(Exit::usage, "--optimizer ", s.optimizer, " does not run on a GPU yet; use --optimizer adamw or --device cpu");
-  check_batch(s.batch, s.accumulate, s.data.seq_len);
-  check_world(s);
-  if (s.matmul == "fp8" && s.world.gpu == "a100") fail(Exit::usage, "--matmul fp8: --gpu a100 has none");
+  if (settings.optimizer != "adamw" && gpu)
+    fail(Exit::usage, "--optimizer ", settings.optimizer,
+         " does not run on a GPU yet; use --optimizer adamw or --device cpu");
+  check_batch(settings.batch, settings.accumulate, settings.data.seq_len);
+  check_world(settings);
+  if (settings.matmul == "fp8" && settings.world.gpu == "a100") fail(Exit::usage, "--matmul fp8: --gpu a100 has none");
 }
 
-std::string warmup_warning(const Settings& s) {
-  if (s.warmup == 0 || s.steps == 0 || s.warmup < s.steps) return "";
-  return str("warning: --warmup ", s.warmup, " of --steps ", s.steps, ": the learning rate only rises; a smaller ",
-             "--warmup lets it reach --lr ", s.lr);
+std::string warmup_warning(const Settings& settings) {
+  if (settings.warmup == 0 || settings.steps == 0 || settings.warmup < settings.steps) return "";
+  return str("warning: --warmup ", settings.warmup, " of --steps ", settings.steps,
+             ": the learning rate only rises; a smaller ", "--warmup lets it reach --lr ", settings.lr);
 }
 
 bool has_flag(int argc, char** argv, const std::string& flag) { return std::count(argv, argv + argc, flag) > 0; }

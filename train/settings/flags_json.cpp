@@ -16,49 +16,55 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// Calls visit(row, member) for the rows up to this class that are kept, one after the other: whether a row is may
-// depend on what the visit of an earlier one has set.
+struct Classes {
+  Resume first, last;
+};
+constexpr Classes of_trajectory = {Resume::fixed, Resume::may_grow}, of_run = {Resume::fixed, Resume::free},
+                  of_call = {Resume::this_call, Resume::this_call};
+
+// Calls visit(row, member) for the rows of these classes that are kept, one after the other: whether a row is may depend
+// on what the visit of an earlier one has set.
 template <class Visit>
-void each_kept(Settings& settings, Resume last, Visit&& visit) {
+void each_kept(Settings& settings, Classes classes, Visit&& visit) {
   for (const FlagGroup& group : training_flags())
     for (const FlagRow& row : group.rows)
-      if (row.resume <= last && (row.kept_if == nullptr || row.kept_if(settings)))
+      if (row.resume >= classes.first && row.resume <= classes.last &&
+          (row.kept_if == nullptr || row.kept_if(settings)))
         std::visit([&](auto* member) { visit(row, *member); }, row.member(settings));
 }
 
 // A text as this program has it, from any directory; older runs have paths as they were typed, and another name.
 std::string renewed(const FlagRow& row, const std::string& text) {
+  if (row.resume == Resume::this_call) return text;  // it goes no farther than to processes in this directory
   if (row.flag == "--schedule" && text == "cosine1") return "cosine_to_floor";
   if (row.takes.text == "FILE" || row.takes.text == "DIR") return absolute_path(text);
   return row.takes.text == "SOURCE" || row.takes.text == "GLOB" ? absolute_data(text) : text;
 }
 
-// What is kept of the settings, up to this class.
-json kept(const Settings& s, Resume last) {
-  json settings;
-  Settings all = s;
-  each_kept(all, last, [&]<class T>(const FlagRow& row, const T& member) {
-    if constexpr (std::is_same_v<T, std::string>) PutSetting{settings}(row.key().c_str(), renewed(row, member));
-    else PutSetting{settings}(row.key().c_str(), member);
+json kept(Settings settings, Classes classes) {
+  json saved;
+  each_kept(settings, classes, [&]<class T>(const FlagRow& row, const T& member) {
+    if constexpr (std::is_same_v<T, std::string>) PutSetting{saved}(row.key().c_str(), renewed(row, member));
+    else PutSetting{saved}(row.key().c_str(), member);
   });
-  return settings;
+  return saved;
 }
 
 // Takes one setting out of flags.json, where older runs do not have all.
 struct TakeKept {
-  json settings;
+  json saved;
   const std::string& path;
 
   template <class T>
   void operator()(const FlagRow& row, T& member) {
     const std::string key = row.key();
-    const TakeSetting take{settings, path};
+    const TakeSetting take{saved, path};
     const double min = row.resume == Resume::may_grow ? std::max(1.0, row.takes.min) : row.takes.min;
     if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>)
       take(key.c_str(), member, min, row.takes.max);
     else if constexpr (std::is_same_v<T, std::string>) {
-      if (settings.contains(key) && settings[key].is_string())
-        settings[key] = name_as_utf8(renewed(row, name_from_utf8(settings[key])));
+      if (saved.contains(key) && saved[key].is_string())
+        saved[key] = name_as_utf8(renewed(row, name_from_utf8(saved[key])));
       if (row.takes.words.empty()) take(key.c_str(), member);
       else take(key.c_str(), member, row.takes.words);
     } else if constexpr (!std::is_same_v<T, std::vector<std::string>>) {
@@ -91,12 +97,29 @@ std::string absolute_data(const std::string& spec) {
   return parts.prefix + (full.find("/../") == full.npos ? fs::path(full).lexically_normal().string() : full);
 }
 
-json trajectory(const Settings& s) { return kept(s, Resume::may_grow); }
+json trajectory(const Settings& settings) { return kept(settings, of_trajectory); }
 
-json all_settings(const Settings& s) {
-  json settings = kept(s, Resume::free);
-  settings["config"] = to_json(s.config);
-  return settings;
+json all_settings(const Settings& settings) {
+  json saved = kept(settings, of_run);
+  saved["config"] = to_json(settings.config);
+  return saved;
+}
+
+json call_settings(const Settings& settings) {
+  static const json usual = kept(Settings(), of_call);
+  json saved = kept(settings, of_call);
+  for (const auto& [key, value] : usual.items())
+    if (saved[key] == value) saved.erase(key);
+  return saved;
+}
+
+json settings_of_all_ranks(const Settings& settings) {
+  json all = all_settings(settings);
+  all.update(kept(settings, of_call));
+  for (const FlagGroup& group : training_flags())
+    for (const FlagRow& row : group.rows)
+      if (row.per_rank) all.erase(row.key());
+  return all;
 }
 
 json read_run_settings(const std::string& run_dir) {
@@ -104,21 +127,26 @@ json read_run_settings(const std::string& run_dir) {
   return !run_dir.empty() && path_exists(path) ? read_json(path) : json();
 }
 
-void take_settings(const json& settings, const std::string& path, Settings& s) {
-  if (!settings.is_object() || !settings.contains("config")) fail(Exit::bad_data, path, ": \"config\" is missing");
-  if (!settings.contains("eval_rule")) s.eval_rule = "first";  // older runs had no other
-  each_kept(s, Resume::free, TakeKept{settings, path});
-  s.config = parse_config(settings["config"], path + ": config");
+bool goes_on(const Settings& settings) { return settings.resume && !read_run_settings(settings.out).is_null(); }
+
+void take_settings(const json& saved, const std::string& path, Settings& settings) {
+  if (!saved.is_object() || !saved.contains("config")) fail(Exit::bad_data, path, ": \"config\" is missing");
+  if (!saved.contains("eval_rule")) settings.eval_rule = "first";  // older runs had no other
+  each_kept(settings, of_run, TakeKept{saved, path});
+  settings.config = parse_config(saved["config"], path + ": config");
 }
 
-bool take_run_settings(const std::string& run_dir, Settings& o) {
-  const json settings = read_run_settings(run_dir);
-  if (settings.is_null()) return false;
-  const std::string arch = o.config.arch;
-  take_settings(settings, run_dir + "/flags.json", o);
-  if (o.config.arch != arch)
-    fail(Exit::usage, "--resume: the run in ", run_dir, " is of train_", o.config.arch, ", not of train_", arch);
-  return true;
+void take_call_settings(const json& saved, const std::string& path, Settings& settings) {
+  each_kept(settings, of_call, TakeKept{saved, path});
+}
+
+void take_run_settings(const std::string& run_dir, Settings& settings) {
+  const json saved = read_run_settings(run_dir);
+  if (saved.is_null()) return;
+  const std::string arch = settings.config.arch;
+  take_settings(saved, run_dir + "/flags.json", settings);
+  if (settings.config.arch != arch)
+    fail(Exit::usage, "--resume: the run in ", run_dir, " is of train_", settings.config.arch, ", not of train_", arch);
 }
 
 void refuse_other_settings(const json& saved, const Settings& now, const std::string& where,
@@ -127,7 +155,7 @@ void refuse_other_settings(const json& saved, const Settings& now, const std::st
   static const json usual = trajectory(Settings());  // for what older runs had no choice of
   const json current = trajectory(now);
   Settings settings = now;
-  each_kept(settings, Resume::may_grow, [&](const FlagRow& row, const auto&) {
+  each_kept(settings, of_trajectory, [&](const FlagRow& row, const auto&) {
     const std::string key = row.key();
     const json &value = current[key], found = saved.value(key, usual.value(key, json()));
     const json was = found.is_string() ? json(name_as_utf8(renewed(row, name_from_utf8(found)))) : found;

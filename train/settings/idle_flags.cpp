@@ -14,24 +14,25 @@ std::string flag_of(std::string key) {
   return "--" + key;
 }
 
-std::string check_options(const Settings& o) {
-  for (const IdleOption& idle : idle_options(o.config)) {
-    const std::string flag = option_flag(o.config.arch, idle.key), &value = o.config.options.at(idle.key);
+std::string check_options(const Settings& settings) {
+  for (const IdleOption& idle : idle_options(settings.config)) {
+    const std::string flag = option_flag(settings.config.arch, idle.key), &value = settings.config.options.at(idle.key);
     const std::string wanted = wanted_values(idle.need);
-    if (o.given.contains(flag))
+    if (settings.given.contains(flag))
       fail(Exit::usage, flag, idle.need.only_for.empty() ? "" : " " + value, " has no effect without ",
            flag_of(idle.need.key), wanted.empty() ? "" : " ", wanted, "; add that, or leave it out");
   }
-  if (!o.init.empty()) return "";  // its config.json was read, and said so
-  return note_idle_options(o.config, o.resume ? o.out + "/flags.json" : "--preset " + o.preset);
+  if (!settings.init.empty()) return "";  // its config.json was read, and said so
+  return note_idle_options(settings.config,
+                           settings.resume ? settings.out + "/flags.json" : "--preset " + settings.preset);
 }
 
 std::string notes_on_train_flags(CLI::App& app, const Config& config) {
   CommandLine usual("", "");
-  Settings o;
-  o.config.arch = config.arch;
-  if (config.gpt2()) use_gpt2(o.config);
-  add_train_flags(usual, o);
+  Settings settings;
+  settings.config.arch = config.arch;
+  if (config.gpt2()) use_gpt2(settings.config);
+  add_train_flags(usual, settings);
   return notes_on_needs(app, usual);
 }
 

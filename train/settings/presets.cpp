@@ -7,92 +7,92 @@
 namespace crossply {
 namespace {
 
-void set_size(Settings& o, const Preset& preset) {
-  o.config.hidden_size = preset.C;
-  o.config.intermediate_size = preset.F;
-  o.config.num_hidden_layers = preset.L;
-  o.config.num_attention_heads = preset.H;
-  o.config.num_key_value_heads = preset.K;
-  o.config.head_dim = 0;
-  o.config.tie_word_embeddings = true;
+void set_size(Settings& settings, const Preset& preset) {
+  settings.config.hidden_size = preset.C;
+  settings.config.intermediate_size = preset.F;
+  settings.config.num_hidden_layers = preset.L;
+  settings.config.num_attention_heads = preset.H;
+  settings.config.num_key_value_heads = preset.K;
+  settings.config.head_dim = 0;
+  settings.config.tie_word_embeddings = true;
 }
 
 // Language modelling: 20,000 steps of 1024 sequences of 2048 tokens, GPT-2's vocabulary.
-void language_model(Settings& o, const Preset& preset) {
-  set_size(o, preset);
-  o.config.vocab_size = 50257;
-  o.config.max_position_embeddings = 2048;
-  o.data.seq_len = 2048;
-  o.steps = 20000;
-  o.batch = 4;
-  o.accumulate = 256;
-  o.lr = 1e-3;
-  o.schedule = "cosine";
-  o.warmup = 200;
-  o.lr_floor = 1e-6;
-  o.adamw.weight_decay = 0.1;
+void language_model(Settings& settings, const Preset& preset) {
+  set_size(settings, preset);
+  settings.config.vocab_size = 50257;
+  settings.config.max_position_embeddings = 2048;
+  settings.data.seq_len = 2048;
+  settings.steps = 20000;
+  settings.batch = 4;
+  settings.accumulate = 256;
+  settings.lr = 1e-3;
+  settings.schedule = "cosine";
+  settings.warmup = 200;
+  settings.lr_floor = 1e-6;
+  settings.adamw.weight_decay = 0.1;
 }
 
 // The deep models of LIMe's first version: narrow, a quarter of the steps.
-void deep_model(Settings& o, const Preset& preset) {
-  language_model(o, preset);
-  o.steps = 5000;
+void deep_model(Settings& settings, const Preset& preset) {
+  language_model(settings, preset);
+  settings.steps = 5000;
 }
 
 // Generated tasks: 4 blocks, 4 heads, width 32, as in the paper; F and the decay are ours.
-void arithmetic(Settings& o, const Preset& preset) {
-  set_size(o, preset);
-  o.config.vocab_size = 0;
-  o.data.spec = "arith:6";
-  o.batch = 128;
-  o.accumulate = 4;
-  o.steps = 19531;  // 200 epochs of 50,000 samples
-  o.lr = 1e-3;
-  o.schedule = "linear";
-  o.warmup = 488;  // 5 epochs, ours
-  o.adamw.weight_decay = 0.01;
+void arithmetic(Settings& settings, const Preset& preset) {
+  set_size(settings, preset);
+  settings.config.vocab_size = 0;
+  settings.data.spec = "arith:6";
+  settings.batch = 128;
+  settings.accumulate = 4;
+  settings.steps = 19531;  // 200 epochs of 50,000 samples
+  settings.lr = 1e-3;
+  settings.schedule = "linear";
+  settings.warmup = 488;  // 5 epochs, ours
+  settings.adamw.weight_decay = 0.01;
 }
 
 // The same model at the same rate with 4 operators, for minutes instead of hours.
-void arithmetic_quick(Settings& o, const Preset& preset) {
-  arithmetic(o, preset);
-  o.data.spec = "arith:4";
-  o.batch = 64;
-  o.accumulate = 1;
-  o.steps = 6000;
-  o.warmup = 200;
+void arithmetic_quick(Settings& settings, const Preset& preset) {
+  arithmetic(settings, preset);
+  settings.data.spec = "arith:4";
+  settings.batch = 64;
+  settings.accumulate = 1;
+  settings.steps = 6000;
+  settings.warmup = 200;
 }
 
 // Fine-tuning on ProsQA, 10 epochs of about 18,000 graphs; the paper starts from a pre-trained 150M model (--init),
 // whose own tokenizer encodes questions, steps and answers. Without --init the tokens are the task's words.
-void prosqa(Settings& o, const Preset& preset) {
-  language_model(o, preset);
-  o.config.vocab_size = 0;
-  o.data.spec = "prosqa";
-  o.data.seq_len = 0;
-  o.data.train_samples = 17886;
-  o.batch = 16;
-  o.accumulate = 8;
-  o.steps = 1400;
-  o.warmup = 140;
-  o.lr = 1e-4;
-  o.schedule = "linear";
-  o.lr_floor = 0;
+void prosqa(Settings& settings, const Preset& preset) {
+  language_model(settings, preset);
+  settings.config.vocab_size = 0;
+  settings.data.spec = "prosqa";
+  settings.data.seq_len = 0;
+  settings.data.train_samples = 17886;
+  settings.batch = 16;
+  settings.accumulate = 8;
+  settings.steps = 1400;
+  settings.warmup = 140;
+  settings.lr = 1e-4;
+  settings.schedule = "linear";
+  settings.lr_floor = 0;
 }
 
 // The SATFormer paper: V 32,000, q/k norm, 524,288 tokens a step in rows of 4096, cosine to a tenth.
-void sat_model(Settings& o, const Preset& preset) {
-  language_model(o, preset);
-  o.config.vocab_size = 32000;
-  o.config.qk_norm = true;
-  o.config.max_position_embeddings = o.data.seq_len = 4096;
-  o.batch = 4;
-  o.accumulate = 32;
-  o.steps = preset.steps;
-  o.lr = preset.lr;
-  o.schedule = "cosine_to_floor";
-  o.warmup = preset.warmup;
-  o.lr_floor = 0.1;
+void sat_model(Settings& settings, const Preset& preset) {
+  language_model(settings, preset);
+  settings.config.vocab_size = 32000;
+  settings.config.qk_norm = true;
+  settings.config.max_position_embeddings = settings.data.seq_len = 4096;
+  settings.batch = 4;
+  settings.accumulate = 32;
+  settings.steps = preset.steps;
+  settings.lr = preset.lr;
+  settings.schedule = "cosine_to_floor";
+  settings.warmup = preset.warmup;
+  settings.lr_floor = 0.1;
 }
 
 // MUDDFormer's feed-forward widths over depth: from F/2 to 3F/2, to the nearest 256 (halves down).
@@ -126,98 +126,98 @@ const std::vector<Preset::Own> sat_text_own = [] {
 
 // The vertical attention paper: Llama 3's vocabulary and rotation, heads of 128, a constant rate without warm-up. The
 // initialisation, the second moment's decay and the absence of clipping are ours.
-void vertical_model(Settings& o, const Preset& preset) {
-  language_model(o, preset);
-  o.config.vocab_size = 128256;
-  o.config.head_dim = 128;
-  o.config.tie_word_embeddings = false;
-  o.config.rope_theta = 500000;
-  o.config.norm_eps = 1e-5;
-  o.config.max_position_embeddings = o.data.seq_len = 4096;
-  o.batch = 4;
-  o.accumulate = 64;
-  o.lr = 1e-4;
-  o.router_lr = 1e-2;
-  o.schedule = "constant";
-  o.warmup = 0;
-  o.adamw.weight_decay = 0.01;
-  o.adamw.beta2 = 0.999;
-  o.adamw.clip = 0;
+void vertical_model(Settings& settings, const Preset& preset) {
+  language_model(settings, preset);
+  settings.config.vocab_size = 128256;
+  settings.config.head_dim = 128;
+  settings.config.tie_word_embeddings = false;
+  settings.config.rope_theta = 500000;
+  settings.config.norm_eps = 1e-5;
+  settings.config.max_position_embeddings = settings.data.seq_len = 4096;
+  settings.batch = 4;
+  settings.accumulate = 64;
+  settings.lr = 1e-4;
+  settings.router_lr = 1e-2;
+  settings.schedule = "constant";
+  settings.warmup = 0;
+  settings.adamw.weight_decay = 0.01;
+  settings.adamw.beta2 = 0.999;
+  settings.adamw.clip = 0;
 }
 
 // nanochat's sizes, tokens and vocabulary on this backbone: a SwiGLU of as many weights in place of a squared ReLU,
 // norms of queries and keys in front of the rotation, attention to all tokens in every layer. It has another optimiser,
 // Muon: AdamW, the rate and its cosine are ours.
-void nanochat(Settings& o, const Preset& preset) {
-  language_model(o, preset);
-  o.config.vocab_size = 32768;
-  o.config.head_dim = 128;
-  o.config.tie_word_embeddings = false;
-  o.config.qk_norm = true;
-  o.config.rope_theta = 100000;
-  o.accumulate = preset.L > 12 ? 128 : 64;  // 524,288 tokens a step, or twice as many
-  o.steps = preset.steps;
-  o.lr = preset.lr;
-  o.warmup = preset.warmup;
-  o.schedule = "cosine_to_floor";
-  o.lr_floor = 0.05;
+void nanochat(Settings& settings, const Preset& preset) {
+  language_model(settings, preset);
+  settings.config.vocab_size = 32768;
+  settings.config.head_dim = 128;
+  settings.config.tie_word_embeddings = false;
+  settings.config.qk_norm = true;
+  settings.config.rope_theta = 100000;
+  settings.accumulate = preset.L > 12 ? 128 : 64;  // 524,288 tokens a step, or twice as many
+  settings.steps = preset.steps;
+  settings.lr = preset.lr;
+  settings.warmup = preset.warmup;
+  settings.schedule = "cosine_to_floor";
+  settings.lr_floor = 0.05;
 }
 
 // GPT-2 as in the Inheritune paper's code: no biases, V padded, 384 sequences of 1024 tokens a step. Where text and
 // code disagree: Medium's rate ends at the text's 1e-5, not at the code's 6e-5; logits are divided by i + 1, too, which
 // the code alone says, and not for the small size, whose tokens a step are ours. docs/inheritune.md has the runs.
-void gpt2_medium(Settings& o, const Preset& preset) {
-  if (!o.config.gpt2())
+void gpt2_medium(Settings& settings, const Preset& preset) {
+  if (!settings.config.gpt2())
     fail(Exit::usage, "--preset ", preset.name, " is of the backbone gpt2: train_gpt2 has it, and other architectures ",
          "have it with --backbone gpt2");
-  set_size(o, preset);
-  o.config.vocab_size = 50304;
-  o.config.max_position_embeddings = o.data.seq_len = 1024;
-  o.config.bias = false;
-  o.config.scale_attn_by_inverse_layer_idx = true;
-  o.steps = 100000;
-  o.batch = 12;
-  o.accumulate = 32;
-  o.lr = preset.lr;
-  o.schedule = "cosine_from_zero";
-  o.warmup = 2000;
-  o.lr_floor = 1e-5 / preset.lr;
-  o.adamw.weight_decay = 0.1;
+  set_size(settings, preset);
+  settings.config.vocab_size = 50304;
+  settings.config.max_position_embeddings = settings.data.seq_len = 1024;
+  settings.config.bias = false;
+  settings.config.scale_attn_by_inverse_layer_idx = true;
+  settings.steps = 100000;
+  settings.batch = 12;
+  settings.accumulate = 32;
+  settings.lr = preset.lr;
+  settings.schedule = "cosine_from_zero";
+  settings.warmup = 2000;
+  settings.lr_floor = 1e-5 / preset.lr;
+  settings.adamw.weight_decay = 0.1;
 }
 
-void gpt2_small(Settings& o, const Preset& preset) {
-  gpt2_medium(o, preset);
-  o.config.scale_attn_by_inverse_layer_idx = false;
-  o.lr_floor = 0.05;
+void gpt2_small(Settings& settings, const Preset& preset) {
+  gpt2_medium(settings, preset);
+  settings.config.scale_attn_by_inverse_layer_idx = false;
+  settings.lr_floor = 0.05;
 }
 
 // Large and XL: 128 sequences a step.
-void gpt2_large(Settings& o, const Preset& preset) {
-  gpt2_medium(o, preset);
-  o.batch = 4;
+void gpt2_large(Settings& settings, const Preset& preset) {
+  gpt2_medium(settings, preset);
+  settings.batch = 4;
 }
 
 // FineWeb-Edu: 60 sequences a step, and another decay of the second moment.
-void gpt2_fineweb(Settings& o, const Preset& preset) {
-  gpt2_medium(o, preset);
-  o.batch = 5;
-  o.accumulate = 12;
-  o.adamw.beta2 = 0.999;
+void gpt2_fineweb(Settings& settings, const Preset& preset) {
+  gpt2_medium(settings, preset);
+  settings.batch = 5;
+  settings.accumulate = 12;
+  settings.adamw.beta2 = 0.999;
 }
 
 // Students of --teacher: half the steps, the rate ends at a tenth. An earlier version of the text has 49,152 tokens a
 // step.
-void gpt2_student(Settings& o, const Preset& preset) {
-  gpt2_medium(o, preset);
-  o.steps = 50000;
-  o.lr_floor = 0.1;
+void gpt2_student(Settings& settings, const Preset& preset) {
+  gpt2_medium(settings, preset);
+  settings.steps = 50000;
+  settings.lr_floor = 0.1;
 }
 
 // The extra runs of the paper's appendix: 48 sequences a step.
-void gpt2_extra(Settings& o, const Preset& preset) {
-  gpt2_medium(o, preset);
-  o.batch = 6;
-  o.accumulate = 8;
+void gpt2_extra(Settings& settings, const Preset& preset) {
+  gpt2_medium(settings, preset);
+  settings.batch = 6;
+  settings.accumulate = 8;
 }
 
 }  // namespace
@@ -263,13 +263,13 @@ const std::vector<Preset>& presets() {
   return all;
 }
 
-void apply_preset(const std::string& name, Settings& options) {
+void apply_preset(const std::string& name, Settings& settings) {
   std::string known;
   for (const Preset& preset : presets()) {
     known += " " + preset.name;
     if (preset.name != name) continue;
-    preset.apply(options, preset);
-    options.preset = name;
+    preset.apply(settings, preset);
+    settings.preset = name;
     return;
   }
   fail(Exit::usage, "unknown preset '", name, "'; known:", known);

@@ -56,55 +56,55 @@ int64_t usual_steps_of(int64_t sequences, int64_t seq_len, int64_t batch, int64_
 namespace {
 
 // The same architecture: the note says what is taken of it.
-std::string note_of_start(const Settings& said, const Config& model, int64_t blocks) {
+std::string note_of_start(const Settings& settings, const Config& model, int64_t blocks) {
   const int64_t taken = model.num_hidden_layers;
   const std::string part = taken < blocks ? str(", the first ", taken, " of its ", blocks, " blocks") : "";
-  return str("note: starting from the weights of ", printable(said.init), ", a ", model.arch, part, "\n");
+  return str("note: starting from the weights of ", printable(settings.init), ", a ", model.arch, part, "\n");
 }
 
 // What --init's model becomes: its own architecture, or from a plain LLaMA or GPT-2 one that can start as it.
-Config choose_architecture(const Settings& said, Config model, int64_t blocks, std::string& notes) {
-  const std::string from = model.arch, &asked = said.config.arch;
+Config choose_architecture(const Settings& settings, Config model, int64_t blocks, std::string& notes) {
+  const std::string from = model.arch, &asked = settings.config.arch;
   if (from == asked) {
     for (const Option& option : find_architecture(asked).options)
-      if (const std::string flag = option_flag(asked, option.key); said.given.contains(flag))
+      if (const std::string flag = option_flag(asked, option.key); settings.given.contains(flag))
         fail(Exit::usage, "--init takes the options from its config.json; leave out ", flag);
-    notes += note_of_start(said, model, blocks);
+    notes += note_of_start(settings, model, blocks);
     return model;
   }
   const auto plain = [](const std::string& arch) { return arch == "llama" || arch == "gpt2"; };
   if (!plain(from) || plain(asked))
-    fail(Exit::usage, "--init ", said.init, " holds ", with_article(from), ", not ", with_article(asked),
+    fail(Exit::usage, "--init ", settings.init, " holds ", with_article(from), ", not ", with_article(asked),
          plain(from) ? "; their blocks differ" : "; only a llama or a gpt2 can become another architecture");
   model.arch = asked;
-  model.options = said.config.options;
+  model.options = settings.config.options;
   model.check(Exit::usage, "flags");
   ParameterTable params;
   declare_model(params, model);
   const std::string remark = find_architecture(asked).make(model)->start_as_plain(params, model);
-  notes += str("note: ", asked, " starts as the ", from, " of ", printable(said.init), remark.empty() ? "" : ": ",
+  notes += str("note: ", asked, " starts as the ", from, " of ", printable(settings.init), remark.empty() ? "" : ": ",
                remark, "\n");
   return model;
 }
 
 // The sizes of --init's model, of which --layers may take the first blocks.
-Config take_initial(const Settings& said, const Config& initial, std::string& notes) {
+Config take_initial(const Settings& settings, const Config& initial, std::string& notes) {
   Config model = initial;
   bool fewer = false;
   for (const FlagGroup& group : training_flags())
     for (const FlagRow& row : group.rows) {
-      if (row.resume != Resume::of_model || !said.given.contains(row.flag)) continue;
+      if (row.resume != Resume::of_model || !settings.given.contains(row.flag)) continue;
       if (row.flag == "--layers") fewer = true;
       // Presets of the backbone need it.
-      else if (row.flag != "--backbone" || said.config.backbone != initial.backbone)
+      else if (row.flag != "--backbone" || settings.config.backbone != initial.backbone)
         fail(Exit::usage, "--init takes the sizes from its config.json; leave out ", row.flag);
     }
-  const int64_t layers = said.config.num_hidden_layers, blocks = initial.num_hidden_layers;
+  const int64_t layers = settings.config.num_hidden_layers, blocks = initial.num_hidden_layers;
   if (fewer && (layers < 1 || layers > blocks))
-    fail(Exit::usage, "--layers ", layers, ": --init ", said.init, " has ", blocks,
+    fail(Exit::usage, "--layers ", layers, ": --init ", settings.init, " has ", blocks,
          " blocks, of which the first so many can be taken");
   if (fewer) model.num_hidden_layers = layers;
-  return choose_architecture(said, model, blocks, notes);
+  return choose_architecture(settings, model, blocks, notes);
 }
 
 // A LLaMA without a window takes sequences of any length; a GPT-2 has learned so many positions.
@@ -176,26 +176,26 @@ void check_teacher(const TrainPlan& plan, const Config& teacher) {
 
 }  // namespace
 
-Config resolve_model(const Settings& said, const InitialModel* initial, std::string& notes) {
-  if (initial != nullptr) return initial->goes_on ? said.config : take_initial(said, initial->config, notes);
-  Config model = said.config;
-  add_preset_options(said.preset, model);
+Config resolve_model(const Settings& settings, const InitialModel* initial, std::string& notes) {
+  if (initial != nullptr) return initial->goes_on ? settings.config : take_initial(settings, initial->config, notes);
+  Config model = settings.config;
+  add_preset_options(settings.preset, model);
   return model;
 }
 
 // A model of --init limits it: a GPT-2 by its positions, a LLaMA by its attention window.
-int64_t resolve_seq_len(const Settings& said, const Config& model, const Tokenizer& tokenizer) {
-  if (said.data.seq_len > 0 || !parse_data_spec(said.data.spec).files()) return said.data.seq_len;
-  DataOptions data = said.data;
+int64_t resolve_seq_len(const Settings& settings, const Config& model, const Tokenizer& tokenizer) {
+  if (settings.data.seq_len > 0 || !parse_data_spec(settings.data.spec).files()) return settings.data.seq_len;
+  DataOptions data = settings.data;
   data.of_model = tokenizer;
   const int64_t usual = usual_seq_len(tokens_about(data));
   const int64_t longest = model.gpt2() ? model.max_position_embeddings : model.sliding_window;
-  return said.init.empty() || longest == 0 ? usual : std::min(usual, longest);
+  return settings.init.empty() || longest == 0 ? usual : std::min(usual, longest);
 }
 
-TrainPlan resolve(const Settings& said, Config model, const InitialModel* initial, const DataFacts& data,
+TrainPlan resolve(const Settings& settings, Config model, const InitialModel* initial, const DataFacts& data,
                   const std::optional<Config>& teacher, std::string& notes) {
-  TrainPlan plan(said);
+  TrainPlan plan(settings);
   plan.config = std::move(model);
   if (initial != nullptr) plan.initial_config = initial->config, plan.carried = initial->files;
   if (data.seq_len > 0) {

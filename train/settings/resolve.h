@@ -29,11 +29,11 @@ struct DataFacts {
 
 // The model's configuration as far as no data is needed for it. Refuses sizes beside --init that its model has already.
 // Adds lines on what it decided to notes.
-Config resolve_model(const Settings& said, const InitialModel* initial, std::string& notes);
+Config resolve_model(const Settings& settings, const InitialModel* initial, std::string& notes);
 // Tokens per sequence of the data: --seq, or usual_seq_len() for files; 0: a generated task's longest sample.
-int64_t resolve_seq_len(const Settings& said, const Config& model, const Tokenizer& tokenizer);
+int64_t resolve_seq_len(const Settings& settings, const Config& model, const Tokenizer& tokenizer);
 // model: from resolve_model. Throws Exit::usage and Exit::bad_data for what does not fit together.
-TrainPlan resolve(const Settings& said, Config model, const InitialModel* initial, const DataFacts& data,
+TrainPlan resolve(const Settings& settings, Config model, const InitialModel* initial, const DataFacts& data,
                   const std::optional<Config>& teacher, std::string& notes);
 
 // About how many tokens the files of --data have, by their sizes; nothing is read.

@@ -141,11 +141,19 @@ nlohmann::json trajectory(const Settings& settings);
 nlohmann::json all_settings(const Settings& settings);
 // flags.json of a run directory; null where there is none.
 nlohmann::json read_run_settings(const std::string& run_dir);
+// What this call alone has, but for defaults: for a process that does a part of its work (compare).
+nlohmann::json call_settings(const Settings& settings);
+// Both, but for what each rank of a job may have its own of.
+nlohmann::json settings_of_all_ranks(const Settings& settings);
+// Whether --resume finds a run in --out: then its flags.json has decided what the command line does not say.
+bool goes_on(const Settings& settings);
 // What all_settings wrote, into settings; path: where it stood, for errors. Throws Exit::bad_data for values that no
 // flag could have.
 void take_settings(const nlohmann::json& saved, const std::string& path, Settings& settings);
-// The same of a run directory, whose config.arch the settings must have; false where there is none.
-bool take_run_settings(const std::string& run_dir, Settings& settings);
+// What call_settings wrote.
+void take_call_settings(const nlohmann::json& saved, const std::string& path, Settings& settings);
+// take_settings of a run directory, if there is a run in it; settings.config.arch must be the run's.
+void take_run_settings(const std::string& run_dir, Settings& settings);
 // Throw Exit::usage with the name of a setting that differs from what the run in `where` has; --steps may be larger.
 // moved: settings whose files have other names now and hold the same.
 void refuse_other_settings(const nlohmann::json& saved, const Settings& now, const std::string& where,

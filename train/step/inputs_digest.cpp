@@ -12,7 +12,9 @@ namespace {
 using nlohmann::json;
 
 // What only looks at a batch, or at nothing, does not read all of the data.
-bool needs_digest(const TrainPlan& plan, bool resumed) { return resumed || (plan.steps > 0 && plan.dump_tensors.empty()); }
+bool needs_digest(const TrainPlan& plan, bool resumed) {
+  return resumed || (plan.steps > 0 && plan.dump_tensors.empty());
+}
 
 // All that older checkpoints know of their data: its size and the contents of some samples.
 std::string fingerprint(const Source& source) {

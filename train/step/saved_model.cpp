@@ -9,7 +9,8 @@ namespace crossply {
 
 std::vector<std::string> write_model(const CheckpointWriter& writer, const TrainPlan& plan, const World& world,
                                      const ParameterTable& params, const Tokenizer& tokenizer) {
-  std::vector<std::string> weights = save_weights(writer, params, plan.config, world.rank, world.size, plan.shard_bytes);
+  std::vector<std::string> weights =
+      save_weights(writer, params, plan.config, world.rank, world.size, plan.shard_bytes);
   if (!world.leads()) return weights;
   save_config(writer.path("config.json"), plan.config);
   tokenizer.save(std::filesystem::path(writer.path("config.json")).parent_path());
