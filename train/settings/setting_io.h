@@ -41,6 +41,7 @@ struct TakeSetting {
   }
   void operator()(const char* key, std::string& variable, const std::vector<std::string>& words) const {
     operator()(key, variable);
+    if (!complete && !settings.contains(key)) return;
     if (std::find(words.begin(), words.end(), variable) == words.end()) refuse(key);
   }
   [[noreturn]] void refuse(const char* key) const {
