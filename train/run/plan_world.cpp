@@ -25,7 +25,7 @@ int64_t tokens_of_rank(const TrainPlan& plan, const PlannedRun& planned) {
 // -----------------------------------------------------------------------------------------------------------------
 // Buckets
 
-// In the order in which they are exchanged (train/step/exchange.cpp).
+// In the order in which they are exchanged (train/step/reduction.cpp).
 std::vector<FinalBucket> final_buckets(const PlannedRun& planned) {
   return final_buckets(planned.tape, planned.params, planned.buckets);
 }

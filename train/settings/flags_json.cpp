@@ -22,8 +22,8 @@ struct Classes {
 constexpr Classes of_trajectory = {Resume::fixed, Resume::may_grow}, of_run = {Resume::fixed, Resume::free},
                   of_call = {Resume::this_call, Resume::this_call};
 
-// Calls visit(row, member) for the rows of these classes that are kept, one after the other: whether a row is may depend
-// on what the visit of an earlier one has set.
+// Calls visit(row, member) for the rows of these classes that are kept, one after the other: whether a row is may
+// depend on what the visit of an earlier one has set.
 template <class Visit>
 void each_kept(Settings& settings, Classes classes, Visit&& visit) {
   for (const FlagGroup& group : training_flags())
