@@ -38,6 +38,12 @@ struct Step {
   bool last = false;         // the last micro-step: gradients are final, so the reduction may start
   bool new_weights = false;  // the parameters may have changed since the step before: they are quantized again
   bool measures = false;     // nothing is quantized: only the amax of each tensor is found, for its first scale
+  // The same as run i = 0, 1, ... of several that add up in the same gradients: the first alone may overwrite them.
+  Step nth(int64_t i) const {
+    Step step = *this;
+    step.overwrite = overwrite && i == 0;
+    return step;
+  }
   bool operator==(const Step&) const = default;
 };
 

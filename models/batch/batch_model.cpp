@@ -95,13 +95,13 @@ BatchModel::BatchModel(Device& device, ParameterTable& params, const Config& con
 void BatchModel::run_replica(int64_t replica, const int32_t* tokens, const int32_t* targets, const Step& step,
                              const Tensor& losses) {
   Replica& own = *replicas_[static_cast<size_t>(replica)];
-  Step of_run = step;
+  Step of_replica = step;
+  if (own.gradients.data() != nullptr) of_replica.overwrite = step.training;  // they are of this batch alone
   const int64_t runs = batch_.B / layout_.sequences, width = layout_.sequences * batch_.T;
   const int64_t begin = runs * replica / layout_.replicas;
   for (int64_t r = begin; r < runs * (replica + 1) / layout_.replicas; ++r) {
-    if (own.gradients.data() != nullptr) of_run.overwrite = step.training && r == begin;  // its own
     load_batch(device_, own.graph, tokens + r * width, targets + r * width);
-    own.tape.run(of_run);
+    own.tape.run(of_replica.nth(r - begin));
     add_sum(part_of(losses, {replica, replica + 1}), own.graph.losses->tensor, device_.stream());
     if (const int64_t at = layout_.replicas + replica; at < losses.numel())
       add_sum(part_of(losses, {at, at + 1}), own.graph.ce->tensor, device_.stream());
@@ -125,9 +125,9 @@ void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& 
   }
   for (const auto& replica : replicas_)
     if (replica->error) std::rethrow_exception(std::exchange(replica->error, nullptr));
-  for (size_t i = 0; step.training && i < replicas_.size(); ++i)
-    accumulate({params_.gradients(), !step.overwrite || i > 0}, flat_gradients(replicas_[i]->gradients, params_),
-               device_.stream());
+  for (int64_t i = 0; step.training && i < layout_.replicas; ++i)
+    accumulate({params_.gradients(), !step.nth(i).overwrite},
+               flat_gradients(replicas_[static_cast<size_t>(i)]->gradients, params_), device_.stream());
   for (size_t i = 0; step.last && i < waiting_; ++i) ready_(i);
 }
 

@@ -55,10 +55,7 @@ namespace {
 // Micro-steps add up in the gradients themselves.
 class RunningSum : public Reduction {
  public:
-  Step micro_step(Step step, int64_t m) const override {
-    step.overwrite = m == 0;
-    return step;
-  }
+  Step micro_step(const Step& step, int64_t m) const override { return step.nth(m); }
 };
 
 // One binary tree over the micro-steps, as a binary counter of partial sums.
@@ -69,10 +66,7 @@ class TreeSum : public Reduction {
       parked_.emplace_back(params.device(), "gradients of micro-steps", params.gradients().bytes());
     sizes_.reserve(parked_.size() + 1);
   }
-  Step micro_step(Step step, int64_t) const override {
-    step.overwrite = true;
-    return step;
-  }
+  Step micro_step(const Step& step, int64_t) const override { return step; }
   void after_micro_step(int64_t m) override;
   void add_parked(const Range& part) override;
   void finish() override { add_parked({0, params_.gradients().numel()}); }
@@ -112,9 +106,10 @@ class RanksSum : public Reduction {
  public:
   RanksSum(std::unique_ptr<Reduction> own, ProcessGroup& group, ParameterTable& params, const Buckets& buckets,
            BatchModel& model, bool by_library, int64_t micro_steps);
-  Step micro_step(Step step, int64_t m) const override {
-    step.last = m + 1 == micro_steps_;
-    return own_->micro_step(step, m);
+  Step micro_step(const Step& step, int64_t m) const override {
+    Step own = own_->micro_step(step, m);
+    own.last = m + 1 == micro_steps_;
+    return own;
   }
   void after_micro_step(int64_t m) override { own_->after_micro_step(m); }
   // What is recorded cannot count, so a step's transfers are counted here, also those of its gather_weights().

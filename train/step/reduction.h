@@ -47,9 +47,9 @@ size_t reduction_bytes(const Buckets& buckets, const std::string& sum, int64_t m
 class Reduction {
  public:
   virtual ~Reduction() = default;
-  // How micro-step m = 0, 1, ... of a step treats the gradients: overwrites or accumulates, and whether they are final
-  // after its backward.
-  virtual Step micro_step(Step step, int64_t m) const = 0;
+  // The first micro-step's Step as micro-step m = 0, 1, ... has it: whether it overwrites or accumulates, and whether
+  // the gradients are final after its backward.
+  virtual Step micro_step(const Step& step, int64_t m) const = 0;
   // After each micro-step: what the next one would overwrite is put aside.
   virtual void after_micro_step(int64_t /*m*/) {}
   // Adds what was put aside to this part of the gradients.

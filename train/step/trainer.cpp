@@ -57,7 +57,7 @@ Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& 
             std::ssize(model_.tape().quantized())),
       profile_(plan.profile, *device_, model_),
       loader_(train, plan.batch, plan.seed, true),
-      micro_step_{true, 1 / static_cast<double>(tokens_per_step()), 0},
+      micro_step_{true, 1 / static_cast<double>(tokens_per_step()), 0, true},
       schedule_{schedule_kind(plan.schedule), plan.warmup, std::max<int64_t>(plan.steps, 1), plan.lr_floor},
       inputs_(digest_inputs(plan, train, teacher_.get(), *group_, !checkpoint.empty())),
       tokens_(static_cast<size_t>(plan.batch * micro_steps() * T_)),
@@ -75,7 +75,7 @@ void Trainer::warm_up(bool fresh) {
     model_.take_losses();
   };
   Step first = micro_step_;
-  first.overwrite = first.new_weights = true;
+  first.new_weights = true;
   if (fresh) {
     const int64_t position = loader_.position();
     for (const auto& attachment : attachments_) {

@@ -115,7 +115,7 @@ class Trainer {
   std::vector<std::unique_ptr<Attachment>> attachments_;
   Recording clip_recording_, update_recording_;
   Loader loader_;
-  const Step micro_step_;  // the same in every step, so that a device may record it: of the mean over all tokens
+  const Step micro_step_;  // the first one, the same in every step, so that a device may record it: of all tokens' mean
   Schedule schedule_;
   InputsDigest inputs_;
   struct {
