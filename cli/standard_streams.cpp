@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "engine/io/file.h"
+#include "engine/io/printable.h"
 
 namespace crossply {
 namespace {
@@ -42,6 +43,8 @@ void flush_standard_output() {
   const bool again = error == 0 && uninterrupted([] { return ::write(STDOUT_FILENO, "\n", 1); }) < 0;
   fail_io("write to", "standard output", error != 0 ? error : again ? errno : EIO);
 }
+
+void say_note(const std::string& text) { std::fprintf(stderr, "note: %s\n", printable(text).c_str()); }
 
 bool takes_escape_codes(int fd) {
   const char* terminal = std::getenv("TERM");

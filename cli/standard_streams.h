@@ -7,6 +7,8 @@
 // * Standard output that cannot be written otherwise, a full disk, is Exit::io.
 #pragma once
 
+#include <string>
+
 namespace crossply {
 
 // First thing in a program. Also has the system report a closed pipe and a file-size limit as errors, not by signals.
@@ -17,6 +19,9 @@ struct ReaderGone {};
 
 // Brings to standard output what was printed. Throws ReaderGone, or Exit::io.
 void flush_standard_output();
+
+// "note: TEXT" as a line of standard error, safe for a terminal.
+void say_note(const std::string& text);
 
 // Whether a stream is a terminal that moves its cursor: an editor's shell says TERM=dumb and would show the codes.
 bool takes_escape_codes(int fd);

@@ -67,6 +67,15 @@ std::string text(double x, double y, const std::string& style, const std::string
   return "<text x=\"" + px(x) + "\" y=\"" + px(y) + "\" " + style + ">" + escaped(words, most) + "</text>\n";
 }
 
+std::string rectangle(double x, double y, double width, double height, const std::string& style) {
+  return "<rect x=\"" + px(x) + "\" y=\"" + px(y) + "\" width=\"" + px(width) + "\" height=\"" + px(height) + "\" " +
+         style + "/>\n";
+}
+
+std::string frame(double x, double y, double width, double height) {
+  return rectangle(x - 0.5, y - 0.5, width + 1, height + 1, "fill=\"none\" stroke=\"#cbd2d9\"");
+}
+
 std::string document(double width, double height, const std::string& title, const std::string& elements) {
   return "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + fixed(width, 0) + " " + fixed(height, 0) +
          "\" role=\"img\" font-size=\"12\" "

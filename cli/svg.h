@@ -17,6 +17,9 @@ std::string px(double v);
 std::string escaped(const std::string& text, size_t most = std::string::npos);
 // A <text> element; style: further attributes.
 std::string text(double x, double y, const std::string& style, const std::string& words, size_t most = 200);
+// A <rect> element; style: its other attributes. A frame is thin and grey, around the inside.
+std::string rectangle(double x, double y, double width, double height, const std::string& style);
+std::string frame(double x, double y, double width, double height);
 // The whole file: elements on white, dark text, for programs that read aloud a title.
 std::string document(double width, double height, const std::string& title, const std::string& elements);
 // A whole file of ours for dark pages: paper, text, lines and curves in their dark colours.

@@ -49,6 +49,18 @@ class Operands {
   int64_t made_ = 0;
 };
 
+// Adds the row that `measure` returns; where it fails, one that says so.
+void add_row(GrowingTable& table, const std::string& what, const std::string& name,
+             const std::function<std::vector<std::string>()>& measure) {
+  const std::string said = attempt(what + name, [&] { return table.add(measure()), ""; });
+  if (!said.empty()) table.add({name, said});
+}
+
+// What a script of dev/ measures of PyTorch on a GPU; none where there is none.
+std::unique_ptr<Process> torch_on_gpu(const BenchFlags& f, const std::string& script) {
+  return Torch(f).start(script, tiny(f) ? std::vector<std::string>{} : std::vector<std::string>{"--gpu"});
+}
+
 std::string teraflops(double flops, double seconds) { return format_number("%.3g", 1e-12 * flops / seconds); }
 
 std::string times(double theirs, double ours) { return theirs > 0 ? format_number("%.2fx", theirs / ours) : ""; }
@@ -101,8 +113,7 @@ std::vector<std::string> attention_row(int64_t D, int64_t T, Device& device, Pro
 
 Ratios bench_gpu_attention(const BenchFlags& f) {
   const std::unique_ptr<Device> device = make_device(f.device);
-  const auto torch = Torch(f).start("bench_torch_attention.py",
-                                    tiny(f) ? std::vector<std::string>{} : std::vector<std::string>{"--gpu"});
+  const auto torch = torch_on_gpu(f, "bench_torch_attention.py");
   print_text("\ncausal attention in bf16, ", tiny(f) ? "one sequence, two heads" : "16,384 tokens, 2,048 columns",
              ": TFLOP/s, the masked half not counted, backward 2.5 times the forward",
              torch ? ";\nspeed over PyTorch's cuDNN or flash, the faster of them in forward and backward together" : "",
@@ -111,14 +122,9 @@ Ratios bench_gpu_attention(const BenchFlags& f) {
   if (torch) titles.insert(titles.end(), {"over PyTorch", "backward", "its kernel"});
   GrowingTable table("attention", titles, 12);
   for (const int64_t D : tiny(f) ? std::vector<int64_t>{64} : std::vector<int64_t>{64, 96, 128})
-    for (const int64_t T : tiny(f) ? std::vector<int64_t>{64} : std::vector<int64_t>{512, 1024, 2048, 4096, 8192}) {
-      const std::string name = str(D, " x ", T);
-      const std::string said = attempt("attention " + name, [&] {
-        table.add(attention_row(D, T, *device, torch.get(), tiny(f)));
-        return "";
-      });
-      if (!said.empty()) table.add({name, said});
-    }
+    for (const int64_t T : tiny(f) ? std::vector<int64_t>{64} : std::vector<int64_t>{512, 1024, 2048, 4096, 8192})
+      add_row(table, "attention ", str(D, " x ", T),
+              [&] { return attention_row(D, T, *device, torch.get(), tiny(f)); });
   return {};
 }
 
@@ -133,8 +139,8 @@ std::vector<ProductShape> product_shapes(const BenchFlags& f) {
 void bench_eight_bits(const BenchFlags& f, Device& device) {
   print_text("\nthe same in eight bits (--matmul fp8): TFLOP/s, and GB/s of rounding\n");
   GrowingTable table("products of eight bits", {"rows x in x out", "forward", "dinput", "dweight", "rounding"}, 20, 12);
-  for (const ProductShape& z : product_shapes(f)) {
-    const std::string said = attempt("products of eight bits " + z.name(), [&] {
+  for (const ProductShape& z : product_shapes(f))
+    add_row(table, "products of eight bits ", z.name(), [&] {
       Operands m(device);
       const Stream s = device.stream();
       const Tensor one = m.make({1}, Dtype::f32), amax = m.make({1}, Dtype::f32);
@@ -152,24 +158,20 @@ void bench_eight_bits(const BenchFlags& f, Device& device) {
         return teraflops(z.flops(), seconds([&] { matmul_quantized(to, a, b, fast, s); }));
       };
       const double rounding = seconds([&] { quantize(dy.numbers, dyt.numbers, amax, out, one, s); });
-      table.add({z.name(), rate({out, false}, x, w, true), rate({inp, false}, dy, wt, false),
-                 rate({dw, true}, dyt, xt, false),
-                 format_number("%.0f", 4e-9 * static_cast<double>(out.numel()) / rounding)});
-      return "";
+      return std::vector{z.name(), rate({out, false}, x, w, true), rate({inp, false}, dy, wt, false),
+                         rate({dw, true}, dyt, xt, false),
+                         format_number("%.0f", 4e-9 * static_cast<double>(out.numel()) / rounding)};
     });
-    if (!said.empty()) table.add({z.name(), said});
-  }
 }
 
 Ratios bench_gpu_products(const BenchFlags& f) {
   const std::unique_ptr<Device> device = make_device(f.device);
-  const auto torch = Torch(f).start("bench_torch_products.py",
-                                    tiny(f) ? std::vector<std::string>{} : std::vector<std::string>{"--gpu"});
+  const auto torch = torch_on_gpu(f, "bench_torch_products.py");
   print_text("\nproducts of random normal numbers in bf16, dweight added in fp32: TFLOP/s",
              torch ? ", and speed over torch.mm, whose dweight is bf16 and not added" : "", "\n");
   GrowingTable table("products", {"rows x in x out", "forward", "dinput", "dweight"}, 20, 12);
-  for (const ProductShape& z : product_shapes(f)) {
-    const std::string said = attempt("products " + z.name(), [&] {
+  for (const ProductShape& z : product_shapes(f))
+    add_row(table, "products ", z.name(), [&] {
       Operands m(*device);
       const Tensor inp = m.make({z.rows, z.in}), out = m.make({z.rows, z.out}), weight = m.make({z.out, z.in}),
                    dweight = m.make(weight.shape, Dtype::f32);
@@ -180,18 +182,11 @@ Ratios bench_gpu_products(const BenchFlags& f) {
         torch->ask(str("bf16 ", form, ' ', z.rows, ' ', z.in, ' ', z.out, ' ', min_seconds));
         return teraflops(z.flops(), seconds) + " " + times(std::atof(torch->answer().value_or("0").c_str()), seconds);
       };
-      table.add({z.name(), rate("forward", [&] { matmul_forward({out}, inp, {weight}, s); }),
-                 rate("dinput",
-                      [&] {
-                        matmul_backward_input({inp, false}, {out}, {weight}, s);
-                      }),
-                 rate("dweight", [&] {
-                   matmul_backward_weight({dweight, true}, out, inp, s);
-                 })});
-      return "";
+      const auto dinput = [&] { matmul_backward_input({inp, false}, {out}, {weight}, s); };
+      const auto dw = [&] { matmul_backward_weight({dweight, true}, out, inp, s); };
+      return std::vector{z.name(), rate("forward", [&] { matmul_forward({out}, inp, {weight}, s); }),
+                         rate("dinput", dinput), rate("dweight", dw)};
     });
-    if (!said.empty()) table.add({z.name(), said});
-  }
   if (device->stream().backend == Backend::cuda) bench_eight_bits(f, *device);
   return {};
 }

@@ -1,7 +1,6 @@
 // What this machine can do at most.
 #include <omp.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstring>
 

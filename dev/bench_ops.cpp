@@ -1,7 +1,6 @@
 // bench ops: what moves data more than it computes, as GB/s of the bytes that its contract must read and write, against
 // a copy that moves as many bytes.
 #include <array>
-#include <cstdio>
 #include <memory>
 
 #include "cli/format.h"

@@ -2,7 +2,6 @@
 #include <omp.h>
 
 #include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
 

@@ -3,9 +3,7 @@
 // LLMC=DIR, a clone of llm.c, beside its CPU trainer, too, which has no clipping and no bf16.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
-#include <map>
 #include <memory>
 #include <sstream>
 

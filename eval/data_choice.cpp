@@ -1,10 +1,10 @@
 #include "eval/data_choice.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "cli/standard_streams.h"
 #include "engine/io/byte_names.h"
 #include "engine/io/json_file.h"
 #include "engine/io/printable.h"
@@ -102,21 +102,18 @@ void note_training_data(const DataChoice& choice) {
   const DataOptions& run = choice.run;
   if (!choice.files) {
     if (choice.own && !choice.own_parts)
-      std::fprintf(stderr, "note: --seed or --train-samples differ from the run's: training and test data mix\n");
+      say_note("--seed or --train-samples differ from the run's: training and test data mix");
   } else if (choice.own && (choice.split == "train" || (choice.split == "test" && choice.data.val_spec.empty()))) {
     if (!choice.own_parts)
-      std::fprintf(stderr, "note: the run cut its data for --seq %lld: here, training and test data mix\n",
-                   static_cast<long long>(run.seq_len));
+      say_note(str("the run cut its data for --seq ", run.seq_len, ": here, training and test data mix"));
   } else {
     const std::vector<std::string> scored = files_of(choice.scored()), trained = files_of(run.spec);
     const int64_t known = std::count_if(scored.begin(), scored.end(), [&](const std::string& a) {
       return std::any_of(trained.begin(), trained.end(), [&](const std::string& b) { return same_file(a, b); });
     });
-    if (known > 0 && scored.size() == 1)
-      std::fprintf(stderr, "note: %s is among the files that the model was trained on\n", printable(scored[0]).c_str());
+    if (known > 0 && scored.size() == 1) say_note(scored[0] + " is among the files that the model was trained on");
     else if (known > 0)
-      std::fprintf(stderr, "note: %lld of these %zu files are among those that the model was trained on\n",
-                   static_cast<long long>(known), scored.size());
+      say_note(str(known, " of these ", scored.size(), " files are among those that the model was trained on"));
   }
 }
 
@@ -157,8 +154,7 @@ ModelData open_data(const DataOptions& asked, const std::string& split, const st
   const Tokenizer& other = data.dataset.tokenizer;
   require_same_tokenizer(tokenizer, name, other, choice.data.spec);
   if (tokenizer.is_none() && !other.is_none())
-    std::fprintf(stderr, "note: %s has no tokenizer: the ids of %s are taken as its own\n", printable(name).c_str(),
-                 printable(choice.data.spec).c_str());
+    say_note(str(name, " has no tokenizer: the ids of ", choice.data.spec, " are taken as its own"));
   for (const auto& part : {&data.dataset.train, &data.dataset.test})
     if (part->get() == &data.source()) (*part)->check_when_read(model.config.vocab_size);
   if (tokenizer.is_none()) data.tokenizer = other;

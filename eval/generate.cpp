@@ -198,8 +198,7 @@ struct Generator {
     std::printf("%s%s\n", terminal.add(row.finish()).c_str(), terminal.finish().c_str());
     flush_standard_output();
     if (std::string("longest") == ending(row, written))
-      std::fprintf(stderr, "note: ended at the model's longest sequence, %lld tokens\n",
-                   static_cast<long long>(longest));
+      say_note(str("ended at the model's longest sequence, ", longest, " tokens"));
     const std::string wrote = std::ssize(written) > 1 ? ", " + rate(std::ssize(written) - 1, end - first) : "";
     std::fprintf(stderr, "prompt: %s tokens, %s; written: %s tokens%s\n",
                  format_count(std::ssize(prompt.tokens)).c_str(),
@@ -273,19 +272,17 @@ Exit run(const Options& o) {
   const Config& config = model.config;
   const Tokenizer tokenizer = model_tokenizer(model, o.tokenizer);
   if (tokenizer.is_foreign())
-    std::fprintf(stderr, "note: %s has %s: the prompt is token ids, and so is what follows\n",
-                 printable(o.model).c_str(), printable(tokenizer.describe()).c_str());
+    say_note(str(o.model, " has ", tokenizer.describe(), ": the prompt is token ids, and so is what follows"));
   if (const int64_t cut = encode_all(prompts, tokenizer, config, o); cut > 0)
-    std::fprintf(stderr, "note: of %s the model sees the last %s tokens only (--keep-last)\n",
-                 o.prompt ? "the prompt" : (format_count(cut) + " of the prompts").c_str(),
-                 format_count(o.keep_last).c_str());
+    say_note(str("of ", o.prompt ? "the prompt" : format_count(cut) + " of the prompts", " the model sees the last ",
+                 format_count(o.keep_last), " tokens only (--keep-last)"));
   int64_t used = 0;
   for (const Prompt& prompt : prompts) used = std::max<int64_t>(used, std::ssize(prompt.tokens));
   const int64_t longest = config.max_position_embeddings, trained = trained_length(model.dir);
   const int64_t length = std::min(used + std::min(o.max_new, longest), longest);
   if (trained > 0 && length > trained)
-    std::fprintf(stderr, "note: the model was trained on sequences of %s tokens; what it writes beyond may be poor\n",
-                 format_count(trained).c_str());
+    say_note(str("the model was trained on sequences of ", format_count(trained),
+                 " tokens; what it writes beyond may be poor"));
   const Dtype real = o.dtype == "bf16" ? Dtype::bf16 : Dtype::f32;
   if (real == Dtype::bf16) model.params.allocate_bf16_copy(), refresh_bf16_copy(model.params);
   const int64_t rows = std::min<int64_t>(o.batch, std::ssize(prompts) * o.samples);

@@ -1,7 +1,6 @@
 // gradients: the loss and the gradient of every parameter for given tokens, so that anyone can check crossply against
 // another implementation.
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <fstream>

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "engine/io/json_file.h"
 #include "kernels/devices.h"

@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
-#include <numeric>
 #include <optional>
 
 #include "cli/program.h"

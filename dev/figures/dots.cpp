@@ -1,7 +1,6 @@
 #include "dev/figures/dots.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "cli/svg.h"
 #include "eval/statistics.h"

@@ -11,7 +11,6 @@
 
 #include "cli/format.h"
 #include "cli/needs.h"
-#include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "engine/io/json_file.h"
 #include "engine/io/printable.h"

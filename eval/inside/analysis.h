@@ -74,14 +74,14 @@ struct WindowedModel : AnalysedModel {
 
 // What an analysis has found in all models.
 struct Finding {
-  std::string title;     // of the section: "Entropy of hidden states and values"
-  std::string table;     // for a terminal of 80 columns
-  nlohmann::json json;   // all numbers; {"models": [...]} beside settings
-  std::string csv;       // the same as rows, or what of it is rows
-  std::string svg;       // the picture, one self-contained file
-  std::string measured;  // what is measured and how: the definition, units, settings, what "higher" means
-  std::string paper;     // what a paper saw, with its name and arXiv number; "" where none did
-  std::string shown;     // what these models show, in a sentence or two
+  std::string title;          // of the section: "Entropy of hidden states and values"
+  std::string table = "";     // for a terminal of 80 columns
+  nlohmann::json json = {};   // all numbers; {"models": [...]} beside settings
+  std::string csv = "";       // the same as rows, or what of it is rows
+  std::string svg = "";       // the picture, one self-contained file
+  std::string measured = "";  // what is measured and how: the definition, units, settings, what "higher" means
+  std::string paper = "";     // what a paper saw, with its name and arXiv number; "" where none did
+  std::string shown = "";     // what these models show, in a sentence or two
 
   // One more model: its table comes below those before it, its numbers at the end of json["models"].
   void add(const std::string& table_of_model, nlohmann::json numbers);
@@ -89,9 +89,11 @@ struct Finding {
 
 class Analysis {
  public:
+  // name: of --what, of the files: "entropy"; about: one line, for --help.
+  Analysis(std::string name, std::string about) : name_(std::move(name)), about_(std::move(about)) {}
   virtual ~Analysis() = default;
-  virtual std::string name() const = 0;   // of --what, of the files: "entropy"
-  virtual std::string about() const = 0;  // one line, for --help
+  const std::string& name() const { return name_; }
+  const std::string& about() const { return about_; }
   // Its own flags, each of which begins its help with the analysis' name.
   virtual void add_flags(CLI::App&) {}
   // "" where it can look at such a model; else one sentence: why not, and what the architecture has instead.
@@ -133,7 +135,40 @@ class Analysis {
   static bool same(const Looked& a, const Looked& b);
   static bool other_ids(const Looked& a, const Looked& b);
   static void note_other_windows(const Looked& m, const Looked& first);
+  std::string name_, about_;
   std::deque<Looked> looked_;
+};
+
+// Names of models for a picture: without the directories that all have in common, of a single one without all.
+std::vector<std::string> short_names(std::vector<std::string> names);
+// The same of what an analysis has of each model, which names it `model`.
+template <class OfModel>
+std::vector<std::string> short_names_of(const std::vector<OfModel>& all) {
+  std::vector<std::string> names;
+  for (const OfModel& m : all) names.push_back(m.model);
+  return short_names(std::move(names));
+}
+
+// "Mean gate: 0.41 (lime), 0.52 (satformer)."; of what is not finite: none.
+std::string numbers_of_models(const std::string& what, const std::vector<std::string>& names,
+                              const std::vector<double>& numbers, const char* format);
+// For a caption: a text that is the same for all models, or else each after its model's name.
+std::string text_of_each(const std::vector<std::string>& names, const std::vector<std::string>& texts);
+
+// One that has found an OfModel in each model so far.
+template <class OfModel>
+class AnalysisOf : public Analysis {
+ protected:
+  using Analysis::Analysis;
+  std::vector<std::string> names() const { return short_names_of(all_); }
+  // number(m) of each model m, for a caption.
+  template <class Number>
+  std::string numbers(const std::string& what, const char* format, const Number& number) const {
+    std::vector<double> all;
+    for (const OfModel& m : all_) all.push_back(number(m));
+    return numbers_of_models(what, names(), all, format);
+  }
+  std::vector<OfModel> all_;
 };
 
 // All of them, in the order of a page.
@@ -152,16 +187,6 @@ struct OccurrenceOptions;  // flags that these two share
 std::unique_ptr<Analysis> separability_analysis(std::shared_ptr<OccurrenceOptions> shared);
 std::unique_ptr<Analysis> tsne_analysis(std::shared_ptr<OccurrenceOptions> shared);
 
-// Names of models for a picture: without the directories that all have in common, of a single one without all.
-std::vector<std::string> short_names(std::vector<std::string> names);
-// The same of what an analysis has of each model, which names it `model`.
-template <class OfModel>
-std::vector<std::string> short_names_of(const std::vector<OfModel>& all) {
-  std::vector<std::string> names;
-  for (const OfModel& m : all) names.push_back(m.model);
-  return short_names(std::move(names));
-}
-
 // STEM.safetensors of one model; of several STEM.1.safetensors and so on, in their order.
 std::vector<std::string> model_files(const std::string& stem, const AnalysisOptions& o);
 
@@ -172,11 +197,6 @@ int model_look(const AnalysisOptions& o, const std::string& name);
 // Its file, with the directory.
 std::string model_file(const std::string& stem, const AnalysisOptions& o, const std::string& name);
 
-// "Mean gate: 0.41 (lime), 0.52 (satformer)."; of what is not finite: none.
-std::string numbers_of_models(const std::string& what, const std::vector<std::string>& names,
-                              const std::vector<double>& numbers, const char* format);
-// For a caption: a text that is the same for all models, or else each after its model's name.
-std::string text_of_each(const std::vector<std::string>& names, const std::vector<std::string>& texts);
 // "0.412", or "-" where there is none.
 std::string number_or_dash(double number, const char* format = "%.3f");
 // Of what is finite; NaN of none.

@@ -6,6 +6,7 @@
 
 #include "cli/look.h"
 #include "cli/program.h"
+#include "cli/standard_streams.h"
 #include "cli/stop.h"
 #include "engine/io/file.h"
 #include "engine/io/printable.h"
@@ -192,9 +193,7 @@ Exit run(const Analyses& analyses, Asked& asked) {
   const std::vector<Analysis*> chosen = choose(analyses, asked);
   check_asked(asked, chosen);
   if (!asked.dump.empty() && !chosen.empty() && (o.sequences == 0 || o.length == 0))
-    std::fprintf(stderr,
-                 "note: --dump and --what look at other windows; give --sequences and --length to have the same "
-                 "windows\n");
+    say_note("--dump and --what look at other windows; give --sequences and --length to have the same windows");
   Subjects subjects;
   for (const std::string& model : o.models) subjects.emplace_back(model, o);
   std::vector<std::string> archs;

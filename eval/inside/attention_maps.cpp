@@ -229,10 +229,9 @@ TokenMapBand band_of(const MapsOfModel& m, const std::string& name, const std::v
 
 constexpr int64_t max_usual_heads = 8;
 
-class AttentionMaps : public Analysis {
+class AttentionMaps : public AnalysisOf<MapsOfModel> {
  public:
-  std::string name() const override { return "maps"; }
-  std::string about() const override { return "attention of a text, token by token, by layer and head"; }
+  AttentionMaps() : AnalysisOf("maps", "attention of a text, token by token, by layer and head") {}
   void add_flags(CLI::App& app) override {
     const auto set_text = [this](const std::string& text) { text_ = text; };
     const Flag text =
@@ -256,7 +255,6 @@ class AttentionMaps : public Analysis {
   int64_t texts_ = 1;
   bool causal_mask_ = true;
   std::vector<std::string> heads_;
-  std::vector<MapsOfModel> all_;
 };
 
 std::vector<HeadPlace> AttentionMaps::heads_of(const MapsOfModel& m) const {
@@ -296,20 +294,17 @@ void AttentionMaps::measure(Subject& subject, const AnalysisOptions& o) {
 }
 
 Finding AttentionMaps::finding(const AnalysisOptions&) const {
-  Finding found;
-  found.title = texts_ == 1 ? "Attention of a text" : "Mean attention of several texts";
+  Finding found{texts_ == 1 ? "Attention of a text" : "Mean attention of several texts"};
   std::vector<TokenMapBand> bands;
-  const std::vector<std::string> names = short_names_of(all_);
   found.csv = "model,layer,head,query,key,share\n";
-  std::vector<double> on_first;
   int64_t longest = 0, bin = 1;
-  for (const MapsOfModel& m : all_) {
+  for (size_t i = 0; i < all_.size(); ++i) {
+    const MapsOfModel& m = all_[i];
     found.add(maps_table(m), maps_json(m));
     add_maps_csv(found.csv, m);
-    on_first.push_back(100 * m.on_first);
+    bands.push_back(band_of(m, names()[i], heads_of(m)));
     longest = std::max(longest, m.bins.n), bin = std::max(bin, drawn_bins(m).bin);
   }
-  for (size_t i = 0; i < all_.size(); ++i) bands.push_back(band_of(all_[i], names[i], heads_of(all_[i])));
   found.json["given_text"] = text_ ? nlohmann::json(utf8_or_escaped(*text_)) : nlohmann::json();
   found.json["causal_mask"] = causal_mask_;
   found.svg = token_map_svg(found.title + (causal_mask_ ? "" : ", without the causal mask"), bands);
@@ -335,7 +330,8 @@ Finding AttentionMaps::finding(const AnalysisOptions&) const {
       "Inheritune (arXiv 2404.08634), figures 9 and 12, drawn without the causal mask: in a GPT-2 Medium, early layers "
       "have structured patterns and late ones are almost uniform, but for the inherited model's. A lazy layer of an XL "
       "looks only at the first token.";
-  found.shown = numbers_of_models("Mean attention on the text's first token", names, on_first, "%.1f %%");
+  found.shown = numbers("Mean attention on the text's first token", "%.1f %%",
+                        [](const MapsOfModel& m) { return 100 * m.on_first; });
   return found;
 }
 

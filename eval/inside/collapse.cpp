@@ -234,10 +234,9 @@ HeatMap heat_map(const Measured& m, const std::string& name, double (LayerCollap
   return map;
 }
 
-class AttentionCollapse : public Analysis {
+class AttentionCollapse : public AnalysisOf<Measured> {
  public:
-  std::string name() const override { return "attention"; }
-  std::string about() const override { return "rank and mass of every head's attention, lazy layers"; }
+  AttentionCollapse() : AnalysisOf("attention", "rank and mass of every head's attention, lazy layers") {}
   void add_flags(CLI::App& app) override {
     const auto set_groups = [this](const std::vector<std::string>& texts) {
       for (const std::string& text : texts) add_groups(o_.groups, text);
@@ -262,25 +261,21 @@ class AttentionCollapse : public Analysis {
 
  private:
   CollapseOptions o_;
-  std::vector<Measured> all_;
 };
 
 Finding AttentionCollapse::finding(const AnalysisOptions& o) const {
-  Finding found;
-  found.title = "Rank and mass of attention";
+  Finding found{"Rank and mass of attention"};
   HeatMapBand rank{str("attention rank, k* of ", o_.tau), {}}, mass{str("attention mass, m* of ", o_.eta), {}};
-  const std::vector<std::string> names = short_names_of(all_);
-  for (const Measured& m : all_) found.add(table_of(m, o_, o.seed), to_json(m, o_));
-  std::vector<double> ranks;
   for (size_t i = 0; i < all_.size(); ++i) {
-    rank.maps.push_back(heat_map(all_[i], names[i], &LayerCollapse::rank));
-    mass.maps.push_back(heat_map(all_[i], names[i], &LayerCollapse::mass));
-    ranks.push_back(mean_of_rows(rank.maps.back().rows));
+    found.add(table_of(all_[i], o_, o.seed), to_json(all_[i], o_));
+    rank.maps.push_back(heat_map(all_[i], names()[i], &LayerCollapse::rank));
+    mass.maps.push_back(heat_map(all_[i], names()[i], &LayerCollapse::mass));
     add_mean_column(rank.maps.back()), add_mean_column(mass.maps.back());
   }
-  found.shown = numbers_of_models("Mean rank over all heads", names, ranks, "%.2f");
+  found.shown = numbers("Mean rank over all heads", "%.2f",
+                        [](const Measured& m) { return mean_of_rows(heat_map(m, "", &LayerCollapse::rank).rows); });
   std::vector<HeatMapBand> bands = {rank, mass};
-  if (!o_.groups.empty()) bands.push_back(groups_band(all_, names, o_.groups));
+  if (!o_.groups.empty()) bands.push_back(groups_band(all_, names(), o_.groups));
   found.json.update(
       {{"sequences", all_[0].lengths.windows}, {"tau", o_.tau}, {"eta", o_.eta}, {"same_windows", same_windows()}});
   found.csv = csv_of(all_);
@@ -288,19 +283,14 @@ Finding AttentionCollapse::finding(const AnalysisOptions& o) const {
   found.measured = str(
       "Of the matrix of a head's attention probabilities over one window, causal: the rank is how many of its singular "
       "values, the largest first, hold ",
-      o_.tau,
-      " of the sum of their squares; the mass is how many of its columns "
-      "hold ",
-      o_.eta,
-      " of it. Means over the windows. Under a causal mask a head of rank 1 looks almost only at one early "
-      "token, a sink; part of a row may still lie elsewhere. A layer is lazy where all of its heads have rank 1 in all "
-      "windows.",
+      o_.tau, " of the sum of their squares; the mass is how many of its columns hold ", o_.eta,
+      " of it. Means over the windows. Under a causal mask a head of rank 1 looks almost only at one early token, a "
+      "sink; part of a row may still lie elsewhere. A layer is lazy where all of its heads have rank 1 in all windows.",
       o_.groups.empty() ? ""
                         : " AvgRank of a group of layers is the mean of MaxRank, the largest rank of a layer's heads.");
   found.paper =
       "Inheritune (arXiv 2404.08634): in trained GPT-2 models, deeper layers are lazy more often than the others, "
-      "their "
-      "attention having collapsed to rank 1 and to one column.";
+      "their attention having collapsed to rank 1 and to one column.";
   return found;
 }
 

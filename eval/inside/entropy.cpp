@@ -357,10 +357,9 @@ std::vector<Curve> entropy_bounds(const std::vector<EntropyOfModel>& all, const 
   return bounds;
 }
 
-class EntropyByLayer : public Analysis {
+class EntropyByLayer : public AnalysisOf<EntropyOfModel> {
  public:
-  std::string name() const override { return "entropy"; }
-  std::string about() const override { return "matrix-based Renyi entropy of hidden states and values by layer"; }
+  EntropyByLayer() : AnalysisOf("entropy", "matrix-based Renyi entropy of hidden states and values by layer") {}
   void add_flags(CLI::App& app) override {
     own(app, {add_number(app, "--alpha", alpha_, 0.01, 10, "entropy: the order of Renyi's entropy; 1: Shannon's")});
   }
@@ -371,26 +370,19 @@ class EntropyByLayer : public Analysis {
 
  private:
   double alpha_ = 0.5;
-  std::vector<EntropyOfModel> all_;
 };
 
 Finding EntropyByLayer::finding(const AnalysisOptions& o) const {
-  Finding found;
-  found.title = "Entropy of hidden states and values";
-  std::set<std::string> archs;
+  Finding found{"Entropy of hidden states and values"};
   std::vector<Panel> panels;
-  const std::vector<std::string> names = short_names_of(all_);
-  for (const EntropyOfModel& m : all_) {
-    found.add(entropy_table(m, alpha_, o.seed), entropy_json(m));
-    archs.insert(m.arch);
-  }
+  for (const EntropyOfModel& m : all_) found.add(entropy_table(m, alpha_, o.seed), entropy_json(m));
   for (size_t kind = 0; kind < kinds_of_entropy; ++kind) {
     Panel panel{entropy_kinds[kind].caption, "", {}};
     for (size_t i = 0; i < all_.size(); ++i) {
-      panel.curves.push_back(entropy_curve(all_[i], names[i], kind));
+      panel.curves.push_back(entropy_curve(all_[i], names()[i], kind));
       panel.curves.back().look = model_look(o, all_[i].model);
     }
-    for (const Curve& bound : entropy_bounds(all_, names, kind)) panel.curves.push_back(bound);
+    for (const Curve& bound : entropy_bounds(all_, names(), kind)) panel.curves.push_back(bound);
     panels.push_back(panel);
   }
   const WindowLengths& lengths = all_[0].lengths;
@@ -406,12 +398,11 @@ Finding EntropyByLayer::finding(const AnalysisOptions& o) const {
       ", bands one standard deviation; higher means that the tokens are spread more evenly over more directions, and "
       "the bound is the logarithm of the number of tokens or channels, whichever is smaller. A key/value head that a "
       "layer's attention reads several times counts once. ",
-      hidden_text(archs));
-  std::vector<double> means[2];
-  for (const size_t kind : {size_t{0}, size_t{1}})
-    for (const EntropyOfModel& m : all_) means[kind].push_back(mean_of_finite(entropy_curve(m, "", kind).y));
-  found.shown = numbers_of_models("Mean entropy over the layers, in nats: of values", names, means[1], "%.2f") + " " +
-                numbers_of_models("Of hidden states", names, means[0], "%.2f");
+      hidden_text(all_));
+  const auto mean = [&](const char* what, size_t kind) {
+    return numbers(what, "%.2f", [kind](const auto& m) { return mean_of_finite(entropy_curve(m, "", kind).y); });
+  };
+  found.shown = mean("Mean entropy over the layers, in nats: of values", 1) + " " + mean("Of hidden states", 0);
   found.paper =
       "LIMe (arXiv 2502.09245): with LIMe the entropy of values is higher than a LLaMA's, while that of "
       "hidden states cannot be told apart.";

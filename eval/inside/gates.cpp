@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <numeric>
 
 #include "cli/curve.h"
@@ -143,16 +142,12 @@ GateStudy study_gates(Probe& probe, const std::string& model, const std::vector<
       sums[b][2].push_back(runs.run_with(block.layer, heads, i));
     }
   }
-  for (size_t b = 0; b < study.blocks.size(); ++b) {
-    GatedBlock& block = study.blocks[b];
-    const std::pair<double*, double*> numbers[] = {{&block.zero_loss, &block.zero_error},
-                                                   {&block.mean_loss, &block.mean_error},
-                                                   {&block.heads_loss, &block.heads_error}};
-    for (size_t k = 0; k < std::size(numbers); ++k) {
-      for (const double sum : sums[b][k]) *numbers[k].first += sum * share;
-      *numbers[k].second = paired_error(sums[b][k], plain, scored);
+  for (size_t b = 0; b < study.blocks.size(); ++b)
+    for (size_t k = 0; k < std::size(gate_interventions); ++k) {
+      GateIntervention& made = study.blocks[b].*gate_interventions[k];
+      for (const double sum : sums[b][k]) made.loss += sum * share;
+      made.error = paired_error(sums[b][k], plain, scored);
     }
-  }
   return study;
 }
 
@@ -212,13 +207,6 @@ GatesOfModel gates_of(Subject& subject, const std::vector<TokenWindow>& windows)
   return m;
 }
 
-// Losses with their errors, of gates set to 0, to their mean, to every head's mean.
-std::array<std::pair<double, double>, 3> gate_interventions(const GatedBlock& block) {
-  return {{{block.zero_loss, block.zero_error},
-           {block.mean_loss, block.mean_error},
-           {block.heads_loss, block.heads_error}}};
-}
-
 std::string gates_table(const GatesOfModel& m, uint64_t seed) {
   const GateStudy& study = m.study;
   std::vector<std::vector<std::string>> table = {{"layer", "mean gate", "exact 0", "CV of heads"}},
@@ -227,7 +215,8 @@ std::string gates_table(const GatesOfModel& m, uint64_t seed) {
     table.push_back({std::to_string(block.layer), format_number("%.4f", block.gates.mean()),
                      format_number("%.1f%%", 100 * block.gates.zeros()), number_or_dash(block.gates.head_variation())});
     changes.push_back({std::to_string(block.layer)});
-    for (const auto& [loss, error] : gate_interventions(block)) {
+    for (const auto made : gate_interventions) {
+      const auto [loss, error] = block.*made;
       changes.back().push_back(format_number("%+.4g", study.change(loss)));
       changes.back().push_back(std::isnan(error) ? "-" : format_number("%.2g", study.change_error(loss, error)));
     }
@@ -248,11 +237,11 @@ nlohmann::json gates_json(const GatesOfModel& m) {
       means.push_back(block.gates.head_mean(j)), zeros.push_back(block.gates.head_zeros(j));
       constants.push_back(block.means.head_mean(j));
     }
-    const auto intervention = [&](double loss, double error) {
-      return nlohmann::json{{"loss", loss},
-                            {"loss_error", number_or_null(error)},
-                            {"delta_perplexity", m.study.change(loss)},
-                            {"delta_perplexity_error", number_or_null(m.study.change_error(loss, error))}};
+    const auto intervention = [&](const GateIntervention& made) {
+      return nlohmann::json{{"loss", made.loss},
+                            {"loss_error", number_or_null(made.error)},
+                            {"delta_perplexity", m.study.change(made.loss)},
+                            {"delta_perplexity_error", number_or_null(m.study.change_error(made.loss, made.error))}};
     };
     blocks.push_back({{"layer", block.layer},
                       {"mean", block.gates.mean()},
@@ -262,9 +251,9 @@ nlohmann::json gates_json(const GatesOfModel& m) {
                       {"head_sparsity", zeros},
                       {"calibration_mean", block.means.mean()},
                       {"calibration_head_means", constants},
-                      {"zero", intervention(block.zero_loss, block.zero_error)},
-                      {"set_to_mean", intervention(block.mean_loss, block.mean_error)},
-                      {"set_to_head_means", intervention(block.heads_loss, block.heads_error)}});
+                      {"zero", intervention(block.zero)},
+                      {"set_to_mean", intervention(block.mean)},
+                      {"set_to_head_means", intervention(block.heads)}});
   }
   return m.json({{"windows", m.lengths.windows},
                  {"calibration_windows", m.calibration},
@@ -280,8 +269,9 @@ std::string gates_csv(const GatesOfModel& m) {
   for (const GatedBlock& block : m.study.blocks) {
     out += str(name, ",", block.layer, ",all,", csv_cell(block.gates.mean()), ",", csv_cell(block.gates.zeros()), ",",
                csv_cell(block.gates.head_variation()));
-    for (const auto& [loss, error] : gate_interventions(block))
-      out += str(",", csv_cell(m.study.change(loss)), ",", csv_cell(m.study.change_error(loss, error)));
+    for (const auto made : gate_interventions)
+      out += str(",", csv_cell(m.study.change((block.*made).loss)), ",",
+                 csv_cell(m.study.change_error((block.*made).loss, (block.*made).error)));
     out += "\n";
     for (size_t j = 0; j < block.gates.heads(); ++j)
       out += str(name, ",", block.layer, ",", j, ",", csv_cell(block.gates.head_mean(j)), ",",
@@ -317,9 +307,9 @@ std::string gates_curves(const std::vector<GatesOfModel>& all, const std::vector
     Curve curves[] = {{names[i], {}, {}}, {names[i], {}, {}}, {names[i], {}, {}}, {names[i], {}, {}}};
     for (const GatedBlock& block : all[i].study.blocks) {
       const double y[] = {block.gates.mean(), block.gates.zeros(), block.gates.head_variation(),
-                          all[i].study.change(block.zero_loss)};
+                          all[i].study.change(block.zero.loss)};
       for (size_t k = 0; k < std::size(curves); ++k) curves[k].x.push_back(block.layer), curves[k].y.push_back(y[k]);
-      curves[3].marks_x.push_back(block.layer), curves[3].marks_y.push_back(all[i].study.change(block.mean_loss));
+      curves[3].marks_x.push_back(block.layer), curves[3].marks_y.push_back(all[i].study.change(block.mean.loss));
     }
     for (size_t k = 0; k < std::size(curves); ++k) {
       curves[k].look = model_look(o, all[i].model);
@@ -329,10 +319,9 @@ std::string gates_curves(const std::vector<GatesOfModel>& all, const std::vector
   return curve_svg("Gates over depth", "layer", panels);
 }
 
-class GatesAnalysis : public Analysis {
+class GatesAnalysis : public AnalysisOf<GatesOfModel> {
  public:
-  std::string name() const override { return "gates"; }
-  std::string about() const override { return "gates on values over depth, and the perplexity without them"; }
+  GatesAnalysis() : AnalysisOf("gates", "gates on values over depth, and the perplexity without them") {}
   std::string refuses(const Subject& subject) const override {
     const Config& c = subject.config();
     return has_gates(c) ? "" : str(with_article(c.arch), " has no gates on values: ", instead_of_gates(c.arch));
@@ -343,40 +332,32 @@ class GatesAnalysis : public Analysis {
     all_.push_back(gates_of(subject, windows_of(subject, o, usual_gates)));
   }
   Finding finding(const AnalysisOptions& o) const override;
-
- private:
-  std::vector<GatesOfModel> all_;
 };
 
 Finding GatesAnalysis::finding(const AnalysisOptions& o) const {
-  Finding found;
-  found.title = "Gates on values of earlier layers";
+  Finding found{"Gates on values of earlier layers"};
   found.csv =
       "model,layer,head,mean,sparsity,head_variation,delta_perplexity_zero,delta_perplexity_zero_error,"
       "delta_perplexity_mean,delta_perplexity_mean_error,delta_perplexity_head_means,"
       "delta_perplexity_head_means_error\n";
-  const std::vector<std::string> names = short_names_of(all_);
   for (const GatesOfModel& m : all_) {
     found.add(gates_table(m, o.seed), gates_json(m));
     found.csv += gates_csv(m);
   }
   const GatesOfModel& first = all_[0];
   found.json.update({{"sequences", first.lengths.windows}, {"same_windows", same_windows()}});
-  found.svg = svg::below_each_other("Gates", {gates_heat_map(all_, names), gates_curves(all_, names, o)});
-  std::vector<double> gates;
-  for (const GatesOfModel& m : all_) {
+  found.svg = svg::below_each_other("Gates", {gates_heat_map(all_, names()), gates_curves(all_, names(), o)});
+  found.shown = numbers("Mean gate over the layers", "%.3f", [](const GatesOfModel& m) {
     double sum = 0;
     for (const GatedBlock& block : m.study.blocks) sum += block.gates.mean();
-    gates.push_back(sum / static_cast<double>(m.study.blocks.size()));
-  }
-  found.shown = numbers_of_models("Mean gate over the layers", names, gates, "%.3f");
+    return sum / static_cast<double>(m.study.blocks.size());
+  });
   found.measured =
       str("A gate says how much of an earlier layer's value a token's key/value head takes in. Means and exact zeros "
           "over the ",
           format_count(first.lengths.windows - first.calibration), " windows that are scored", if_of_first(),
           "; the variation is the population standard deviation of the heads' means over their mean. Then the gates of "
-          "one layer at a time are set to 0, "
-          "or to their mean in ",
+          "one layer at a time are set to 0, or to their mean in ",
           format_count(first.calibration),
           " other windows, drawn at random like them, everything else left as it is: the change of perplexity, above 0 "
           "where the model needs them. Its standard error is that of the mean difference of losses, paired by windows, "

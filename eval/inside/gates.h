@@ -32,14 +32,19 @@ class GateMoments {
   int64_t tokens_ = 0;
 };
 
+// The mean loss with gates set to something, and the standard error over windows of how far it is from the loss with
+// all gates as they are; NaN of one window.
+struct GateIntervention {
+  double loss = 0, error = NAN;
+};
 struct GatedBlock {
   int layer;
   GateMoments means = {}, gates = {};  // over the windows that the constants come from, and over the others
-  // Mean losses over the others with this block's gates set to 0, to their mean, to every head's mean.
-  double zero_loss = 0, mean_loss = 0, heads_loss = 0;
-  // Standard errors over windows of how far these are from the loss with all gates as they are; NaN of one window.
-  double zero_error = NAN, mean_error = NAN, heads_error = NAN;
+  // Over the others, with this block's gates set to 0, to their mean, to every head's mean.
+  GateIntervention zero = {}, mean = {}, heads = {};
 };
+inline constexpr GateIntervention GatedBlock::*gate_interventions[] = {&GatedBlock::zero, &GatedBlock::mean,
+                                                                       &GatedBlock::heads};
 
 // The standard error of sum(changed - plain) / sum(scored), the sums being of windows, as that of a ratio: of
 // changed - plain - ratio scored. NaN of one window.

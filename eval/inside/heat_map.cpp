@@ -202,9 +202,8 @@ std::string name_of(const std::vector<std::string>& names, int64_t first, size_t
   return i < names.size() ? names[i] : std::to_string(first + static_cast<int64_t>(i));
 }
 
-std::string rectangle(double x, double y, double width, double height, const std::string& fill) {
-  return "<rect x=\"" + px(x) + "\" y=\"" + px(y) + "\" width=\"" + px(width) + "\" height=\"" + px(height) +
-         "\" fill=\"" + fill + "\"/>\n";
+std::string filled(double x, double y, double width, double height, const Colour& colour) {
+  return rectangle(x, y, width, height, "fill=\"" + colour.text() + "\"");
 }
 
 std::string row_names(const HeatMap& map, const BandLayout& layout, double x, double y) {
@@ -272,7 +271,7 @@ std::string numbered_cells(const HeatMap& map, const Scale& scale, const BandLay
       if (!std::isfinite(v)) continue;
       const double left = x + static_cast<double>(c) * width, top = y + static_cast<double>(r) * height;
       const Colour colour = scale.colour(scale.share(v));
-      out += rectangle(left, top, width - 1, height - 1, colour.text());
+      out += filled(left, top, width - 1, height - 1, colour);
       out += text(left + width / 2, top + height / 2 + 3.5,
                   "text-anchor=\"middle\" font-size=\"10\" fill=\"" + std::string(colour.contrast()) + "\"",
                   with_true_minus(scale.number(v)));
@@ -308,8 +307,7 @@ std::string draw_map(const HeatMap& map, const Scale& scale, const BandLayout& l
                      const Axes& axes) {
   const double width = layout.width(map), height = layout.height(map);
   std::string out = text(x, y - 8, "fill=\"#1f2933\"", map.caption, static_cast<size_t>(room / letter_width));
-  out += "<rect x=\"" + px(x - 0.5) + "\" y=\"" + px(y - 0.5) + "\" width=\"" + px(width + 1) + "\" height=\"" +
-         px(height + 1) + "\" fill=\"none\" stroke=\"#cbd2d9\"/>\n";
+  out += frame(x, y, width, height);
   out += layout.numbers ? numbered_cells(map, scale, layout, x, y) : plain_cells(map, scale, layout, x, y);
   out += titled_cells(map, axes, layout, x, y);
   out += column_names(map, layout, x, y + height);
@@ -338,8 +336,8 @@ std::string draw_legend(const Scale& scale, const std::string& words, double x, 
   const double lowest = scale.kind == HeatScale::signs ? -1 : 0;
   std::string out;
   for (int i = 0; i < steps; ++i)
-    out += rectangle(x, y + height * i / steps, 14, height / steps + 0.3,
-                     scale.colour(1 + (lowest - 1) * (i + 0.5) / steps).text());
+    out +=
+        filled(x, y + height * i / steps, 14, height / steps + 0.3, scale.colour(1 + (lowest - 1) * (i + 0.5) / steps));
   const std::string small = "font-size=\"11\"";
   for (const double v : legend_numbers(scale, height)) {
     const bool whole = scale.kind == HeatScale::counts && v == std::floor(v) && v < 9999.5;

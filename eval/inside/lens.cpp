@@ -204,10 +204,9 @@ void add_lens_curve(Panel& panel, const std::string& name, int look, const std::
 // would press all others flat.
 double shown_perplexity(const LensReading& r) { return r.layer == 0 ? NAN : r.perplexity(); }
 
-class LensAnalysis : public Analysis {
+class LensAnalysis : public AnalysisOf<LensOfModel> {
  public:
-  std::string name() const override { return "lens"; }
-  std::string about() const override { return "the logit lens: what each layer's output says about the next token"; }
+  LensAnalysis() : AnalysisOf("lens", "the logit lens: what each layer's output says about the next token") {}
   void measure(Subject& subject, const AnalysisOptions& o) override {
     if (length_ == 0) length_ = usual_lens_length(subject);  // the same for all models beside each other
     all_.push_back(lens_of(subject, windows_of(subject, o, {lens_windows, length_})));
@@ -217,7 +216,6 @@ class LensAnalysis : public Analysis {
  private:
   std::string picture(const AnalysisOptions& o) const;
   int64_t length_ = 0;
-  std::vector<LensOfModel> all_;
 };
 
 std::string LensAnalysis::picture(const AnalysisOptions& o) const {
@@ -225,11 +223,10 @@ std::string LensAnalysis::picture(const AnalysisOptions& o) const {
                                {"mean probability, of the last layer's own prediction", "", {}},
                                {"mean probability, of the true next token", "", {}}};
   panels[0].log_y = panels[0].whole = panels[1].shares = panels[2].shares = true;
-  const std::vector<std::string> names = short_names_of(all_);
   for (size_t i = 0; i < all_.size(); ++i)
     for (const bool mixed : {false, true}) {
       const std::vector<LensReading>& readings = mixed ? all_[i].study.mixed : all_[i].study.hidden;
-      const std::string name = names[i] + (mixed ? ", next reads" : "");
+      const std::string name = names()[i] + (mixed ? ", next reads" : "");
       const int look = model_look(o, all_[i].model), own = mixed ? same_colour(look, 2) : look;
       add_lens_curve(panels[0], name, own, readings, shown_perplexity);
       add_lens_curve(panels[1], name, own, readings, [](const LensReading& r) { return r.p_final; });
@@ -239,8 +236,7 @@ std::string LensAnalysis::picture(const AnalysisOptions& o) const {
 }
 
 Finding LensAnalysis::finding(const AnalysisOptions& o) const {
-  Finding found;
-  found.title = "Logit lens";
+  Finding found{"Logit lens"};
   found.csv = "model,value,layer,loss,perplexity,p_final,p_truth\n";
   for (const LensOfModel& m : all_) {
     found.add(lens_table(m, o.seed), lens_json(m));
@@ -250,14 +246,12 @@ Finding LensAnalysis::finding(const AnalysisOptions& o) const {
   }
   found.json.update({{"sequences", all_[0].lengths.windows}, {"same_windows", same_windows()}});
   found.svg = picture(o);
-  std::vector<double> halfway, last;
-  for (const LensOfModel& m : all_) {
-    const std::vector<LensReading>& readings = m.study.hidden;
-    halfway.push_back(readings.at(readings.size() / 2).perplexity()), last.push_back(readings.back().perplexity());
-  }
-  const std::vector<std::string> names = short_names_of(all_);
-  found.shown = numbers_of_models("Perplexity halfway through the blocks", names, halfway, "%.3g") + " " +
-                numbers_of_models("At the end", names, last, "%.3g");
+  const auto perplexity = [&](const char* what, bool half) {
+    return numbers(what, "%.3g", [half](const LensOfModel& m) {
+      return m.study.hidden.at(half ? m.study.hidden.size() / 2 : m.study.hidden.size() - 1).perplexity();
+    });
+  };
+  found.shown = perplexity("Perplexity halfway through the blocks", true) + " " + perplexity("At the end", false);
   const bool any_mixed = std::ranges::any_of(all_, [](const LensOfModel& m) { return !m.study.mixed.empty(); });
   found.measured = str(
       "The model's own final norm and head, without any tuning, read the stream after each block as if it were the "

@@ -1,13 +1,11 @@
 #include "eval/inside/occurrences.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <limits>
 #include <numeric>
 
 #include "cli/format.h"
 #include "cli/needs.h"
+#include "cli/standard_streams.h"
 #include "cli/ticker.h"
 #include "engine/io/json.h"
 #include "engine/io/printable.h"
@@ -291,13 +289,12 @@ bool same_places(const OccurrencePlan& a, const OccurrencePlan& b) {
 void note_fewer(const OccurrencePlan& plan, int64_t most, const Subject& subject) {
   if (plan.per_class == most) return;
   const auto rarest = static_cast<size_t>(std::ranges::min_element(plan.found) - plan.found.begin());
-  std::fprintf(
-      stderr, "note: %s vectors of each class, not %s: %s has no more in the %s tokens of %s that were read%s\n",
-      format_count(plan.per_class).c_str(), format_count(most).c_str(), printable(plan.classes.names[rarest]).c_str(),
-      format_count(plan.tokens).c_str(), printable(subject.data.choice.scored()).c_str(),
-      plan.stopped                         ? "; --sequences N reads N windows"
-      : subject.data.choice.split == "all" ? ", which are all; larger data has more"
-                                           : ", which are all; --split all or larger data has more");
+  say_note(str(format_count(plan.per_class), " vectors of each class, not ", format_count(most), ": ",
+               plan.classes.names[rarest], " has no more in the ", format_count(plan.tokens), " tokens of ",
+               subject.data.choice.scored(), " that were read",
+               plan.stopped                         ? "; --sequences N reads N windows"
+               : subject.data.choice.split == "all" ? ", which are all; larger data has more"
+                                                    : ", which are all; --split all or larger data has more"));
 }
 
 // -----------------------------------------------------------------------------------------------------------------

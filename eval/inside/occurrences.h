@@ -2,7 +2,9 @@
 // vectors in classes, as many of each, for a probe or a picture that asks whether the classes lie apart.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <map>
 #include <string>
@@ -103,5 +105,47 @@ std::string write_vectors(const std::string& analysis, const AnalysisOptions& o,
 // For a caption: "1,668 vectors of each class, at the tokens ...".
 std::string occurrences_text(const OccurrencePlan& plan);
 nlohmann::json occurrences_json(const OccurrencePlan& plan);
+
+// What an analysis of classes has of each model.
+struct OccurrencesOfModel {
+  std::string model, arch, title;
+  OccurrencePlan plan;
+};
+template <class OfModel>
+class OccurrenceAnalysis : public AnalysisOf<OfModel> {
+ public:
+  std::string refuses(const Subject& subject) const override { return refuses_classes(subject, *shared_); }
+  std::vector<std::string> more_files(const AnalysisOptions& o) const override {
+    return shared_->keep_vectors ? model_files(this->name(), o) : std::vector<std::string>();
+  }
+
+ protected:
+  OccurrenceAnalysis(const std::string& name, const std::string& about, std::shared_ptr<OccurrenceOptions> shared,
+                     int64_t per_class)
+      : AnalysisOf<OfModel>(name, about), shared_(std::move(shared)), per_class_(per_class) {}
+  OccurrencesOfModel plan(const Subject& subject, const AnalysisOptions& o) {
+    OccurrencesOfModel m{subject.name, subject.config().arch, subject.title(),
+                         plan_occurrences(subject, o, *shared_, per_class_, &limit_)};
+    note_fewer(m.plan, per_class_, subject);
+    if (!this->all_.empty()) require_same_classes(this->all_[0].plan, this->all_[0].model, m.plan, m.model);
+    return m;
+  }
+  // As collect_vectors; they are also written where the flags say so.
+  VectorsByName collect(Subject& subject, const AnalysisOptions& o, const OccurrencePlan& plan,
+                        const std::vector<std::string>& names, const FlopsOfVectors& afterwards) {
+    VectorsByName vectors = collect_vectors(this->name(), subject, plan, names, afterwards);
+    if (shared_->keep_vectors && !o.out.empty())
+      std::printf("%s", write_vectors(this->name(), o, subject.name, plan, vectors).c_str());
+    return vectors;
+  }
+  bool all_same_places() const {
+    return std::ranges::all_of(this->all_, [&](const auto& m) { return same_places(m.plan, this->all_[0].plan); });
+  }
+  std::shared_ptr<OccurrenceOptions> shared_;
+  int64_t per_class_;  // vectors of each class
+
+ private:
+  int64_t limit_ = 0;
+};
 
 }  // namespace crossply

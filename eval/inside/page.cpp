@@ -7,7 +7,6 @@
 #include "cli/look.h"
 #include "cli/svg.h"
 #include "cli/version.h"
-#include "engine/io/file.h"
 #include "engine/io/printable.h"
 #include "models/registry.h"
 

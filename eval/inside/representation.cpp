@@ -1,7 +1,6 @@
 #include "eval/inside/representation.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "cli/format.h"
 #include "engine/io/json.h"

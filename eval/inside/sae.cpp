@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdio>
 #include <span>
 
 #include "cli/format.h"
+#include "cli/standard_streams.h"
 #include "cli/ticker.h"
 #include "engine/io/json.h"
 #include "engine/io/printable.h"
 #include "engine/io/safetensors.h"
-#include "eval/inside/analysis.h"
 #include "eval/inside/probe.h"
 #include "eval/inside/sae_vectors.h"
 #include "eval/inside/token_labels.h"
@@ -99,8 +98,7 @@ SaePlan sae_plan(const SaeFlags& flags, const Probe& probe, std::span<const Toke
   const int64_t D = probe.shape(sae_value).numel() / std::ssize(train[0].tokens);
   SaePlan plan{{D, flags.dictionary > 0 ? flags.dictionary : 16 * D, flags.active, 1}, flags.tokens};
   if (plan.sizes.k > plan.sizes.m) {
-    std::fprintf(stderr, "note: sae: %lld active features of a dictionary of %lld: all of them\n",
-                 static_cast<long long>(plan.sizes.k), static_cast<long long>(plan.sizes.m));
+    say_note(str("sae: ", plan.sizes.k, " active features of a dictionary of ", plan.sizes.m, ": all of them"));
     plan.sizes.k = plan.sizes.m;
   }
   if (plan.tokens == 0)
@@ -283,8 +281,7 @@ std::unique_ptr<Autoencoder> explore_sae(SaeFinding* found, Subject& subject, Sa
                                      tokenizer, labels.labels);
   found->labels_file = labels.file, found->labels_given = std::ssize(labels.labels);
   if (!tokenizer.knows_texts())
-    std::fprintf(stderr, "note: sae: no tokenizer says what the tokens of %s are: ids, and no labels\n",
-                 printable(subject.name).c_str());
+    say_note(str("sae: no tokenizer says what the tokens of ", subject.name, " are: ids, and no labels"));
   for (const Feature& feature : found->selection.retained) {
     if (!tokenizer.knows_texts()) break;
     found->texts.emplace_back();
@@ -317,15 +314,13 @@ std::string sae_measured(const std::vector<SaeFinding>& all, const std::vector<s
       "all pairs, 1 of a single token; of equals the more active). Rules for the text of these tokens give each a "
       "label: 'Semantic Root Fragments' is what fits no other rule, and 'Structural' needs features of hardly anything "
       "but punctuation, of which a smaller --active leaves more. A tenth of the windows is held out; those that share "
-      "a "
-      "token with one of them are not trained on. A gate by category is its mean over held-out tokens, "
-      "weighted by how many features of the category are active on them; '-' where none is.");
+      "a token with one of them are not trained on. A gate by category is its mean over held-out tokens, weighted by "
+      "how many features of the category are active on them; '-' where none is.");
 }
 
-class SparseAutoencoder : public Analysis {
+class SparseAutoencoder : public AnalysisOf<SaeFinding> {
  public:
-  std::string name() const override { return "sae"; }
-  std::string about() const override { return "a sparse autoencoder of the first layer's values; kinds of features"; }
+  SparseAutoencoder() : AnalysisOf("sae", "a sparse autoencoder of the first layer's values; kinds of features") {}
   std::vector<std::string> more_files(const AnalysisOptions& o) const override { return model_files("sae", o); }
   void add_flags(CLI::App& app) override {
     own(app,
@@ -348,7 +343,6 @@ class SparseAutoencoder : public Analysis {
 
  private:
   SaeFlags flags_;
-  std::vector<SaeFinding> all_;
 };
 
 void SparseAutoencoder::measure(Subject& subject, const AnalysisOptions& o) {
@@ -379,8 +373,7 @@ void SparseAutoencoder::measure(Subject& subject, const AnalysisOptions& o) {
   const SaePlan plan = sae_plan(flags_, probe, std::span(windows).first(trained_on.size()));
   SaeReader reader(probe, subject.layers(), windows, plan.capacity);
   say_sae_cost(subject, probe, windows, reader, held_out, plan);
-  SaeFinding found{subject.name, subject.config().arch, subject.config().backbone, subject.title(),
-                   describe_split(subject.data.choice, false)};
+  SaeFinding found{AnalysedModel(subject), describe_split(subject.data.choice, false)};
   found.windows = reader.size(), found.held_out_windows = reader.size() - held_out;
   found.train_windows = trained_on;
   found.longest = T;
@@ -394,21 +387,18 @@ void SparseAutoencoder::measure(Subject& subject, const AnalysisOptions& o) {
 }
 
 Finding SparseAutoencoder::finding(const AnalysisOptions& o) const {
-  Finding found;
-  found.title = "A sparse autoencoder of the first layer's values";
-  const std::vector<std::string> names = short_names_of(all_);
+  Finding found{"A sparse autoencoder of the first layer's values"};
   std::vector<int> looks;
-  std::vector<double> explained;
   for (const SaeFinding& one : all_) {
     found.add(sae_table(one), sae_json(one));
     looks.push_back(model_look(o, one.model));
-    explained.push_back(100 * one.held_out.fve);
   }
   found.json.update({{"sequences", all_[0].windows}, {"same_windows", same_windows()}});
   found.csv = sae_csv(all_);
-  found.svg = sae_svg(all_, names, looks);
-  found.shown = numbers_of_models("Variance of held-out values explained", names, explained, "%.1f %%");
-  found.measured = sae_measured(all_, names, o.seed, flags_.max_density == 0);
+  found.svg = sae_svg(all_, names(), looks);
+  found.shown = numbers("Variance of held-out values explained", "%.1f %%",
+                        [](const SaeFinding& one) { return 100 * one.held_out.fve; });
+  found.measured = sae_measured(all_, names(), o.seed, flags_.max_density == 0);
   found.paper =
       "SATFormer (arXiv 2605.03953), at 760M parameters, 24,576 features and 100 million tokens: more than 99 % of the "
       "variance explained; 3,939 monosemantic features in SATFormer against 3,261 in the Transformer, chosen with a "

@@ -1,12 +1,11 @@
 // What analyze --what sae has found in one model, and how it is told.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
+#include "eval/inside/analysis.h"
 #include "eval/inside/features.h"
-#include "eval/inside/windows.h"
 
 namespace crossply {
 
@@ -23,8 +22,8 @@ struct LabelledGates {
   double all;                       // the mean over all tokens
 };
 
-struct SaeFinding {
-  std::string model, arch, backbone, title, split;
+struct SaeFinding : AnalysedModel {
+  std::string split = "";
   int64_t windows = 0, held_out_windows = 0, longest = 0;
   std::vector<int64_t> train_windows = {};  // of those that were drawn, which share no token with one held out
   AutoencoderSizes sizes{};

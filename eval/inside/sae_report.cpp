@@ -100,8 +100,7 @@ std::string sae_gates_text(const SaeFinding& m) {
   table[0].push_back("all tokens");
   for (const LabelledGates& gates : m.gates) {
     table.push_back({std::to_string(gates.layer)});
-    for (const double gate : gates.by_category)
-      table.back().push_back(std::isfinite(gate) ? format_number("%.4f", gate) : "-");
+    for (const double gate : gates.by_category) table.back().push_back(number_or_dash(gate, "%.4f"));
     table.back().push_back(format_number("%.4f", gates.all));
   }
   return "\nmean gate of held-out tokens, by category of their features\n" + format_table(table);
@@ -152,17 +151,12 @@ nlohmann::json sae_gates_json(const SaeFinding& m) {
 
 constexpr double sae_picture_width = 920;
 
-// The model's colour, as in all figures. A second model of that colour is paler.
-std::string fill_of_bar(const std::vector<int>& looks, size_t i) {
+// With the model's colour, as in all figures. A second model of that colour is paler.
+std::string style_of_bar(const std::vector<int>& looks, size_t i) {
   const std::string colour = colour_of_look(static_cast<size_t>(looks[i]));
   const auto same = std::count_if(looks.begin(), looks.begin() + static_cast<std::ptrdiff_t>(i),
                                   [&](int look) { return colour_of_look(static_cast<size_t>(look)) == colour; });
-  return colour + (same == 0 ? "" : "\" fill-opacity=\"" + svg::fixed(std::pow(0.55, same), 2));
-}
-
-std::string label_bar(double x, double y, double width, double height, const std::string& colour) {
-  return "<rect x=\"" + svg::px(x) + "\" y=\"" + svg::px(y) + "\" width=\"" + svg::px(width) + "\" height=\"" +
-         svg::px(height) + "\" fill=\"" + colour + "\"/>\n";
+  return "fill=\"" + colour + (same == 0 ? "" : "\" fill-opacity=\"" + svg::fixed(std::pow(0.55, same), 2)) + "\"";
 }
 
 // Bars for each label, one for each model, with their numbers at the end.
@@ -177,7 +171,7 @@ std::string label_bars_svg(const std::vector<SaeFinding>& all, const std::vector
       svg::text(24, 30, "font-size=\"16\" fill=\"#1f2933\"", "Retained features by label of their tokens");
   double x = 24;
   for (size_t i = 0; i < all.size(); ++i) {
-    out += label_bar(x, 44, 12, 12, fill_of_bar(looks, i)) + svg::text(x + 18, 54, "", names[i], 40);
+    out += svg::rectangle(x, 44, 12, 12, style_of_bar(looks, i)) + svg::text(x + 18, 54, "", names[i], 40);
     x += 40 + 7 * static_cast<double>(std::min<size_t>(40, names[i].size()));
   }
   double y = top;
@@ -194,7 +188,7 @@ std::string label_bars_svg(const std::vector<SaeFinding>& all, const std::vector
       const int64_t count = all[i].label_count(label);
       const double length = room * static_cast<double>(count) / static_cast<double>(most);
       const double at = y + 5 + each * static_cast<double>(i);
-      out += label_bar(begin, at, std::max(length, 0.5), each - 2, fill_of_bar(looks, i)) +
+      out += svg::rectangle(begin, at, std::max(length, 0.5), each - 2, style_of_bar(looks, i)) +
              svg::text(begin + length + 6, at + each - 3, "font-size=\"10\"", format_count(count));
     }
     y += row;
@@ -266,39 +260,36 @@ nlohmann::json sae_json(const SaeFinding& m) {
   nlohmann::json curve = nlohmann::json::array(), features = nlohmann::json::array();
   for (const auto& [tokens, loss] : loss_curve(m)) curve.push_back({tokens, loss});
   for (size_t i = 0; i < m.selection.retained.size(); ++i) features.push_back(feature_json(m, i));
-  nlohmann::json json = {{"model", utf8_or_escaped(m.model)},
-                         {"arch", m.arch},
-                         {"backbone", m.backbone},
-                         {"split", m.split},
-                         {"longest_window", m.longest},
-                         {"held_out_windows", m.held_out_windows},
-                         {"train_windows", m.train_windows},
-                         {"width", m.sizes.D},
-                         {"dictionary", m.sizes.m},
-                         {"active", m.sizes.k},
-                         {"batch", m.sizes.rows},
-                         {"steps", m.steps},
-                         {"buffer", m.buffer},
-                         {"labels_file", utf8_or_escaped(m.labels_file)},
-                         {"labels_given", m.labels_given},
-                         {"lr", m.lr},
-                         {"scale", m.scale},
-                         {"variance", m.start_variance},
-                         {"loss_curve", curve},
-                         {"train", reconstruction_json(m.train)},
-                         {"held_out", reconstruction_json(m.held_out)},
-                         {"live_features", m.live},
-                         {"active_on_a_token", m.active},
-                         {"mean_density", m.density()},
-                         {"activations", m.activations},
-                         {"min_activations", m.rules.min_activations},
-                         {"max_density", m.rules.max_density},
-                         {"rare", m.selection.rare},
-                         {"dense", m.selection.dense},
-                         {"of_one_token", m.selection.single},
-                         {"scored", m.selection.scored},
-                         {"retained", features},
-                         {"gates", sae_gates_json(m)}};
+  nlohmann::json json = m.json({{"split", m.split},
+                                {"longest_window", m.longest},
+                                {"held_out_windows", m.held_out_windows},
+                                {"train_windows", m.train_windows},
+                                {"width", m.sizes.D},
+                                {"dictionary", m.sizes.m},
+                                {"active", m.sizes.k},
+                                {"batch", m.sizes.rows},
+                                {"steps", m.steps},
+                                {"buffer", m.buffer},
+                                {"labels_file", utf8_or_escaped(m.labels_file)},
+                                {"labels_given", m.labels_given},
+                                {"lr", m.lr},
+                                {"scale", m.scale},
+                                {"variance", m.start_variance},
+                                {"loss_curve", curve},
+                                {"train", reconstruction_json(m.train)},
+                                {"held_out", reconstruction_json(m.held_out)},
+                                {"live_features", m.live},
+                                {"active_on_a_token", m.active},
+                                {"mean_density", m.density()},
+                                {"activations", m.activations},
+                                {"min_activations", m.rules.min_activations},
+                                {"max_density", m.rules.max_density},
+                                {"rare", m.selection.rare},
+                                {"dense", m.selection.dense},
+                                {"of_one_token", m.selection.single},
+                                {"scored", m.selection.scored},
+                                {"retained", features},
+                                {"gates", sae_gates_json(m)}});
   if (m.labelled()) json.update(label_counts_json(m));
   return json;
 }

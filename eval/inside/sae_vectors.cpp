@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "engine/check.h"
-
 namespace crossply {
 namespace {
 

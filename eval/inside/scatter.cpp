@@ -38,8 +38,7 @@ std::string mark_at(size_t c, double x, double y) {
 
 std::string panel_of(const ScatterPanel& panel, double x, double y, double size) {
   std::string out = text(x, y - 6, "font-size=\"11\"", panel.caption, static_cast<size_t>(size / 6));
-  out += "<rect x=\"" + px(x) + "\" y=\"" + px(y) + "\" width=\"" + px(size) + "\" height=\"" + px(size) +
-         "\" fill=\"none\" stroke=\"#cbd2d9\"/>\n";
+  out += rectangle(x, y, size, size, "fill=\"none\" stroke=\"#cbd2d9\"");
   PlanePoint low{INFINITY, INFINITY}, high{-INFINITY, -INFINITY};
   for (const auto& points : panel.classes)
     for (const PlanePoint& p : points) {

@@ -1,11 +1,10 @@
 // analyze --what separability: how well a linear probe tells the words is, are, was and were apart, by layer.
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <ranges>
 
 #include "cli/curve.h"
 #include "cli/format.h"
+#include "cli/standard_streams.h"
 #include "engine/at_once.h"
 #include "engine/io/json.h"
 #include "engine/io/printable.h"
@@ -18,9 +17,7 @@ namespace {
 
 constexpr VectorKind separated_kinds[] = {values_read, own_values, hidden_states};
 
-struct SeparatedModel {
-  std::string model, arch, title;
-  OccurrencePlan plan;
+struct SeparatedModel : OccurrencesOfModel {
   int layers = 0;
   std::map<std::string, Separability> found = {};  // by the value's name
 
@@ -133,51 +130,38 @@ std::string separability_svg(const std::vector<SeparatedModel>& all, const Analy
   return curve_svg(title_of_separability(all), "layer", panels);
 }
 
-class SeparabilityAnalysis : public Analysis {
+constexpr int64_t paper_vectors = 1668;  // of each class
+
+class SeparabilityAnalysis : public OccurrenceAnalysis<SeparatedModel> {
  public:
-  explicit SeparabilityAnalysis(std::shared_ptr<OccurrenceOptions> shared) : shared_(std::move(shared)) {}
-  std::string name() const override { return "separability"; }
-  std::string about() const override { return "a linear probe for four words, on values and hidden states by layer"; }
+  explicit SeparabilityAnalysis(std::shared_ptr<OccurrenceOptions> shared)
+      : OccurrenceAnalysis("separability", "a linear probe for four words, on values and hidden states by layer",
+                           std::move(shared), paper_vectors) {}
   void add_flags(CLI::App& app) override {
     add_occurrence_flags(app, *shared_);
     own(app, {add_integer(
                  app, "--vectors", per_class_, 20, max_size,
                  "separability: vectors of each class, the first in reading order of at most --sequences windows")});
   }
-  std::string refuses(const Subject& subject) const override { return refuses_classes(subject, *shared_); }
-  std::vector<std::string> more_files(const AnalysisOptions& o) const override {
-    return shared_->keep_vectors ? model_files(name(), o) : std::vector<std::string>();
-  }
   void measure(Subject& subject, const AnalysisOptions& o) override;
   Finding finding(const AnalysisOptions& o) const override;
-
- private:
-  std::shared_ptr<OccurrenceOptions> shared_;
-  int64_t per_class_ = 1668, limit_ = 0;  // the paper's number
-  std::vector<SeparatedModel> all_;
 };
 
 // A short training ranks values by how fast they are learned, and may rank them otherwise than a longer one.
 void note_few_updates(const SeparatedModel& m, const std::string& split) {
   if (m.updates() >= separability::paper_updates) return;
-  std::fprintf(stderr,
-               "note: the probe of %s makes %s; so few tell how fast it learns, not how well the classes can be told "
-               "apart; more vectors make more: --vectors N, %slarger data\n",
-               printable(m.model).c_str(), updates_text(m.updates()).c_str(), split == "all" ? "" : "--split all, ");
+  say_note(str("the probe of ", m.model, " makes ", updates_text(m.updates()),
+               "; so few tell how fast it learns, not how well the classes can be told apart; more vectors make more: "
+               "--vectors N, ",
+               split == "all" ? "" : "--split all, ", "larger data"));
 }
 
 void SeparabilityAnalysis::measure(Subject& subject, const AnalysisOptions& o) {
-  SeparatedModel m{subject.name, subject.config().arch, subject.title(),
-                   plan_occurrences(subject, o, *shared_, per_class_, &limit_), subject.layers()};
-  note_fewer(m.plan, per_class_, subject);
+  SeparatedModel m{plan(subject, o), subject.layers()};
   note_few_updates(m, subject.data.choice.split);
-  if (!all_.empty()) require_same_classes(all_[0].plan, all_[0].model, m.plan, m.model);
   const int64_t classes = std::ssize(m.plan.classes.names);
-  const VectorsByName vectors =
-      collect_vectors(name(), subject, m.plan, separated_names(subject, Probe(subject.model, 1, 1)),
-                      [&](int64_t C) { return separability_flops(m.plan.vectors(), classes, C); });
-  if (shared_->keep_vectors && !o.out.empty())
-    std::printf("%s", write_vectors(name(), o, m.model, m.plan, vectors).c_str());
+  const VectorsByName vectors = collect(subject, o, m.plan, separated_names(subject, Probe(subject.model, 1, 1)),
+                                        [&](int64_t C) { return separability_flops(m.plan.vectors(), classes, C); });
   std::vector<int> labels;
   for (int64_t row = 0; row < m.plan.vectors(); ++row) labels.push_back(static_cast<int>(row / m.plan.per_class));
   std::vector<const Vectors*> inputs;
@@ -188,8 +172,7 @@ void SeparabilityAnalysis::measure(Subject& subject, const AnalysisOptions& o) {
 }
 
 Finding SeparabilityAnalysis::finding(const AnalysisOptions& o) const {
-  Finding found;
-  found.title = "Linear separability of words";
+  Finding found{"Linear separability of words"};
   std::vector<std::string> settings;
   bool few = false;
   for (const SeparatedModel& m : all_) {
@@ -197,30 +180,27 @@ Finding SeparabilityAnalysis::finding(const AnalysisOptions& o) const {
     settings.push_back(str(occurrences_text(m.plan), ", ", updates_text(m.updates())));
     few = few || m.updates() < separability::paper_updates;
   }
-  found.json.update(
-      {{"folds", separability::folds},
-       {"batch", separability::batch},
-       {"rate", separability::rate},
-       {"paper_updates", separability::paper_updates},
-       {"same_places", std::ranges::all_of(all_, [&](const auto& m) { return same_places(m.plan, all_[0].plan); })}});
+  found.json.update({{"folds", separability::folds},
+                     {"batch", separability::batch},
+                     {"rate", separability::rate},
+                     {"paper_updates", separability::paper_updates},
+                     {"same_places", all_same_places()}});
   found.csv = separability_csv(all_);
   found.svg = separability_svg(all_, o);
   found.measured =
       str("Accuracy of a linear layer that learns to tell from one vector which word it belongs to, after one epoch of "
           "Adam (rate 0.01, batches of 64) on raw vectors in double precision; mean over five folds, the band is their "
           "standard deviation. ",
-          text_of_each(short_names_of(all_), settings), ". Higher: the classes lie further apart.",
+          text_of_each(names(), settings), ". Higher: the classes lie further apart.",
           few ? " With fewer updates than the paper's it tells how fast such a probe learns rather than how well the "
                 "classes can be told apart; more data makes more updates (--split all, or a larger file)."
               : "");
-  std::vector<double> means;
-  for (const SeparatedModel& m : all_) {
+  found.shown = numbers("Mean accuracy on values over the layers", "%.1f %%", [](const SeparatedModel& m) {
     std::vector<double> layers;
     for (int i = 0; i < m.layers; ++i)
       if (const Separability* s = m.at(separated_kinds[0], i)) layers.push_back(100 * s->mean());
-    means.push_back(mean_of_finite(layers));
-  }
-  found.shown = numbers_of_models("Mean accuracy on values over the layers", short_names_of(all_), means, "%.1f %%");
+    return mean_of_finite(layers);
+  });
   found.paper =
       "LIMe (arXiv 2502.09245v2), of 1,668 places of each of is, are, was and were in FineWeb-Edu: values are told "
       "apart better with LIMe than in a LLaMA, layer by layer, and hidden states less well. Version 1 says how much "

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cli/format.h"
+#include "cli/standard_streams.h"
 #include "cli/ticker.h"
 #include "engine/at_once.h"
 #include "engine/io/json.h"
@@ -181,10 +182,9 @@ std::string alikeness_csv(const std::string& row, const std::string& column, con
   return out;
 }
 
-class LayerSimilarity : public Analysis {
+class LayerSimilarity : public AnalysisOf<SimilarityOfModel> {
  public:
-  std::string name() const override { return "similarity"; }
-  std::string about() const override { return "linear CKA of the hidden states of all layers, and of two models"; }
+  LayerSimilarity() : AnalysisOf("similarity", "linear CKA of the hidden states of all layers, and of two models") {}
   void add_flags(CLI::App& app) override {
     own(app, {add_integer(app, "--cka-tokens", tokens_, 2, 20'000, "similarity: sampled from the windows")});
   }
@@ -193,7 +193,6 @@ class LayerSimilarity : public Analysis {
 
  private:
   int64_t tokens_ = 2000;
-  std::vector<SimilarityOfModel> all_;
   std::vector<StateRows> first_;  // of the first model
 };
 
@@ -205,11 +204,9 @@ void LayerSimilarity::measure(Subject& subject, const AnalysisOptions& o) {
   m.tokens = sample_tokens(m.lengths.tokens, tokens_, o.seed);
   const int64_t n = std::ssize(m.tokens);
   if (n < 10 * config.hidden_size)
-    std::fprintf(stderr,
-                 "note: %lld tokens are few for %lld channels: states of %s that have nothing in common have a CKA of "
-                 "about %.2f; give more --cka-tokens and --sequences\n",
-                 static_cast<long long>(n), static_cast<long long>(config.hidden_size), printable(subject.name).c_str(),
-                 m.unrelated());
+    say_note(str(n, " tokens are few for ", config.hidden_size, " channels: states of ", subject.name,
+                 " that have nothing in common have a CKA of about ", format_number("%.2f", m.unrelated()),
+                 "; give more --cka-tokens and --sequences"));
   Probe probe(subject.model, 1, std::ssize(windows[0].tokens));
   const bool compare = !all_.empty() && windows_of_first();
   double columns = static_cast<double>((subject.layers() + 1) * config.hidden_size);
@@ -232,23 +229,18 @@ void LayerSimilarity::measure(Subject& subject, const AnalysisOptions& o) {
 }
 
 Finding LayerSimilarity::finding(const AnalysisOptions& o) const {
-  Finding found;
-  found.title = "Similarity of layers";
+  Finding found{"Similarity of layers"};
   found.csv = "model,hidden,other_model,other_hidden,cka\n";
-  std::set<std::string> archs;
-  const std::vector<std::string> names = short_names_of(all_);
   const std::string& first = all_[0].model;
   HeatMapBand own{"linear CKA of hidden states within a model", {}, HeatScale::shares};
   HeatMapBand across{
       "linear CKA of the first model's hidden states, the rows, with those of another", {}, HeatScale::shares};
-  for (const SimilarityOfModel& m : all_) {
-    found.add(similarity_table(m, o.seed), similarity_json(m));
-    archs.insert(m.arch);
-    found.csv += alikeness_csv(m.model, m.model, m.own) + alikeness_csv(first, m.model, m.to_first);
-  }
   for (size_t i = 0; i < all_.size(); ++i) {
-    own.maps.push_back({names[i], all_[i].own});
-    if (!all_[i].to_first.empty()) across.maps.push_back({names[i], all_[i].to_first});
+    const SimilarityOfModel& m = all_[i];
+    found.add(similarity_table(m, o.seed), similarity_json(m));
+    found.csv += alikeness_csv(m.model, m.model, m.own) + alikeness_csv(first, m.model, m.to_first);
+    own.maps.push_back({names()[i], m.own});
+    if (!m.to_first.empty()) across.maps.push_back({names()[i], m.to_first});
   }
   std::vector<HeatMapBand> bands = {own};
   if (!across.maps.empty()) bands.push_back(across);
@@ -261,14 +253,12 @@ Finding LayerSimilarity::finding(const AnalysisOptions& o) const {
       ", columns centred: |Y'X|^2 / (|X'X| |Y'Y|), up to 1, the same up to rotation and scale. The estimate is biased "
       "upwards: states of C channels that have nothing in common have about C / (n + C) over n tokens, here ",
       number_or_dash(m.unrelated()), if_of_first(),
-      ". Hidden state 0 is the embeddings, of a GPT-2 with their positions. ", hidden_text(archs));
-  std::vector<double> adjacent;
-  for (const SimilarityOfModel& one : all_) {
+      ". Hidden state 0 is the embeddings, of a GPT-2 with their positions. ", hidden_text(all_));
+  found.shown = numbers("Mean similarity of adjacent hidden states", "%.2f", [](const SimilarityOfModel& one) {
     std::vector<double> next;
     for (size_t l = 0; l + 1 < one.own.size(); ++l) next.push_back(one.own[l][l + 1]);
-    adjacent.push_back(mean_of_finite(next));
-  }
-  found.shown = numbers_of_models("Mean similarity of adjacent hidden states", names, adjacent, "%.2f");
+    return mean_of_finite(next);
+  });
   return found;
 }
 

@@ -156,28 +156,22 @@ HeatMap sight_map(const SightOfModel& m, const std::string& name, double HeadSig
   return map;
 }
 
-class AttentionSinks : public Analysis {
+class AttentionSinks : public AnalysisOf<SightOfModel> {
  public:
-  std::string name() const override { return "sinks"; }
-  std::string about() const override { return "where every head looks: first token, current one, how far, how widely"; }
+  AttentionSinks() : AnalysisOf("sinks", "where every head looks: first token, current one, how far, how widely") {}
   void measure(Subject& subject, const AnalysisOptions& o) override {
     all_.push_back(sight_of(subject, windows_of(subject, o, usual_sinks)));
   }
   Finding finding(const AnalysisOptions& o) const override;
-
- private:
-  std::vector<SightOfModel> all_;
 };
 
 Finding AttentionSinks::finding(const AnalysisOptions& o) const {
-  Finding found;
-  found.title = "Attention sinks";
+  Finding found{"Attention sinks"};
   std::pair<HeatMapBand, double HeadSight::*> bands[] = {
       {{"attention on the first token, a share", {}, HeatScale::shares}, &HeadSight::first},
       {{"attention on the current token, a share", {}, HeatScale::shares}, &HeadSight::own},
       {{"mean distance of what is attended, tokens", {}, HeatScale::shares}, &HeadSight::distance},
       {{"entropy of a row of attention, nats", {}, HeatScale::shares}, &HeadSight::entropy}};
-  const std::vector<std::string> names = short_names_of(all_);
   found.csv = "model,layer,head,first,own,distance,entropy\n";
   for (const SightOfModel& m : all_) {
     found.add(sinks_table(m, o.seed), sinks_json(m));
@@ -187,14 +181,14 @@ Finding AttentionSinks::finding(const AnalysisOptions& o) const {
         found.csv += csv_row(m.model, l, h, head.first, head.own, head.distance, head.entropy);
       }
   }
-  std::vector<double> first;
   for (auto& [band, number] : bands)
     for (size_t i = 0; i < all_.size(); ++i) {
-      band.maps.push_back(sight_map(all_[i], names[i], number));
-      if (number == &HeadSight::first) first.push_back(100 * mean_of_rows(band.maps.back().rows));
+      band.maps.push_back(sight_map(all_[i], names()[i], number));
       add_mean_column(band.maps.back());
     }
-  found.shown = numbers_of_models("Mean attention on the first token", names, first, "%.1f %%");
+  found.shown = numbers("Mean attention on the first token", "%.1f %%", [](const SightOfModel& m) {
+    return 100 * mean_of_rows(sight_map(m, "", &HeadSight::first).rows);
+  });
   const std::string windows = all_[0].lengths.text() + if_of_first();
   found.json.update(
       {{"sequences", all_[0].lengths.windows}, {"sink_threshold", sink_threshold}, {"same_windows", same_windows()}});

@@ -1,6 +1,5 @@
 #include "eval/inside/token_map.h"
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -82,8 +81,7 @@ std::string draw_token_map(const TokenMap& map, const TokenMapBand& band, double
                          static_cast<size_t>(std::max(side, min_pitch - gap_of_maps) / 6) + 2);
   out += "<g fill=\"" + std::string(ink) + "\" shape-rendering=\"crispEdges\">\n" + draw_cells(map, x, y, cell) +
          "</g>\n" + (titled ? cell_titles(map, tokens, x, y, cell) : "");
-  out += "<rect x=\"" + px(x - 0.5) + "\" y=\"" + px(y - 0.5) + "\" width=\"" + px(side + 1) + "\" height=\"" +
-         px(side + 1) + "\" fill=\"none\" stroke=\"#cbd2d9\"/>\n";
+  out += frame(x, y, side, side);
   for (size_t t = 0; t < tokens.size(); t += every) {
     const double middle = (static_cast<double>(t) + 0.5) * cell;
     if (first) out += text(x - 6, y + middle + cell * 0.3, "text-anchor=\"end\" " + font, tokens[t]);

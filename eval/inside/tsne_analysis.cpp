@@ -28,9 +28,7 @@ struct PlanePanel {
   TsneResult result = {};
 };
 
-struct PlaneModel {
-  std::string model, arch, title;
-  OccurrencePlan plan;
+struct PlaneModel : OccurrencesOfModel {
   std::vector<int> layers = {};
   std::vector<PlanePanel> panels = {};  // of a kind after those of the one before, each from early to late layers
 
@@ -116,30 +114,23 @@ ScatterRow plane_row(const PlaneModel& m, const VectorKind& kind, const std::str
   return row;
 }
 
-class TsneAnalysis : public Analysis {
+class TsneAnalysis : public OccurrenceAnalysis<PlaneModel> {
  public:
-  explicit TsneAnalysis(std::shared_ptr<OccurrenceOptions> shared) : shared_(std::move(shared)) {}
-  std::string name() const override { return "tsne"; }
-  std::string about() const override { return "t-SNE of values and hidden states at four words, by layer"; }
+  explicit TsneAnalysis(std::shared_ptr<OccurrenceOptions> shared)
+      : OccurrenceAnalysis("tsne", "t-SNE of values and hidden states at four words, by layer", std::move(shared),
+                           250) {}
   void add_flags(CLI::App& app) override {
     own(app, {add_counts(app, "--layers", layers_, "tsne: layers, from 0 (default: six, from early to late)"),
               add_integer(app, "--tsne-vectors", per_class_, 20, 5000,
                           "tsne: vectors of each class, the first in reading order of at most --sequences windows")});
-  }
-  std::string refuses(const Subject& subject) const override { return refuses_classes(subject, *shared_); }
-  std::vector<std::string> more_files(const AnalysisOptions& o) const override {
-    return shared_->keep_vectors ? model_files(name(), o) : std::vector<std::string>();
   }
   void measure(Subject& subject, const AnalysisOptions& o) override;
   Finding finding(const AnalysisOptions& o) const override;
 
  private:
   std::vector<int> layers_of(const Subject& subject) const;
-  std::shared_ptr<OccurrenceOptions> shared_;
   std::vector<int64_t> layers_;  // not negative
-  int64_t per_class_ = 250, limit_ = 0;
   TsneOptions tsne_;
-  std::vector<PlaneModel> all_;
 };
 
 std::vector<int> TsneAnalysis::layers_of(const Subject& subject) const {
@@ -154,10 +145,7 @@ std::vector<int> TsneAnalysis::layers_of(const Subject& subject) const {
 
 void TsneAnalysis::measure(Subject& subject, const AnalysisOptions& o) {
   std::vector<int> layers = layers_of(subject);
-  PlaneModel m{subject.name, subject.config().arch, subject.title(),
-               plan_occurrences(subject, o, *shared_, per_class_, &limit_), std::move(layers)};
-  note_fewer(m.plan, per_class_, subject);
-  if (!all_.empty()) require_same_classes(all_[0].plan, all_[0].model, m.plan, m.model);
+  PlaneModel m{plan(subject, o), std::move(layers)};
   const Probe probe(subject.model, 1, 1);
   std::vector<std::string> names;
   for (const VectorKind& kind : plane_kinds)
@@ -166,10 +154,8 @@ void TsneAnalysis::measure(Subject& subject, const AnalysisOptions& o) {
         m.panels.push_back({&kind, layer});
         names.push_back(kind.name(layer));
       }
-  const VectorsByName vectors = collect_vectors(name(), subject, m.plan, names,
-                                                [&](int64_t C) { return tsne_flops(m.plan.vectors(), C, tsne_); });
-  if (shared_->keep_vectors && !o.out.empty())
-    std::printf("%s", write_vectors(name(), o, m.model, m.plan, vectors).c_str());
+  const VectorsByName vectors =
+      collect(subject, o, m.plan, names, [&](int64_t C) { return tsne_flops(m.plan.vectors(), C, tsne_); });
   Ticker ticker(printable(subject.name), "t-SNE's iteration");
   std::mutex telling;
   int64_t done = 0;
@@ -185,39 +171,35 @@ void TsneAnalysis::measure(Subject& subject, const AnalysisOptions& o) {
 }
 
 Finding TsneAnalysis::finding(const AnalysisOptions&) const {
-  Finding found;
-  found.title = "t-SNE of values and hidden states at words";
+  Finding found{"t-SNE of values and hidden states at words"};
   std::vector<ScatterRow> rows;
-  const std::vector<std::string> names = short_names_of(all_);
   std::vector<std::string> settings;
   for (const PlaneModel& m : all_) {
     settings.push_back(occurrences_text(m.plan));
     found.add(plane_table(m, tsne_), plane_json(m));
   }
   for (const VectorKind& kind : plane_kinds)
-    for (size_t i = 0; i < all_.size(); ++i) rows.push_back(plane_row(all_[i], kind, names[i]));
+    for (size_t i = 0; i < all_.size(); ++i) rows.push_back(plane_row(all_[i], kind, names()[i]));
   std::erase_if(rows, [](const ScatterRow& row) { return row.panels.empty(); });
-  found.json.update(
-      {{"perplexity", tsne_.perplexity},
-       {"angle", tsne_.angle},
-       {"early_exaggeration", tsne_.exaggeration},
-       {"exaggerated_iterations", tsne_.exaggerated},
-       {"iterations", tsne_.iterations},
-       {"same_places", std::ranges::all_of(all_, [&](const auto& m) { return same_places(m.plan, all_[0].plan); })}});
+  found.json.update({{"perplexity", tsne_.perplexity},
+                     {"angle", tsne_.angle},
+                     {"early_exaggeration", tsne_.exaggeration},
+                     {"exaggerated_iterations", tsne_.exaggerated},
+                     {"iterations", tsne_.iterations},
+                     {"same_places", all_same_places()}});
   found.csv = plane_csv(all_);
   found.svg = scatter_svg("Values and hidden states at words, by t-SNE", all_[0].plan.classes.names, rows);
   found.measured =
       str("Each point is one token's vector: the value as attention reads it, or the hidden state that the layer puts "
           "out. ",
-          text_of_each(names, settings),
+          text_of_each(names(), settings),
           ". Barnes-Hut t-SNE (perplexity 30, angle 0.5, 1,000 iterations, start from two principal components, "
           "rows scaled to length 1) lays neighbours beside each other; distances between groups and directions "
           "mean nothing. KL is what the picture fails to tell, in nats: lower is truer.");
   for (const VectorKind& kind : plane_kinds) {
-    std::vector<double> means;
-    for (const PlaneModel& m : all_) means.push_back(m.mean_divergence(kind));
     const std::string what = str("Mean KL of ", kind.column, " over the layers shown, in nats");
-    found.shown += (found.shown.empty() ? "" : " ") + numbers_of_models(what, names, means, "%.2f");
+    found.shown += (found.shown.empty() ? "" : " ") +
+                   numbers(what, "%.2f", [&](const PlaneModel& m) { return m.mean_divergence(kind); });
   }
   found.paper =
       "LIMe (arXiv 2502.09245v2): in deep layers of a LLaMA the values at words as alike as is, are, was and were "

@@ -1,9 +1,9 @@
 #include "eval/inside/windows.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "cli/format.h"
+#include "cli/standard_streams.h"
 #include "engine/rng.h"
 
 namespace crossply {
@@ -58,8 +58,8 @@ int64_t window_length(int64_t asked, int64_t usual, const std::string& model, co
     fail(Exit::bad_data, of_model < 2 ? model : data, " has sequences of ", most,
          " tokens, and an analysis needs windows of two or more; give other data");
   if (asked == 0 && most < usual)
-    std::fprintf(stderr, "note: windows of %lld tokens, not of %lld: %s no more\n", static_cast<long long>(most),
-                 static_cast<long long>(usual), of_model <= of_data ? "the model takes" : "the data's sequences have");
+    say_note(str("windows of ", most, " tokens, not of ", usual, ": ",
+                 of_model <= of_data ? "the model takes" : "the data's sequences have", " no more"));
   return asked > 0 ? asked : std::min(usual, most);
 }
 

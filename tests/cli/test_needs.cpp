@@ -1,9 +1,7 @@
 // Flags that have an effect only beside others. --help-all says what each one needs; every row of that table is tried
 // in every program, and a flag without a row must be known here to need nothing.
-#include <filesystem>
 #include <map>
 #include <set>
-#include <sstream>
 
 #include "tests/support/check.h"
 #include "tests/support/program.h"
@@ -55,9 +53,8 @@ std::map<std::string, std::string> pairs_of(const std::string& text) {
 std::string value_of(const Shown& flag) {
   static const auto values = pairs_of(
       "--kd-tau 2 --kd-reduction element --muon-scale original --muon-polynomial polar_express --gpu h200 --mode "
-      "continue --kv-owners [0,2] --value-layers [1] "
-      "--norm rmsnorm --x tokens --style llama3 --lambda-scale frozen --vectors 30 --tsne-vectors 30 "
-      "--rank-rate 100 --num-kv-shared-layers 1 --heads 0.0 --ffn 24 --mirror-offset 2 "
+      "continue --kv-owners [0,2] --value-layers [1] --norm rmsnorm --x tokens --style llama3 --lambda-scale frozen "
+      "--vectors 30 --tsne-vectors 30 --rank-rate 100 --num-kv-shared-layers 1 --heads 0.0 --ffn 24 --mirror-offset 2 "
       "--router-init random --decay routers --lambda2 frozen --router-bound literal --loss train");
   if (values.contains(flag.name)) return values.at(flag.name);
   if (flag.type.empty()) return "";
@@ -66,20 +63,14 @@ std::string value_of(const Shown& flag) {
 
 // Words that meet a need, by its first alternative.
 Words meeting(const std::string& need) {
-  static const std::map<std::string, std::string> values = {{"--temperature", "1"},
-                                                            {"--out", "made"},
-                                                            {"--teacher", "none"},
-                                                            {"--weight-decay", "0.1"},
-                                                            {"--world", "2"},
-                                                            {"--vocab", "300"},
-                                                            {"--prompts", "none"},
-                                                            {"--top-p", "0.9"},
-                                                            {"--estimate", "2"},
-                                                            {"--num-kv-shared-layers", "1"},
-                                                            {"--schedule other than constant", "linear"},
-                                                            {"--rounds other than 1", "3"},
-                                                            {"--data arith:*|prosqa*", "arith:3"},
-                                                            {"--tokens text:*", "text:none"}};
+  static const std::map<std::string, std::string> values = [] {
+    auto pairs = pairs_of(
+        "--temperature 1 --out made --teacher none --weight-decay 0.1 --world 2 --vocab 300 --prompts none --top-p 0.9 "
+        "--estimate 2 --num-kv-shared-layers 1");
+    pairs["--schedule other than constant"] = "linear", pairs["--rounds other than 1"] = "3";
+    pairs["--data arith:*|prosqa*"] = "arith:3", pairs["--tokens text:*"] = "text:none";
+    return pairs;
+  }();
   const std::string first = need.substr(0, need.find(" or "));
   const size_t space = first.find(' ');
   const std::string flag = first.substr(0, space);
@@ -151,7 +142,7 @@ TEST_CASE("needs: a flag without what it needs is refused by its name; with that
         check_outcome(without, Exit::usage,
                       "error: " + flag.name + " has no effect without " + need.substr(0, need.find(' ')));
         const Outcome with = call(scratch, program, {usual, others, against(need), typed, meeting(need)});
-        CHECK_MESSAGE(with.output.find("has no effect") == std::string::npos, with.output);
+        CHECK_MESSAGE(!has(with.output, "has no effect"), with.output);
       }
     }
   CHECK(rows > 200);
@@ -162,13 +153,11 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
   // --dry-run and --steps 0 all flags describe the run that is looked at.
   const Words of_training = split_words(
       "--preset --data --tokenizer --val-data --train-samples --test-samples --seq --seed --init --vocab --width "
-      "--layers "
-      "--heads --kv-heads --head-width --ffn --rope-theta --norm-eps --tie --qk-norm --backbone --teacher --steps "
-      "--batch --accumulate --lr --router-lr --schedule --warmup --weight-decay --beta1 --beta2 --adam-eps --clip "
-      "--optimizer --decay-schedule --out --resume "
-      "--eval-every --eval-samples --save-every --keep --tensorboard --csv --dry-run --dump-tape --dump-tensors "
-      "--profile "
-      "--device --dtype --matmul --sum --peer-timeout --check-replicas --log-ranks");
+      "--layers --heads --kv-heads --head-width --ffn --rope-theta --norm-eps --tie --qk-norm --backbone --teacher "
+      "--steps --batch --accumulate --lr --router-lr --schedule --warmup --weight-decay --beta1 --beta2 --adam-eps "
+      "--clip --optimizer --decay-schedule --out --resume --eval-every --eval-samples --save-every --keep "
+      "--tensorboard --csv --dry-run --dump-tape --dump-tensors --profile --device --dtype --matmul --sum "
+      "--peer-timeout --check-replicas --log-ranks");
   const std::map<std::string, std::string> own = {
       {"train_gpt2", "--positions --bias --activation --scale-attn-by-layer"},
       {"train_lime", "--routing --kv-init"},
@@ -194,8 +183,7 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
        "--model --prompt --prompts --tokenizer --max-new --keep-last --stop --temperature "
        "--repetition-penalty --show-special --dtype --device"},
       {"evaluate",
-       "--model --data --tokenizer --split --seq --val-data --test-samples --batch --samples --estimate "
-       "--device"},
+       "--model --data --tokenizer --split --seq --val-data --test-samples --batch --samples --estimate --device"},
       {"score", "--model --tokenizer --prefix-token --batch-tokens --device"},
       {"gradients", "--model --tokens --batch --seq --out --device --dtype --matmul"},
       {"analyze", "--model --data --what --dump --out --sequences --length --seed --split --val-data --device"},
@@ -244,7 +232,7 @@ TEST_CASE("needs: the options of compare's --arch have the trainers' needs") {
   check_outcome(compare("hyper:dynamic=false:norm=rmsnorm"), Exit::usage, "norm has no effect without dynamic=true");
   const Outcome good = compare("kv_share:sharing=suffix:num_kv_shared_layers=1,mhc:hc_sinkhorn_iters=3");
   check_outcome(good, Exit::done, "mhc:hc_sinkhorn_iters=3");
-  CHECK(good.output.find("has no effect") == std::string::npos);
+  CHECK(!has(good.output, "has no effect"));
   check_outcome(compare("llama,attnres", "--router-lr 0.1"), Exit::usage, "--router-lr has no effect");
   check_outcome(compare("llama,lime", "--router-lr 0.1"), Exit::done, "lime");
 }
@@ -255,12 +243,12 @@ TEST_CASE("needs: what a preset, a file or an earlier run set is a note, and no 
   const auto preset = [&](const std::string& more) { return train(scratch, joined(tiny, split_words(more)), "gpt2"); };
   const Outcome noted = preset("--preset gpt2-medium-fineweb --schedule constant");
   check_outcome(noted, Exit::done, "note: --lr-floor 0.05 of the preset or the run has no effect without --schedule");
-  CHECK(preset("--preset gpt2-medium-fineweb").output.find("has no effect") == std::string::npos);
+  CHECK(!has(preset("--preset gpt2-medium-fineweb").output, "has no effect"));
 
   const std::string dir = scratch.file("model"), config = dir + "/config.json", none = "\"num_kv_shared_layers\": 0";
   check_outcome(train(scratch, joined(small, Words{"--steps", "0", "--out", dir}), "kv_share"), Exit::done, "");
   std::string text = read_text(config);
-  REQUIRE(text.find(none) != std::string::npos);
+  REQUIRE(has(text, none));
   text.replace(text.find(none) + none.size() - 1, 1, "1");
   write_text(config, text);
   std::filesystem::remove(dir + "/manifest.json");

@@ -1,9 +1,6 @@
 #include "data/arith.h"
 
-#include <algorithm>
-#include <cmath>
 #include <map>
-#include <set>
 
 #include "tests/support/check.h"
 #include "tests/support/data_check.h"
@@ -63,22 +60,7 @@ struct Moments {
   double variance_of_mean() const { return (squares / n - mean() * mean()) / n; }
 };
 
-DataOptions options(const std::string& spec, int64_t train, int64_t test, uint64_t seed = 1) {
-  DataOptions o;
-  o.spec = "arith:" + spec;
-  o.seed = seed;
-  o.train_samples = train;
-  o.test_samples = test;
-  return o;
-}
-
 const ArithSource& arith_of(const std::unique_ptr<Source>& source) { return dynamic_cast<const ArithSource&>(*source); }
-
-// What follows the prompt, with eos.
-std::vector<int32_t> solution_of(const ArithSource& source, int64_t index) {
-  const auto all = source.sequence(index);
-  return {all.begin() + static_cast<int64_t>(source.prompt_tokens(index).size()), all.end()};
-}
 
 void set_only_sample(ArithSource& source, const std::vector<int32_t>& tokens) {
   const auto prompt = std::find(tokens.begin(), tokens.end(), arith::equals) - tokens.begin() + 1;
@@ -222,8 +204,9 @@ TEST_CASE("arith: every segment of every sample has the same value and one opera
 }
 
 TEST_CASE("arith: sets are disjoint, without duplicates, and a function of the seed") {
-  const Dataset data = open_dataset(options("3", 20000, 5000)), again = open_dataset(options("3", 20000, 5000));
-  const Dataset other = open_dataset(options("3", 20000, 5000, 2));
+  const Dataset data = open_dataset(task_options("arith:3", 20000, 5000)),
+                again = open_dataset(task_options("arith:3", 20000, 5000));
+  const Dataset other = open_dataset(task_options("arith:3", 20000, 5000, 2));
   CHECK((data.train->size() == 20000 && data.test->size() == 5000 && data.train->vocab_size() == 21));
   std::set<std::vector<int32_t>> all;
   int64_t same = 0;
@@ -245,14 +228,14 @@ TEST_CASE("arith: sets are disjoint, without duplicates, and a function of the s
 }
 
 TEST_CASE("arith: the samples that open_dataset gives by default") {
-  const Dataset data = open_dataset(options("6", 0, 0));
+  const Dataset data = open_dataset(task_options("arith:6", 0, 0));
   CHECK((data.train->size() == 50000 && data.test->size() == 10000));
   CHECK(data.train->seq_len() == 85);  // the bound is 86
   CHECK(data.tokenizer.vocab_size() == 21);
 }
 
 TEST_CASE("arith: only what follows the prompt is a target") {
-  DataOptions padded = options("4", 50, 10);
+  DataOptions padded = task_options("arith:4", 50, 10);
   padded.seq_len = 64;
   const Dataset data = open_dataset(padded);
   CHECK(data.train->seq_len() == 64);
@@ -273,7 +256,7 @@ TEST_CASE("arith: only what follows the prompt is a target") {
   padded.seq_len = 40;
   check_fails(Exit::usage, {"arith:4", "at least 41"}, [&] { open_dataset(padded); });
   // The longest sample's eos is a target too, although it is no input.
-  const Dataset exact = open_dataset(options("3", 2000, 1));
+  const Dataset exact = open_dataset(task_options("arith:3", 2000, 1));
   bool has_longest = false;
   for (int64_t i = 0; i < 2000; ++i) has_longest |= read_sample(*exact.train, i).targets.back() == arith::eos;
   CHECK(has_longest);
@@ -301,7 +284,7 @@ TEST_CASE("arith: the judge") {
   CHECK(verdict("") == "wrong");
   CHECK(!source.judge(0, {-5, 1 << 30, arith::eos}).answer);
 
-  const Dataset data = open_dataset(options("5", 500, 1));
+  const Dataset data = open_dataset(task_options("arith:5", 500, 1));
   const Task& task = *data.train->task();
   for (int64_t i = 0; i < 500; ++i) {
     const std::vector<int32_t> gold = solution_of(arith_of(data.train), i);
@@ -349,13 +332,13 @@ TEST_CASE("arith: the samples of seed 42 are those that models were trained on; 
     int64_t prompts;       // of the 10,000 of the test set: those among the training prompts, in any order of steps
     int64_t of_mixture;    // sequences of the test set that arith:4-6 trains on
   };
-  const Dataset mixture = open_dataset(options("4-6", 0, 1, 42));
+  const Dataset mixture = open_dataset(task_options("arith:4-6", 0, 1, 42));
   for (const Known& want : {Known{"3", 0x8bf159b9f1e204aa, 0xee4ad594f2a88d11, 139, 0},
                             Known{"4", 0x1d002b1e2c985695, 0xf46a29d6e92c942c, 3, 1},
                             Known{"5", 0xa4ff6779c63129e3, 0xc9d56b5b391157d3, 0, 0},
                             Known{"6", 0x2b35ea649baee0d5, 0xad4d3fadfd1ade4e, 0, 0}}) {
     CAPTURE(want.tier);
-    const Dataset data = open_dataset(options(want.tier, 0, 0, 42));
+    const Dataset data = open_dataset(task_options(str("arith:", want.tier), 0, 0, 42));
     CHECK((data.train->digest() == want.train && data.test->digest() == want.test));
     CHECK(known(arith_of(data.test), arith_of(data.train), false) == 0);
     CHECK(known(arith_of(data.test), arith_of(data.train), true) == want.prompts);
@@ -364,7 +347,7 @@ TEST_CASE("arith: the samples of seed 42 are those that models were trained on; 
 }
 
 TEST_CASE("arith: a mixture has as many samples of each number of operators, each judged by its own") {
-  const Dataset data = open_dataset(options("4-6", 0, 0));
+  const Dataset data = open_dataset(task_options("arith:4-6", 0, 0));
   CHECK((data.train->size() == 150000 && data.test->size() == 10000 && data.train->seq_len() == 85));
   for (const auto* split : {&data.train, &data.test}) {
     const ArithSource& source = arith_of(*split);
@@ -402,7 +385,7 @@ TEST_CASE("arith: a model of a mixture is evaluated on one of its tiers, and on 
     const Outcome got = run_program_inside(scratch, joined(split_words("evaluate --answers 8 --model"),
                                                            std::vector<std::string>{run, "--data", spec}, samples));
     check_outcome(got, Exit::done, spec + ", generated; the model was trained on arith:3-4");
-    CHECK(got.output.find("prompts 8\n") != std::string::npos);
+    CHECK(has(got.output, "prompts 8\n"));
   }
 }
 
@@ -536,7 +519,7 @@ TEST_CASE("arith: the judge of integers") {
   CHECK(!source.judge(0, {-5, INT32_MAX, INT32_MIN, arith::eos}).answer);
   CHECK(!source.judge(0, {arith::zero + 10, arith::zero + 3, arith::eos}).answer);
 
-  const Dataset data = open_dataset(options("3-6i", 500, 1));
+  const Dataset data = open_dataset(task_options("arith:3-6i", 500, 1));
   const ArithSource& mixed = arith_of(data.train);
   CHECK(data.train->vocab_size() == 21);
   for (int64_t i = 0; i < 500; ++i) {

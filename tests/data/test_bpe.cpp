@@ -2,7 +2,6 @@
 
 #include <omp.h>
 
-#include "data/tokenizer.h"
 #include "engine/io/json.h"
 #include "engine/io/printable.h"
 #include "engine/rng.h"
@@ -21,6 +20,8 @@ struct Draws {
   size_t below(size_t n) { return random_bits(seed, 0, count++) % n; }
 };
 
+Json level(bool use_regex) { return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", use_regex}}; }
+
 // A byte-level file: the bytes are the tokens 0 to 255, what a merge makes the next ones.
 Json byte_level(const std::vector<std::string>& merges, const Json& pre_tokenizer = nullptr) {
   Json vocab = Json::object();
@@ -30,21 +31,20 @@ Json byte_level(const std::vector<std::string>& merges, const Json& pre_tokenize
     both.erase(both.find(' '), 1);
     if (!vocab.contains(both)) vocab[both] = vocab.size();
   }
-  const Json plain = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
   return {{"version", "1.0"},
           {"added_tokens", Json::array()},
           {"normalizer", nullptr},
-          {"pre_tokenizer", pre_tokenizer.is_null() ? plain : pre_tokenizer},
+          {"pre_tokenizer", pre_tokenizer.is_null() ? level(true) : pre_tokenizer},
           {"decoder", {{"type", "ByteLevel"}}},
           {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}}}};
 }
 
 // Without any cut but this one.
+Json cut_by(const Json& pre_tokenizer) {
+  return {{"type", "Sequence"}, {"pretokenizers", {pre_tokenizer, level(false)}}};
+}
 Json split(const Json& pattern, const std::string& behavior, bool invert = false) {
-  return {{"type", "Sequence"},
-          {"pretokenizers",
-           {{{"type", "Split"}, {"pattern", pattern}, {"behavior", behavior}, {"invert", invert}},
-            {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
+  return cut_by({{"type", "Split"}, {"pattern", pattern}, {"behavior", behavior}, {"invert", invert}});
 }
 
 // Like Llama 2's: <unk>, 256 bytes, then the characters and what merges make.
@@ -160,10 +160,9 @@ TEST_CASE("bpe: a long piece is merged as a short one is, and in no time") {
 
 TEST_CASE("bpe: the pieces of GPT-2's ByteLevel") {
   const TempDir dir;
-  const Json level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
-  CHECK(pieces(dir, level, "aaaa aab") == Strings{"aaaa", " ", "aab"});
-  CHECK(pieces(dir, level, "a  a") == Strings{"a", " ", " a"});
-  Json prefix = level;
+  CHECK(pieces(dir, level(true), "aaaa aab") == Strings{"aaaa", " ", "aab"});
+  CHECK(pieces(dir, level(true), "a  a") == Strings{"a", " ", " a"});
+  Json prefix = level(true);
   prefix["add_prefix_space"] = true;
   CHECK(pieces(dir, prefix, "a a") == Strings{" a", " a"});
   CHECK(pieces(dir, prefix, " a") == Strings{" a"});
@@ -183,10 +182,7 @@ TEST_CASE("bpe: every behavior of a split, inverted too, at a text and at an exp
   CHECK(pieces(dir, split(b, "Contiguous"), "aabba") == Strings{"aa", "bb", "a"});
   CHECK(pieces(dir, split({{"Regex", "a"}}, "Isolated", true), "aabb") == Strings{"a", "a", "bb"});
   CHECK(pieces(dir, split({{"Regex", "(?=b)"}}, "Isolated"), "aabba") == Strings{"aa", "b", "ba"});
-  const Json digits = {{"type", "Sequence"},
-                       {"pretokenizers",
-                        {{{"type", "Digits"}, {"individual_digits", true}},
-                         {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
+  const Json digits = cut_by({{"type", "Digits"}, {"individual_digits", true}});
   CHECK(pieces(dir, digits, "aa1aa12") == Strings{"aa", "1", "aa", "1", "2"});
 }
 

@@ -1,9 +1,6 @@
 // What our directories carry on from another one names no Python code of that one.
 #include "data/carried_settings.h"
 
-#include <doctest/doctest.h>
-
-#include "engine/io/json.h"
 #include "tests/support/program.h"
 #include "tests/support/tiny_bpe.h"
 

@@ -152,7 +152,7 @@ TEST_CASE("documents: a byte order mark at the start is no text, and bytes count
     CHECK(documents[0].text == "one\xff");
     check_fails(Exit::bad_data, {name, "not UTF-8", "byte 6, \\xff"}, [&] { require_utf8(documents); });
     require_utf8(documents, Faults::keep);
-    CHECK((documents[0].text.empty() && documents[0].fault.find("byte 6") != std::string::npos));
+    CHECK((documents[0].text.empty() && has(documents[0].fault, "byte 6")));
   }
 }
 
@@ -167,8 +167,8 @@ TEST_CASE("documents: faults are kept in their documents, and only there") {
   parse_documents(all.documents, "text", Faults::keep);
   REQUIRE((all.documents.size() == 4 && all.finished.size() == 3));
   CHECK((all.documents[0].text == "1" && all.documents[0].fault.empty() && all.documents[3].text == "3"));
-  CHECK(all.documents[1].fault.find("line 2") != std::string::npos);
-  CHECK(all.documents[2].fault.find("UTF-16") != std::string::npos);
+  CHECK(has(all.documents[1].fault, "line 2"));
+  CHECK(has(all.documents[2].fault, "UTF-16"));
   CHECK(all.finished[1].sha256 == digest_of_file(dir.file("b.txt")));
 }
 

@@ -1,10 +1,7 @@
 #include "data/encoded_task.h"
 
-#include <algorithm>
-
 #include "data/arith.h"
 #include "data/prosqa.h"
-#include "engine/io/json.h"
 #include "tests/support/data_check.h"
 #include "tests/support/tiny_bpe.h"
 

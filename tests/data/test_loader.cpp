@@ -1,6 +1,5 @@
 #include "data/loader.h"
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <numeric>

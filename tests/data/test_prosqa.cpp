@@ -1,9 +1,7 @@
 #include "data/prosqa.h"
 
-#include <algorithm>
 #include <array>
 #include <map>
-#include <set>
 
 #include "engine/io/json.h"
 #include "tests/support/data_check.h"
@@ -98,11 +96,6 @@ nlohmann::json published_items() {
   return {};
 }
 
-std::vector<int32_t> solution(const ProsqaSource& source, int64_t index) {
-  const auto all = source.sequence(index);
-  return {all.begin() + static_cast<int64_t>(source.prompt_tokens(index).size()), all.end()};
-}
-
 double share_of_hard(const ProsqaSource& source) {
   double hard = 0;
   for (int64_t i = 0; i < source.size(); ++i) hard += source.is_hard(i);
@@ -157,9 +150,7 @@ TEST_CASE("prosqa: every graph is what the task promises") {
 }
 
 TEST_CASE("prosqa: the text of a sample") {
-  DataOptions options;
-  options.spec = "prosqa";
-  options.train_samples = 3000, options.test_samples = 300;
+  DataOptions options = task_options("prosqa", 3000, 300, DataOptions().seed);
   const Dataset data = open_dataset(options), again = open_dataset(options);
   const auto& source = dynamic_cast<const ProsqaSource&>(*data.train);
   CHECK((source.seq_len() == 384 && source.vocab_size() == 66 && data.tokenizer.vocab_size() == 66));
@@ -167,7 +158,7 @@ TEST_CASE("prosqa: the text of a sample") {
   double target_first = 0, tokens = 0;
   std::map<int32_t, int> uses;
   for (int64_t i = 0; i < source.size(); ++i) {
-    const auto prompt = source.prompt(i), rest = solution(source, i);
+    const auto prompt = source.prompt(i), rest = solution_of(source, i);
     prompts.insert(prompt);
     tokens += static_cast<double>(prompt.size() + rest.size());
     target_first += prompt[prompt.size() - 5] == rest[rest.size() - 3];
@@ -190,7 +181,7 @@ TEST_CASE("prosqa: the text of a sample") {
   CHECK(share_of_hard(source) == doctest::Approx(.495).epsilon(.08));
 
   const Sample s = read_sample(source, 0);
-  const auto prompt = source.prompt(0), rest = solution(source, 0);
+  const auto prompt = source.prompt(0), rest = solution_of(source, 0);
   std::vector<int32_t> all = prompt;
   all.insert(all.end(), rest.begin(), rest.end());
   for (size_t t = 0; t < 384; ++t) {
@@ -253,7 +244,7 @@ TEST_CASE("prosqa: the published splits read with our words, judge and statistic
   for (int64_t i = 0; i < source.size(); ++i) {
     const auto& item = items[static_cast<size_t>(i)];
     tokens += static_cast<double>(source.sequence(i).size());
-    const auto v = source.judge(i, solution(source, i));
+    const auto v = source.judge(i, solution_of(source, i));
     CHECK((v.answer && v.steps));
     std::vector<ProsqaGraph::Edge> edges;
     for (const auto& edge : item["edges"]) edges.push_back({edge[0].get<int>(), edge[1].get<int>()});
@@ -295,7 +286,7 @@ TEST_CASE("prosqa: a file of the published form is the test set, and what is non
   CHECK(words.decode({all.begin(), all.end()}) ==
         "Tom is a terpus . Every terpus is a brimpus . Is Tom a lempus or brimpus ? <nl> Tom is a terpus . <nl> Every "
         "terpus is a brimpus . <nl> ### Tom is a brimpus . <eos>");
-  CHECK(test.judge(0, solution(test, 0)).steps);
+  CHECK(test.judge(0, solution_of(test, 0)).steps);
   CHECK(test.is_hard(0));  // the answer has two mentions, the other one
   const auto check_refused = [&](const nlohmann::json& file, const std::string& says) {
     check_fails(Exit::bad_data, {"questions.json", says}, [&] { open(file); });

@@ -90,7 +90,7 @@ TEST_CASE("tokenizer: one of another kind leaves token ids; what is no tokenizer
   const auto is_foreign = [&](const std::string& contents, const std::string& what) {
     write_text(path, contents);
     const Tokenizer t = Tokenizer::load(dir.path.string());
-    CHECK_MESSAGE((t.is_foreign() && t.describe().find(what) != std::string::npos), contents << ": " << t.describe());
+    CHECK_MESSAGE((t.is_foreign() && has(t.describe(), what)), contents << ": " << t.describe());
     CHECK((t.encode(" 7 0\n") == Ids{7, 0} && t.decode({7, 0}) == "7 0" && t.vocab_size() == 0 && t.eos() == -1));
     check_fails(Exit::usage, {"\"seven\"", what, "integers"}, [&] { t.encode("seven"); });
   };

@@ -1,6 +1,5 @@
 // Which tokens are for validation: whole documents by their hashes, or the end of each file; always the share that was
 // asked for, each token on one side, in order.
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <numeric>

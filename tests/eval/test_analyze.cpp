@@ -1,19 +1,14 @@
 // The program analyze, and the probabilities that it measures.
 #include "eval/inside/windows.h"
 
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "data/shards.h"
-#include "engine/io/json_file.h"
 #include "eval/inside/heat_map.h"
 #include "eval/inside/probe.h"
 #include "models/disk/config_json.h"
-#include "models/disk/model_dir.h"
 #include "tests/support/cases.h"
 #include "tests/support/inside.h"
-#include "tests/support/program.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -91,10 +86,6 @@ void make_gpt2(const std::string& dir, bool sink) {
     weights.fill("q_proj.bias", 0.5);                                           // logits 4 and -4
   }
   weights.save(dir);
-}
-
-nlohmann::json analysis_of(const TempDir& scratch, const std::string& out) {
-  return read_json(scratch.file(out) + "/attention.json");
 }
 
 }  // namespace
@@ -180,7 +171,7 @@ TEST_CASE("analyze: the heads of several attentions of a layer stand beside each
   write_shard(shard, {1, 2, 3, 4, 5, 6, 0, 2, 5, 1, 3, 6, 2}, ShardFormat::uint16);
   const Outcome got = analyze(scratch, {"model"}, shard, "--what attention --sequences 2 --length 6");
   check_outcome(got, Exit::done, "of 28, ");
-  const nlohmann::json layers = analysis_of(scratch, "out")["models"][0]["layers"];
+  const nlohmann::json layers = out_json(scratch, "attention")["models"][0]["layers"];
   for (size_t l = 0; l < 4; ++l) CHECK(layers[l]["heads"].size() == (l == 0 ? 4 : 8));
 }
 
@@ -188,9 +179,8 @@ TEST_CASE("analyze: windows begin anywhere in a sequence of text, and at the sta
   const TempDir scratch;
   std::string text;
   for (int i = 0; i < 2000; ++i) text += static_cast<char>(i % 251);
-  write_text(scratch.file("text"), text);
   DataOptions data;
-  data.spec = "text:" + scratch.file("text"), data.seq_len = 40;
+  data.spec = text_file(scratch, text), data.seq_len = 40;
   data.whole = true;
   const Dataset dataset = open_dataset(data);
   const std::vector<TokenWindow> windows = random_windows(*dataset.test, 16, 400, 1);
@@ -248,7 +238,7 @@ TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in non
   check_outcome(got, Exit::done, "6 windows of 100 tokens, seed 42");
   check_outcome(got, Exit::done, "collapsed heads, of rank below 1.5: 12 of 12, 100.0%");
   check_width(got, scratch);
-  const nlohmann::json json = analysis_of(scratch, "out");
+  const nlohmann::json json = out_json(scratch, "attention");
   CHECK(json["sequences"] == 6);
   CHECK(json["seed"] == 42);
   CHECK(json["tau"] == 0.9);
@@ -268,18 +258,17 @@ TEST_CASE("analyze: a model of sinks is lazy in every layer, a random one in non
     CHECK(layer["max_rank"] > 1.5);
     for (const nlohmann::json& head : layer["heads"]) CHECK(head["rank"] <= head["mass"]);
   }
-  const std::string csv = read_text(scratch.file("out") + "/attention.csv");
+  const std::string csv = out_text(scratch, "attention.csv");
   CHECK(csv.starts_with("model,layer,head,rank,mass\n"));
   CHECK(has(csv, "sink,2,3,1.0,1.0\n"));
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 2 * 3 * 4);
-  const std::string svg = read_text(scratch.file("out") + "/attention.svg");
+  const std::string svg = out_text(scratch, "attention.svg");
   CHECK(svg.starts_with("<svg xmlns="));
-  for (const char* part : {"attention rank", "attention mass", "sink", "random", ">layer<", ">head<"})
-    CHECK(has(svg, part));
+  check_has(svg, {"attention rank", "attention mass", "sink", "random", ">layer<", ">head<"});
   CHECK(!has(svg, "nan"));
   // Again: its own files are replaced, and the same seed gives the same numbers on several threads too.
   check_outcome(attention(), Exit::done, "wrote");
-  CHECK(analysis_of(scratch, "out") == json);
+  CHECK(out_json(scratch, "attention") == json);
 }
 
 TEST_CASE("analyze: the average rank of given groups of layers") {
@@ -291,7 +280,7 @@ TEST_CASE("analyze: the average rank of given groups of layers") {
   };
   const Outcome got = attention({"0-1,1-2", "2"});
   check_outcome(got, Exit::done, "groups:\n  layers 0 to 1: AvgRank 1.00\n  layers 1 to 2: AvgRank 1.00\n  layer 2: ");
-  const nlohmann::json models = analysis_of(scratch, "out")["models"];
+  const nlohmann::json models = out_json(scratch, "attention")["models"];
   for (const nlohmann::json& model : models) {
     const auto rank = [&](size_t layer) { return model["layers"][layer]["max_rank"].get<double>(); };
     REQUIRE(model["groups"].size() == 3);
@@ -301,9 +290,8 @@ TEST_CASE("analyze: the average rank of given groups of layers") {
     CHECK(model["groups"][2]["avg_rank"] == rank(2));
   }
   CHECK(models[1]["groups"][2]["avg_rank"] > 1.5);
-  const std::string svg = read_text(scratch.file("out") + "/attention.svg");
-  for (const char* part : {"AvgRank of groups of layers", ">0-1</text>", ">model</text>"})
-    CHECK_MESSAGE(has(svg, part), part);
+  const std::string svg = out_text(scratch, "attention.svg");
+  check_has(svg, {"AvgRank of groups of layers", ">0-1</text>", ">model</text>"});
   check_outcome(attention({"0-3"}), Exit::usage, "there is no layer 3; the layers are 0 to 2");
   check_outcome(attention({"2-1"}), Exit::usage, "'2-1' ends before it begins");
   for (const char* bad : {"", "0-", "-1", "a-b", "0-1-2", "0,,1", "0,"})
@@ -323,15 +311,15 @@ TEST_CASE("analyze: windows of two models are the same wherever they can be, and
   };
   const std::vector<std::string> runs = {"20", "24"};
   check_outcome(attention(runs, ""), Exit::done, "--split all --length 20 gives both the same");
-  CHECK(analysis_of(scratch, "out")["same_windows"] == false);
+  CHECK(out_json(scratch, "attention")["same_windows"] == false);
   const Outcome cut = attention(runs, "--length 10");
   check_outcome(cut, Exit::done, "--split all --length 10 gives both the same");
-  CHECK(analysis_of(scratch, "out")["same_windows"] == false);
+  CHECK(out_json(scratch, "attention")["same_windows"] == false);
   for (const std::string length : {"10", "20"}) {
     const Outcome got = attention({"20", "24", "model"}, "--split all --length " + length);
     check_outcome(got, Exit::done, "wrote");
     CHECK(!has(got.output, "other windows"));
-    CHECK(analysis_of(scratch, "out")["same_windows"] == true);
+    CHECK(out_json(scratch, "attention")["same_windows"] == true);
   }
 }
 
@@ -339,85 +327,68 @@ TEST_CASE("analyze: a heat map has a cell for every number, its number where the
   const auto svg_of = [&](const std::vector<HeatMapBand>& bands) {
     return heat_map_svg("<title>", "row & row", "column", bands);
   };
-  const auto count = [](const std::string& text, const std::string& what) {
-    size_t n = 0;
-    for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++n;
-    return n;
-  };
   const HeatMap small{"a", {{1, 3, NAN}, {2.25, 1, 1}}}, other{"b\x01", {{1, 1, 1}, {1, 12, 1}, {1, 1, 1}}};
-  const size_t frame = count(svg_of({{"none", {{"empty", {}}}}}), "<rect");  // background, frame, scale
+  const size_t frame = count_of(svg_of({{"none", {{"empty", {}}}}}), "<rect");  // background, frame, scale
   const std::string both = svg_of({{"band", {small, other}}});
-  CHECK(count(both, "<rect") == frame + 1 + 5 + 9);  // another frame
+  CHECK(count_of(both, "<rect") == frame + 1 + 5 + 9);  // another frame
   CHECK(has(both, ">2.2<"));
-  CHECK(count(both, ">12<") == 2);              // in its cell and at the end of the scale
-  CHECK(count(both, "fill=\"#08306b\"") == 1);  // the darkest
-  CHECK(count(svg_of({{"band", {small}}, {"band", {other}}}), "fill=\"#08306b\"") == 2);
+  CHECK(count_of(both, ">12<") == 2);              // in its cell and at the end of the scale
+  CHECK(count_of(both, "fill=\"#08306b\"") == 1);  // the darkest
+  CHECK(count_of(svg_of({{"band", {small}}, {"band", {other}}}), "fill=\"#08306b\"") == 2);
   for (const char* part : {"&lt;title&gt;", "row &amp; row", "b "}) CHECK(has(both, part));
-  for (const char* part : {"nan", "inf"}) CHECK(!has(both, part));
+  check_has_none(both, {"nan", "inf"});
   const std::string large = svg_of({{"band", {{"large", std::vector(128, std::vector<double>(128, 1.5))}}}});
-  CHECK(count(large, "<rect") == frame);
-  CHECK(count(large, "zM") == 128 * 128 - 1);  // cells of one colour are one path
-  CHECK(count(large, ">1.5<") == 1);           // of the scale
+  CHECK(count_of(large, "<rect") == frame);
+  CHECK(count_of(large, "zM") == 128 * 128 - 1);  // cells of one colour are one path
+  CHECK(count_of(large, ">1.5<") == 1);           // of the scale
 }
 
 TEST_CASE("analyze: bad input") {
   const TempDir scratch;
   make_gpt2(scratch.file("model"), false);
-  write_text(scratch.file("text"), letters(3000));
   write_text(scratch.file("short"), letters(60));
-  const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
-  const auto analyze = [&](std::vector<std::string> words) {
-    words.insert(words.begin(), {"analyze", "--sequences", "2"});
-    return run_program_inside(scratch, words);
+  const std::string data = letters_file(scratch), out = scratch.file("out"), model = scratch.file("model");
+  const auto check = [&](const std::string& flags, Exit code, const std::string& says) {
+    check_outcome(run_program_inside(scratch, split_words("analyze --sequences 2 --model " + flags)), code, says);
   };
-  const std::string model = scratch.file("model");
-  check_outcome(analyze({"--model", scratch.file("none"), "--data", data, "--what", "attention"}), Exit::no_input,
-                "none");
-  check_outcome(analyze({"--model", model, "--data", data, "--what", "heads"}), Exit::usage, "'heads' is not one of:");
-  check_outcome(analyze({"--model", model, "--data", data}), Exit::usage, "give --what or --dump");
-  check_outcome(analyze({"--model", model, "--data", data, "--what", "attention", "attention"}), Exit::usage,
-                "attention is there twice");
-  check_outcome(analyze({"--model", model, "--data", data, "--what", "attention", "--length", "129"}), Exit::usage,
-                "takes sequences of at most 128 tokens");
-  check_outcome(
-      analyze({"--model", model, "--data", "text:" + scratch.file("short"), "--what", "attention", "--length", "80"}),
-      Exit::usage, "have only 59 tokens");
-  check_outcome(analyze({"--model", model, "--data", "text:" + scratch.file("short"), "--what", "attention"}),
-                Exit::done, "note: windows of 59 tokens, not of 100: the data's sequences have no more");
-  check_outcome(analyze({"--model", model, "--data", "arith:3", "--what", "attention", "--tau", "2"}), Exit::usage,
-                "--tau");
+  const auto attention_of = [](const std::string& of, const std::string& on) {
+    return of + " --data " + on + " --what attention";
+  };
+  const std::string usual = attention_of(model, data), brief = attention_of(model, "text:" + scratch.file("short"));
+  const std::string nobody = attention_of(scratch.file("none"), data);
+  check(nobody, Exit::no_input, "none");
+  check(model + " --data " + data + " --what heads", Exit::usage, "'heads' is not one of:");
+  check(model + " --data " + data, Exit::usage, "give --what or --dump");
+  check(usual + " attention", Exit::usage, "attention is there twice");
+  check(usual + " --length 129", Exit::usage, "takes sequences of at most 128 tokens");
+  check(brief + " --length 80", Exit::usage, "have only 59 tokens");
+  check(brief, Exit::done, "note: windows of 59 tokens, not of 100: the data's sequences have no more");
+  check(attention_of(model, "arith:3") + " --tau 2", Exit::usage, "--tau");
   write_shard(scratch.file("x.bin"), std::vector<uint32_t>(300, 256), ShardFormat::uint16);
-  check_outcome(analyze({"--model", model, "--data", scratch.file("x.bin"), "--what", "attention"}), Exit::bad_data,
-                "vocabulary has only 256");
+  check(attention_of(model, scratch.file("x.bin")), Exit::bad_data, "vocabulary has only 256");
   // What somebody else wrote stays.
   std::filesystem::create_directories(out);
   for (const char* name : {"attention.csv", "attention.json", "attention.svg"}) {
     write_text(out + "/" + name, "{}");
-    check_outcome(analyze({"--model", model, "--data", data, "--what", "attention", "--out", out}), Exit::usage,
-                  "was not written by this program");
+    check(usual + " --out " + out, Exit::usage, "was not written by this program");
     CHECK(read_text(out + "/" + name) == "{}");
     std::filesystem::remove(out + "/" + name);
   }
   std::filesystem::create_directories(out + "/attention.svg");  // known before the model is looked at
-  check_outcome(analyze({"--model", scratch.file("none"), "--data", data, "--what", "attention", "--out", out}),
-                Exit::usage, "attention.svg is no file");
+  check(nobody + " --out " + out, Exit::usage, "attention.svg is no file");
   std::filesystem::remove(out + "/attention.svg");
   write_text(scratch.file("file"), "x");
-  check_outcome(analyze({"--model", model, "--data", data, "--what", "attention", "--out", scratch.file("file")}),
-                Exit::usage, "is no directory");
+  check(usual + " --out " + scratch.file("file"), Exit::usage, "is no directory");
   // Attention that is not finite: of queries that overflow.
-  const auto save_huge = [&](const char* part, const std::string& name) {
+  const auto check_huge = [&](const char* part, const std::string& name, const std::string& says) {
     Weights weights(load_config(model + "/config.json"));
     load_weights(model, weights.config, weights.params);
     weights.fill(part, 3e38);
     weights.save(scratch.file(name));
+    check(attention_of(scratch.file(name), data) + " --out " + out, Exit::not_finite, says);
   };
-  save_huge("q_proj.weight", "huge");
-  check_outcome(analyze({"--model", scratch.file("huge"), "--data", data, "--what", "attention", "--out", out}),
-                Exit::not_finite, "huge: the attention of layer 0, head");
+  check_huge("q_proj.weight", "huge", "huge: the attention of layer 0, head");
   // Or only what it computes: finite probabilities times values that are not.
-  save_huge("v_proj.weight", "values");
-  check_outcome(analyze({"--model", scratch.file("values"), "--data", data, "--what", "attention", "--out", out}),
-                Exit::not_finite, "values: what the attention of layer 0 puts out is not finite");
+  check_huge("v_proj.weight", "values", "values: what the attention of layer 0 puts out is not finite");
   CHECK(std::filesystem::is_empty(out));
 }

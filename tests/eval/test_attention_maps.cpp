@@ -1,15 +1,7 @@
 // analyze --what maps and --what sinks: attention that is known.
-#include <doctest/doctest.h>
 
-#include <cmath>
-#include <nlohmann/json.hpp>
-
-#include "engine/io/json_file.h"
-#include "engine/rng.h"
 #include "eval/inside/token_map.h"
-#include "models/disk/model_dir.h"
 #include "tests/support/inside.h"
-#include "tests/support/tiny.h"
 #include "tests/support/tiny_bpe.h"
 
 using namespace crossply;
@@ -23,8 +15,7 @@ void make_model(const std::string& dir, int64_t vocab, bool even, int64_t positi
   config.vocab_size = vocab, config.max_position_embeddings = positions;
   config.check(Exit::usage, "test");
   TinyModel model(config);
-  for (const Parameter& row : model.params.rows())
-    if (even && has(row.name, "q_proj")) model.fill(row.name, [](int64_t) { return 0; });
+  if (even) set(model, "q_proj", 0);
   save_model(dir, model.params, config);
 }
 
@@ -34,13 +25,11 @@ TEST_CASE("analyze: attention that is even has the sinks, distances and entropie
   const TempDir scratch;
   make_model(scratch.file("even"), 256, true);
   make_model(scratch.file("other"), 256, false);
-  write_text(scratch.file("text"), std::string(300, 'x') + "the end");
-  const std::string out = scratch.file("out");
-  const std::string data = "text:" + scratch.file("text");
+  const std::string data = text_file(scratch, std::string(300, 'x') + "the end");
   const Outcome got = analyze(scratch, {"even", "other"}, data, "--what sinks --sequences 3 --length 4");
   check_outcome(got, Exit::done, "3 windows of 4 tokens, seed 42");
   check_outcome(got, Exit::done, "heads that put more than 0.3 on the first token: 16 of 16, 100.0%");
-  const nlohmann::json json = read_json(out + "/sinks.json");
+  const nlohmann::json json = out_json(scratch, "sinks");
   // Rows 1, 2 and 3, each even over itself and what is before: on 0 and on t 1/2, 1/3, 1/4; distances 1/2, 1, 3/2.
   for (const nlohmann::json& layer : json["models"][0]["layers"]) {
     CHECK(layer["heads"].size() == 4);
@@ -51,7 +40,7 @@ TEST_CASE("analyze: attention that is even has the sinks, distances and entropie
     CHECK(layer["sink_heads"] == 4);
   }
   CHECK(json["same_windows"] == true);
-  const std::string csv = read_text(out + "/sinks.csv");
+  const std::string csv = out_text(scratch, "sinks.csv");
   CHECK(std::ranges::count(csv, '\n') == 1 + 2 * 4 * 4);
   check_outcome(analyze(scratch, {"even"}, data, "--what sinks --length 1"), Exit::usage,
                 "needs windows of two tokens or more");
@@ -61,8 +50,7 @@ TEST_CASE("analyze: maps of a text: the tokenizer's tokens, safe to look at, and
   const TempDir scratch;
   make_model(scratch.file("model"), 300, true);
   write_tiny_bpe(scratch.file("model"));
-  write_text(scratch.file("text"), std::string(300, 'x') + "the end");
-  const std::string out = scratch.file("out"), data = "text:" + scratch.file("text");
+  const std::string data = text_file(scratch, std::string(300, 'x') + "the end");
   const auto maps = [&](const std::vector<std::string>& words) {
     return analyze(scratch, {"model"}, data, "--what maps", words);
   };
@@ -71,7 +59,7 @@ TEST_CASE("analyze: maps of a text: the tokenizer's tokens, safe to look at, and
   check_outcome(got, Exit::done, "the last of 10 tokens, 9 \\n");
   check_outcome(got, Exit::done, "looks most at");
   CHECK(!has(got.output, "\x1b"));
-  const nlohmann::json json = read_json(out + "/maps.json"), model = json["models"][0];
+  const nlohmann::json json = out_json(scratch, "maps"), model = json["models"][0];
   CHECK(json["given_text"] == text);
   CHECK(model["bin"] == 1);
   CHECK(model["texts"][0][0] == nlohmann::json{{"id", 258}, {"text", "the"}});
@@ -81,19 +69,19 @@ TEST_CASE("analyze: maps of a text: the tokenizer's tokens, safe to look at, and
     CHECK(layer["mean"][9].size() == 10);
     for (const nlohmann::json& share : layer["heads"][2][3]) CHECK(share == doctest::Approx(0.25));
   }
-  const std::string svg = read_text(out + "/maps.svg");
+  const std::string svg = out_text(scratch, "maps.svg");
   for (const char* part :
        {"layer 0, mean of 4 heads", "layer 3, head 1", "layer 0, head 0", ">the<", "&lt;", "\\x1b", "\\n"})
     CHECK_MESSAGE(has(svg, part), part);
   CHECK(!has(svg, "\x1b"));
-  const std::string csv = read_text(out + "/maps.csv");
+  const std::string csv = out_text(scratch, "maps.csv");
   CHECK(std::ranges::count(csv, '\n') == 1 + 4 * (4 + 1) * 55);
   CHECK(has(csv, ",3,mean,9,9,"));
   // Of the data: the first window. Without a tokenizer of the model's: that of the data.
   const Outcome first = maps({"--sequences", "5"});
   check_outcome(first, Exit::done, "the last of 32 tokens, 31 ");
   CHECK(has(first.output, ": 1 window of 32 tokens, "));
-  CHECK(read_json(out + "/maps.json")["given_text"].is_null());
+  CHECK(out_json(scratch, "maps")["given_text"].is_null());
   std::filesystem::remove(scratch.file("model") + "/tokenizer.json");
   check_outcome(maps({"--text", "ab"}), Exit::done, "the last of 2 tokens, 1 b");
   // A prompt too long, empty, or with heads that are not there.
@@ -109,15 +97,11 @@ TEST_CASE("analyze: maps of whole texts and of several, with the causal mask and
   const TempDir scratch;
   make_model(scratch.file("even"), 256, true, 200);
   make_model(scratch.file("other"), 256, false, 200);
-  std::string text;
-  for (uint64_t i = 0; i < 3000; ++i) text += static_cast<char>('a' + random_bits(3, 1, i) % 26);
-  write_text(scratch.file("text"), text);
-  const std::string out = scratch.file("out");
-  const std::string data = "text:" + scratch.file("text");
+  const std::string data = letters_file(scratch);
   const auto maps = [&](const std::string& model, const std::vector<std::string>& words) {
     const Outcome got = analyze(scratch, {model}, data, "--what maps", words);
     check_outcome(got, Exit::done, "looks most at");
-    return read_json(out + "/maps.json")["models"][0];
+    return out_json(scratch, "maps")["models"][0];
   };
   // The mean of three texts is that of their maps; a text is the window that the same seed gives.
   const nlohmann::json mean = maps("other", {"--texts", "3", "--length", "40"});
@@ -149,15 +133,14 @@ TEST_CASE("analyze: maps of whole texts and of several, with the causal mask and
   const nlohmann::json even = maps("even", {"--causal-mask", "false", "--length", "10"})["layers"][3]["heads"][2];
   for (const nlohmann::json& of_row : even)
     for (const nlohmann::json& share : of_row) CHECK(share == doctest::Approx(0.1));
-  CHECK(read_json(out + "/maps.json")["causal_mask"] == false);
+  CHECK(out_json(scratch, "maps")["causal_mask"] == false);
   // All of a long text: every share in the files, and cells of several tokens in the figure.
   const nlohmann::json whole = maps("even", {"--length", "150"});
   CHECK(whole["bin"] == 1);
   CHECK(whole["layers"][0]["mean"].size() == 150);
   CHECK(whole["layers"][0]["heads"][0][149][7] == doctest::Approx(1.0 / 150));
-  const std::string svg = read_text(out + "/maps.svg");
-  for (const char* part : {"even: 150 tokens, a cell is 4 x 4 tokens", ">0-3</text>", "148-149: 144-147 0.03<"})
-    CHECK_MESSAGE(has(svg, part), part);
+  const std::string svg = out_text(scratch, "maps.svg");
+  check_has(svg, {"even: 150 tokens, a cell is 4 x 4 tokens", ">0-3</text>", "148-149: 144-147 0.03<"});
   CHECK(svg.size() < 2000000);
   check_outcome(analyze(scratch, {"even"}, data, "--what maps --text ab --texts 2"), Exit::usage, "--text");
 }

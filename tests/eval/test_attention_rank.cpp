@@ -2,9 +2,6 @@
 // hold for sinks.
 #include "eval/inside/attention_rank.h"
 
-#include <algorithm>
-#include <cmath>
-#include <functional>
 #include <numbers>
 #include <numeric>
 

@@ -1,9 +1,6 @@
 #include "eval/inside/autoencoder.h"
 #include "eval/inside/sae_vectors.h"
 
-#include <doctest/doctest.h>
-
-#include <cmath>
 #include <set>
 
 #include "engine/rng.h"

@@ -1,8 +1,6 @@
 // Generation by chunks, in bf16, and of rows together, against token by token, fp32 and each row alone.
 #include "eval/decode.h"
 
-#include <cmath>
-#include <map>
 #include <set>
 
 #include "tests/support/cases.h"

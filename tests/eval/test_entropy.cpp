@@ -1,13 +1,8 @@
 // The matrix-based entropy: known spectra, known rows, and the program.
 #include "engine/io/json.h"
-#include "engine/io/json_file.h"
 #include "eval/inside/entropy.h"
 
-#include <sstream>
-
 #include "cli/format.h"
-#include "data/shards.h"
-#include "engine/rng.h"
 #include "tests/support/inside.h"
 
 using namespace crossply;
@@ -123,7 +118,6 @@ TEST_CASE("entropy: of several models beside each other, in table, JSON, CSV and
   save_tiny(scratch.file("llama"), "llama");
   save_tiny(scratch.file("svformer"), "resformer:variant=svformer", 3);
   save_tiny(scratch.file("lime"), "lime", 2);
-  const std::string out = scratch.file("out");
   const auto analyzed = [&](const std::string& flags) {
     return analyze(scratch, {"llama", "svformer", "lime"}, tiny_shard(scratch),
                    "--what entropy --sequences 5 --length 6 " + flags);
@@ -131,7 +125,7 @@ TEST_CASE("entropy: of several models beside each other, in table, JSON, CSV and
   const Outcome got = analyzed("");
   check_outcome(got, Exit::done, "5 windows of 6 tokens, seed 42, alpha 0.5; in nats");
   check_width(got, scratch);
-  const nlohmann::json json = read_json(out + "/entropy.json");
+  const nlohmann::json json = out_json(scratch, "entropy");
   CHECK(json["alpha"] == 0.5);
   const nlohmann::json &llama = json["models"][0]["layers"], &svformer = json["models"][1]["layers"],
                        &lime = json["models"][2]["layers"];
@@ -161,18 +155,17 @@ TEST_CASE("entropy: of several models beside each other, in table, JSON, CSV and
     CHECK(svformer[l]["own_value"].is_null());
     CHECK(svformer[l]["value"] == svformer[0]["value"]);
   }
-  const std::string csv = read_text(out + "/entropy.csv");
+  const std::string csv = out_text(scratch, "entropy.csv");
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 3 * 9 - 2);
   CHECK(has(csv, str("lime,1,own_value,", json_text(lime[1]["own_value"]["mean"]), ",",
                      json_text(lime[1]["own_value"]["std"]))));
-  const std::string svg = read_text(out + "/entropy.svg");
-  for (const char* part :
-       {"entropy of hidden states, nats", "values as attention reads them", ">bound<", ">svformer<", ">lime<"})
-    CHECK(has(svg, part));
-  for (const char* part : {"nan", "inf"}) CHECK(!has(svg, part));
+  const std::string svg = out_text(scratch, "entropy.svg");
+  check_has(svg,
+            {"entropy of hidden states, nats", "values as attention reads them", ">bound<", ">svformer<", ">lime<"});
+  check_has_none(svg, {"nan", "inf"});
   // Of another order: Shannon's is the same as beside the other.
   check_outcome(analyzed("--alpha 1"), Exit::done, "alpha 1; in nats");
-  const nlohmann::json shannon = read_json(out + "/entropy.json")["models"][2]["layers"][1]["value"];
+  const nlohmann::json shannon = out_json(scratch, "entropy")["models"][2]["layers"][1]["value"];
   CHECK(shannon["mean"] == lime[1]["value"]["shannon_mean"]);
   CHECK(shannon["mean"] == shannon["shannon_mean"]);
   check_outcome(analyzed("--alpha 0"), Exit::usage, "--alpha");
@@ -181,11 +174,10 @@ TEST_CASE("entropy: of several models beside each other, in table, JSON, CSV and
 TEST_CASE("entropy: a key/value head that is read several times counts once") {
   const TempDir scratch;
   save_tiny(scratch.file("sla"), "sla");
-  const std::string out = scratch.file("out");
   check_outcome(analyze(scratch, {"sla"}, tiny_shard(scratch), "--what entropy --sequences 5 --length 9"), Exit::done,
                 "wrote");
   int64_t fewer = 0;
-  const nlohmann::json json = read_json(out + "/entropy.json");
+  const nlohmann::json json = out_json(scratch, "entropy");
   for (const nlohmann::json& layer : json["models"][0]["layers"]) {
     const int64_t channels = layer["value"]["channels"];
     CHECK(channels % 2 == 0);
@@ -202,7 +194,7 @@ TEST_CASE("entropy: padding does not count") {
   const auto entropy = [&](const std::string& length) {
     check_outcome(analyze(scratch, {"model"}, "arith:3", "--what entropy --sequences 6 --length " + length), Exit::done,
                   "wrote");
-    return read_json(scratch.file("out") + "/entropy.json")["models"][0];
+    return out_json(scratch, "entropy")["models"][0];
   };
   const nlohmann::json whole = entropy("0");
   CHECK(whole["shortest_window"] < whole["longest_window"]);
@@ -223,10 +215,10 @@ TEST_CASE("entropy: a model that is not finite gives one line, and one of consta
   // All tokens are the same, and no layer adds anything that would depend on the place.
   check_outcome(analyze_constants(scratch, "entropy", {{"embed_tokens", 0.1}, {"o_proj", 0}, {"down_proj", 0}}),
                 Exit::done, "wrote");
-  for (const nlohmann::json& layer : read_json(scratch.file("out") + "/entropy.json")["models"][0]["layers"])
+  for (const nlohmann::json& layer : out_json(scratch, "entropy")["models"][0]["layers"])
     for (const char* value : {"hidden", "value"}) {
       CHECK(layer[value]["mean"] == 0);
       CHECK(layer[value]["std"] == 0);
     }
-  CHECK(!has(read_text(scratch.file("out") + "/entropy.svg"), "nan"));
+  CHECK(!has(out_text(scratch, "entropy.svg"), "nan"));
 }

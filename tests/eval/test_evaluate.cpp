@@ -1,9 +1,6 @@
 // The losses that evaluations give: over all of a set, and over random batches of it.
-#include <cmath>
-#include <cstdio>
 
 #include "eval/mean_loss.h"
-#include "models/batch/batch_model.h"
 #include "tests/support/data_check.h"
 #include "tests/support/program.h"
 #include "tests/support/tiny.h"
@@ -53,7 +50,7 @@ std::string random_text(int64_t bytes) {
 
 TEST_CASE("evaluation: --eval-samples 0 is all of the test set, as evaluate has it") {
   Trained t(random_text(6000));
-  CHECK_MESSAGE(t.said.find("(all 75 sequences)") != std::string::npos, t.said);
+  CHECK_MESSAGE(has(t.said, "(all 75 sequences)"), t.said);
   const std::string last = t.said.substr(t.said.find("step 6: test loss"));
   CHECK(number_after(last, "test loss ") == doctest::Approx(number_after(t.evaluate(""), "loss ")).epsilon(1e-4));
 
@@ -94,7 +91,7 @@ TEST_CASE("evaluation: --estimate is the mean of random batches with its spread,
       Exit::usage, "--estimates has no effect without --estimate");
   const double loss = number_after(few, "loss "), spread = number_after(few, "standard deviation ");
   CHECK(loss == number_after(t.evaluate(""), "loss "));
-  CHECK(few.find(" of 10 such\n") != std::string::npos);
+  CHECK(has(few, " of 10 such\n"));
   CHECK(spread > 0);
   CHECK(std::abs(number_after(few, name) - loss) < 5 * spread / std::sqrt(10));
   // 100 times the windows: a tenth of the spread, which ten estimates know to a quarter
@@ -106,7 +103,7 @@ TEST_CASE("evaluation: --estimate is the mean of random batches with its spread,
   const std::string still = same.evaluate(" --estimate 4 --estimates 3");
   CHECK(number_after(still, "estimate of 4 batches of 12: mean ") ==
         doctest::Approx(number_after(still, "loss ")).epsilon(1e-3));
-  CHECK(still.find("standard deviation 0.0000 of 3 such\n") != std::string::npos);
+  CHECK(has(still, "standard deviation 0.0000 of 3 such\n"));
 }
 
 TEST_CASE("evaluation: a batch larger than the data is as large as the data") {

@@ -2,8 +2,6 @@
 
 #include <doctest/doctest.h>
 
-#include <cmath>
-
 using namespace crossply;
 
 TEST_CASE("features: each rule labels its tokens, and each label has its category") {

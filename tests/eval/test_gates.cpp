@@ -5,12 +5,9 @@
 #include "cli/curve.h"
 #include "cli/format.h"
 #include "cli/svg.h"
-#include "engine/io/json_file.h"
 #include "models/disk/config_json.h"
-#include "models/disk/model_dir.h"
 #include "tests/support/cases.h"
 #include "tests/support/inside.h"
-#include "tests/support/program.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -178,7 +175,7 @@ TEST_CASE("gates: a study is what its parts are, computed one by one; relay's ga
       for (size_t j = 0; j < 2; ++j) CHECK(block.means.head_mean(j) == doctest::Approx(heads[j]).epsilon(1e-12));
       const double mean = (heads[0] + heads[1]) / 2;
       const std::pair<std::vector<double>, double> interventions[] = {
-          {{0, 0}, block.zero_loss}, {{mean, mean}, block.mean_loss}, {heads, block.heads_loss}};
+          {{0, 0}, block.zero.loss}, {{mean, mean}, block.mean.loss}, {heads, block.heads.loss}};
       for (const auto& [constants, loss] : interventions) {
         own.change(gate, [&, to = constants](std::vector<double>& gates) {
           for (size_t at = 0; at < gates.size(); ++at) gates[at] = to[at % 2];
@@ -211,7 +208,7 @@ TEST_CASE("gates: what rises over depth is drawn whole, and pictures stand below
 
 TEST_CASE("gates: the program's table, JSON, CSV and picture; what it refuses") {
   const TempDir scratch;
-  const std::string data = letters_file(scratch), out = scratch.file("out");
+  const std::string data = letters_file(scratch);
   const auto gates_of = [&](const std::vector<std::string>& models, const std::string& flags = "") {
     return analyze(scratch, models, data, "--what gates " + flags);
   };
@@ -220,7 +217,7 @@ TEST_CASE("gates: the program's table, JSON, CSV and picture; what it refuses") 
   check_outcome(got, Exit::done, "8 windows of 24 tokens, seed 42: 2 for the means to set gates to");
   check_outcome(got, Exit::done, "the others scored: 144 positions");
   check_width(got, scratch);
-  const nlohmann::json json = read_json(out + "/gates.json");
+  const nlohmann::json json = out_json(scratch, "gates");
   CHECK(json["same_windows"] == true);
   CHECK(json["models"].size() == 2);
   const nlohmann::json& model = json["models"][0];
@@ -231,7 +228,7 @@ TEST_CASE("gates: the program's table, JSON, CSV and picture; what it refuses") 
   CHECK(block["head_means"].size() == 2);
   const double change = block["zero"]["delta_perplexity"], base = model["perplexity"];
   CHECK(change == doctest::Approx(std::exp(block["zero"]["loss"].get<double>()) - base).epsilon(1e-12));
-  const std::string csv = read_text(out + "/gates.csv");
+  const std::string csv = out_text(scratch, "gates.csv");
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + (2 + 1) * 3);
   CHECK(has(csv, str(",2,all,", json_text(block["mean"]), ",", json_text(block["sparsity"]), ",",
                      json_text(block["head_variation"]), ",", json_text(block["zero"]["delta_perplexity"]), ",",
@@ -240,9 +237,9 @@ TEST_CASE("gates: the program's table, JSON, CSV and picture; what it refuses") 
   CHECK(has(got.output, format_number("%+.4g", change)));
   CHECK(block["zero"]["delta_perplexity_error"].get<double>() > 0);
   CHECK(has(got.output, format_number("%.4f", block["mean"])));
-  const std::string svg = read_text(out + "/gates.svg");
-  for (const char* part : {"key/value head", "mean gate", "satformer3", "relay2", "set to 0"}) CHECK(has(svg, part));
-  for (const char* part : {"nan", "inf"}) CHECK(!has(svg, part));
+  const std::string svg = out_text(scratch, "gates.svg");
+  check_has(svg, {"key/value head", "mean gate", "satformer3", "relay2", "set to 0"});
+  check_has_none(svg, {"nan", "inf"});
   // Where there are none.
   check_outcome(gates_of({untrained(scratch, "llama", 1, data)}), Exit::usage,
                 "a llama has no gates on values: its layers read");

@@ -3,12 +3,9 @@
 #include "eval/inside/lens.h"
 
 #include "cli/format.h"
-#include "engine/io/json_file.h"
 #include "eval/inside/analysis.h"
-#include "models/disk/model_dir.h"
 #include "tests/support/cases.h"
 #include "tests/support/inside.h"
-#include "tests/support/program.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -143,9 +140,7 @@ TEST_CASE("lens: every reading is a plain softmax in double, with tied and untie
 TEST_CASE("lens: a last block that adds nothing leaves its reading as it was") {
   for (const Config& config : {tiny_config("llama"), tiny_gpt2()}) {
     TinyModel model(config);
-    for (const Parameter& row : model.params.rows())
-      if (has(row.name, "layers.3.self_attn.o_proj") || has(row.name, "layers.3.mlp.down_proj"))
-        model.fill(row.name, [](int64_t) { return 0.0; });
+    for (const char* part : {"layers.3.self_attn.o_proj", "layers.3.mlp.down_proj"}) set(model, part, 0);
     const LensStudy study = study_of(model);
     CHECK(study.hidden[3].loss == study.hidden[4].loss);
     CHECK(study.hidden[3].p_final == study.hidden[4].p_final);
@@ -170,17 +165,17 @@ TEST_CASE("lens: predictions tile by tile are the largest logits of each row, of
 
 TEST_CASE("lens: the program's table, JSON, CSV and picture; what it refuses") {
   const TempDir scratch;
-  const std::string data = letters_file(scratch), out = scratch.file("out");
+  const std::string data = letters_file(scratch);
   const std::string vertical = untrained(scratch, "vertical", 3, data), llama = untrained(scratch, "llama", 2, data);
   const Outcome got = analyze(scratch, {vertical, llama}, data, "--what lens --sequences 4 --length 24");
   check_outcome(got, Exit::done, "4 windows of 24 tokens, seed 42, 96 positions scored");
   check_width(got, scratch);
-  const nlohmann::json json = read_json(out + "/lens.json");
+  const nlohmann::json json = out_json(scratch, "lens");
   CHECK(json["models"][0]["hidden"].size() == 4);
   CHECK(json["models"][0]["mixed"].size() == 2);  // the first block reads the embeddings themselves
   CHECK(json["models"][1]["hidden"].size() == 3);
   CHECK(json["models"][1]["mixed"].empty());
-  const std::string csv = read_text(out + "/lens.csv");
+  const std::string csv = out_text(scratch, "lens.csv");
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 4 + 2 + 3);
   for (const nlohmann::json& model : json["models"])
     for (const nlohmann::json& r : model["hidden"]) {
@@ -188,11 +183,10 @@ TEST_CASE("lens: the program's table, JSON, CSV and picture; what it refuses") {
       CHECK(
           has(csv, str(",", r["value"].get<std::string>(), ",", json_text(r["layer"]), ",", json_text(r["loss"]), ",",
                        json_text(r["perplexity"]), ",", json_text(r["p_final"]), ",", json_text(r["p_truth"]), "\n")));
-      CHECK(has(got.output, format_number("%.6g", r["perplexity"])));
-      CHECK(has(got.output, format_number("%.5f", r["p_final"])));
+      check_has(got.output, {format_number("%.6g", r["perplexity"]), format_number("%.5f", r["p_final"])});
     }
-  const std::string svg = read_text(out + "/lens.svg");
-  for (const char* part : {"perplexity", "vertical3, next reads", "llama2", "blocks passed"}) CHECK(has(svg, part));
+  const std::string svg = out_text(scratch, "lens.svg");
+  check_has(svg, {"perplexity", "vertical3, next reads", "llama2", "blocks passed"});
   // A task's answers come late; before them nothing is scored.
   const std::string task = untrained(scratch, "lime", 2, "arith:3");
   check_outcome(analyze(scratch, {task}, "arith:3", "--what lens --sequences 3 --length 2"), Exit::usage,
@@ -203,8 +197,7 @@ TEST_CASE("lens: weights that are not finite are told, and where") {
   for (const auto& [row, says] : {std::pair{"layers.1.mlp.down_proj", "hidden.2 is not finite"},
                                   std::pair{"model.norm.weight", "what the head makes of hidden.0 is not finite"}}) {
     TinyModel model(tiny_config("llama"));
-    for (const Parameter& one : model.params.rows())
-      if (has(one.name, row)) model.fill(one.name, [](int64_t) { return NAN; });
+    set(model, row, NAN);
     check_fails(Exit::not_finite, {"tiny", says}, [&] { study_of(model); });
   }
 }

@@ -3,14 +3,9 @@
 #include "eval/inside/occurrences.h"
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <cmath>
 
-#include "engine/io/json_file.h"
-#include "engine/rng.h"
 #include "eval/inside/probe.h"
 #include "tests/support/inside.h"
-#include "tests/support/program.h"
 #include "tests/support/tiny_bpe.h"
 
 using namespace crossply;
@@ -38,6 +33,17 @@ class GivenTokens : public Source {
 // One text, over and over, with one more token at the end of each.
 GivenTokens repeated(const Tokenizer& tokenizer, const std::string& text, int times) {
   return GivenTokens(std::vector(static_cast<size_t>(times), tokenizer.encode(text)));
+}
+
+// A model of width 8 at scratch/NAME.
+void train_one_step(const TempDir& scratch, const std::string& arch, const std::string& layers, const std::string& data,
+                    const std::string& name) {
+  const std::vector<std::string> words =
+      split_words("--width 8 --ffn 8 --heads 2 --seq 64 --steps 1 --layers " + layers);
+  check_outcome(
+      train(scratch, joined(words, std::vector{std::string("--data"), data, std::string("--out"), scratch.file(name)}),
+            arch),
+      Exit::done, "step 1/1");
 }
 
 using Found = std::vector<std::pair<int64_t, std::string>>;
@@ -143,9 +149,8 @@ TEST_CASE("occurrences: in reading order, as many of each class, each place once
     text += drawn == 0 ? 'a' : drawn < 3 ? 'b' : '-';
     if (i < 999) a += drawn == 0, b += drawn == 1 || drawn == 2;  // nothing follows the last
   }
-  write_text(scratch.file("text"), text);
   DataOptions options;
-  options.spec = "text:" + scratch.file("text"), options.seq_len = 128, options.whole = true;
+  options.spec = text_file(scratch, text), options.seq_len = 128, options.whole = true;
   const Dataset data = open_dataset(options);
   OccurrenceOptions o;
   o.ids = {97, 98};
@@ -186,15 +191,9 @@ TEST_CASE("analyze: separability and t-SNE of a model of bytes: its vectors, and
   std::string text;
   const char* const words[] = {" is", " are", " was", " were", " island", " we"};
   for (uint64_t i = 0; i < 1200; ++i) text += words[random_bits(8, 1, i) % 6];
-  write_text(scratch.file("text"), text);
-  for (const char* arch : {"llama", "lime"})
-    check_outcome(train(scratch,
-                        {"--width", "8", "--ffn", "8", "--layers", "3", "--heads", "2", "--seq", "64", "--steps", "1",
-                         "--data", "text:" + scratch.file("text"), "--out", scratch.file(arch)},
-                        arch),
-                  Exit::done, "step 1/1");
   AnalysisOptions o;
-  o.data.spec = "text:" + scratch.file("text"), o.split = "all";
+  o.data.spec = text_file(scratch, text), o.split = "all";
+  for (const std::string arch : {"llama", "lime"}) train_one_step(scratch, arch, "3", o.data.spec, arch);
   Subject subject(scratch.file("lime"), o);
   int64_t limit = 0;
   const OccurrencePlan plan = plan_occurrences(subject, o, {}, 25, &limit);
@@ -226,7 +225,7 @@ TEST_CASE("analyze: separability and t-SNE of a model of bytes: its vectors, and
   check_outcome(got, Exit::done, "40 vectors of each class, at the last byte of these words");
   check_outcome(got, Exit::done, "KL divergence");
   check_width(got, scratch);
-  const nlohmann::json probes = read_json(scratch.file("out") + "/separability.json");
+  const nlohmann::json probes = out_json(scratch, "separability");
   CHECK(probes["same_places"] == true);
   for (const nlohmann::json& model : probes["models"]) {
     CHECK(model["per_class"] == 40);
@@ -238,7 +237,7 @@ TEST_CASE("analyze: separability and t-SNE of a model of bytes: its vectors, and
   }
   CHECK(probes["models"][0]["value"] == probes["models"][0]["own_value"]);  // a LLaMA reads its own
   CHECK(probes["models"][1]["value"] != probes["models"][1]["own_value"]);
-  const nlohmann::json planes = read_json(scratch.file("out") + "/tsne.json");
+  const nlohmann::json planes = out_json(scratch, "tsne");
   const std::vector<std::string> drawn = {"value.1", "value.2", "hidden.2", "hidden.3"};  // layers 1 and 2 of 3
   for (const nlohmann::json& model : planes["models"]) {
     std::vector<std::string> values;
@@ -250,24 +249,20 @@ TEST_CASE("analyze: separability and t-SNE of a model of bytes: its vectors, and
     CHECK(values == drawn);
   }
   CHECK(planes["models"][0]["panels"][1]["x"] != planes["models"][0]["panels"][3]["x"]);
-  const std::string planes_svg = read_text(scratch.file("out") + "/tsne.svg");
-  for (const char* part : {"lime: values as attention reads them", "llama: hidden states"})
-    CHECK_MESSAGE(has(planes_svg, part), part);
-  CHECK(has(read_text(scratch.file("out") + "/tsne.1.safetensors"), "\"hidden.3\""));
+  const std::string planes_svg = out_text(scratch, "tsne.svg");
+  check_has(planes_svg, {"lime: values as attention reads them", "llama: hidden states"});
+  CHECK(has(out_text(scratch, "tsne.1.safetensors"), "\"hidden.3\""));
   check_outcome(got, Exit::done, "makes 2 updates (the paper's: 84); so few tell how fast it learns");
-  const std::string csv = read_text(scratch.file("out") + "/tsne.csv");
+  const std::string csv = out_text(scratch, "tsne.csv");
   CHECK(has(csv, "," + json_text(planes["models"][0]["panels"][0]["x"][0]) + ","));  // with all its digits
-  CHECK(has(read_text(scratch.file("out") + "/separability.csv"),
-            "," + json_text(probes["models"][0]["value"][0]["std"])));
+  CHECK(has(out_text(scratch, "separability.csv"), "," + json_text(probes["models"][0]["value"][0]["std"])));
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 2 * 4 * 80);
-  const std::string svg = read_text(scratch.file("out") + "/separability.svg");
-  for (const char* part :
-       {"values as attention reads them", "own values", "chance", ">lime<", ">llama<", "(the paper's: 84)"})
-    CHECK(has(svg, part));
+  const std::string svg = out_text(scratch, "separability.svg");
+  check_has(svg, {"values as attention reads them", "own values", "chance", ">lime<", ">llama<", "(the paper's: 84)"});
   CHECK(std::filesystem::exists(scratch.file("out") + "/separability.2.safetensors"));
   check_outcome(call(), Exit::done, "wrote");
-  CHECK(read_json(scratch.file("out") + "/separability.json") == probes);
-  CHECK(read_json(scratch.file("out") + "/tsne.json") == planes);
+  CHECK(out_json(scratch, "separability") == probes);
+  CHECK(out_json(scratch, "tsne") == planes);
 
   const auto refused = [&](std::vector<std::string> more, const std::string& says) {
     more.insert(more.begin(), {"analyze", "--model", scratch.file("llama"), "--data", o.data.spec, "--what"});
@@ -284,14 +279,11 @@ TEST_CASE("analyze: where the first model is left out, the next keeps its name a
   const TempDir scratch;
   std::string text;
   for (int i = 0; i < 300; ++i) text += " is are";
-  write_text(scratch.file("text"), text);
   AnalysisOptions o;
-  o.data.spec = "text:" + scratch.file("text"), o.split = "all", o.out = scratch.path.string();
+  o.data.spec = text_file(scratch, text), o.split = "all", o.out = scratch.path.string();
   for (const auto& [model, layers] : {std::pair("shallow", "2"), std::pair("deep", "3")}) {
     o.models.push_back(scratch.file(model));
-    check_outcome(train(scratch, {"--width", "8", "--ffn", "8", "--layers", layers, "--heads", "2", "--seq", "64",
-                                  "--steps", "1", "--data", o.data.spec, "--out", scratch.file(model)}),
-                  Exit::done, "step 1/1");
+    train_one_step(scratch, "llama", layers, o.data.spec, model);
   }
   Subject shallow(o.models[0], o), deep(o.models[1], o);
   const auto shared = std::make_shared<OccurrenceOptions>();

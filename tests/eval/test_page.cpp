@@ -1,18 +1,11 @@
 // The page of analyze --what all: for readers without us, so whole, safe and the same again.
 #include "eval/inside/page.h"
 
-#include <map>
-#include <nlohmann/json.hpp>
 #include <regex>
-#include <set>
 
 #include "cli/curve.h"
 #include "cli/svg.h"
-#include "data/shards.h"
-#include "engine/io/json_file.h"
 #include "eval/inside/heat_map.h"
-#include "models/disk/checkpoint.h"
-#include "models/disk/model_dir.h"
 #include "tests/support/inside.h"
 
 using namespace crossply;
@@ -93,10 +86,9 @@ TEST_CASE("page: text from outside stays text, and nothing is loaded from anywhe
       CHECK_MESSAGE(!matches(link, "^(#[a-z0-9-]+)$").empty(), tag);  // it also works where it was copied to
   }
   CHECK(count_of(page, "&lt;script&gt;alert(1)&lt;/script&gt;&amp;") > 10);
-  CHECK(has(page, "<title>Inside &lt;script&gt;alert(1)&lt;/script&gt;&amp;&quot;&#39;"));
-  CHECK(has(page, "Content-Security-Policy\" content=\"default-src 'none';"));
-  for (const char* part : {"<html lang=\"en\">", "name=\"viewport\"", "<meta charset=\"utf-8\">"})
-    CHECK(has(page, part));
+  check_has(page, {"<title>Inside &lt;script&gt;alert(1)&lt;/script&gt;&amp;&quot;&#39;",
+                   "Content-Security-Policy\" content=\"default-src 'none';"});
+  check_has(page, {"<html lang=\"en\">", "name=\"viewport\"", "<meta charset=\"utf-8\">"});
   // Any bytes.
   const std::string bytes = page_html(page_of("\xFF\xC3\x01\x1b[2J\n"));
   for (const char c : {'\xFF', '\x01', '\x1b'}) CHECK(bytes.find(c) == std::string::npos);
@@ -157,8 +149,7 @@ TEST_CASE("page: dark colours, and a key of the models for narrow screens") {
   Page page = page_of("plain");
   page.models[0].look = 0, page.models[1].look = 1;
   const std::string html = page_html(page);
-  CHECK(has(html, "@media (prefers-color-scheme: dark)"));
-  CHECK(has(html, "svg [fill=\"#1f2933\"] { fill: "));
+  check_has(html, {"@media (prefers-color-scheme: dark)", "svg [fill=\"#1f2933\"] { fill: "});
   CHECK(count_of(html, "tap a figure to enlarge it") == 1);
   CHECK(count_of(html, "<ul class=\"key\">") == 2);  // of the pictures with lines, not of the heat map
   CHECK(count_of(html, "d=\"M0 5h28\" stroke-width=\"3\" stroke=\"#D55E00\" stroke-dasharray=\"7 3\"/>") == 3);
@@ -204,16 +195,14 @@ TEST_CASE("page: analyze --what all writes it of what is possible, the same agai
                                  all = joined(tiny, std::vector{scratch.file("llama"), scratch.file("lime")});
   check_outcome(analyze(all), Exit::done, "report.html");
   const std::string page = read_text(report);
-  for (const char* part : {"<h2>Rank and mass of attention</h2>", "2 windows of 6 tokens, the same for all models",
-                           "routing=last, window=3", "every layer reads the layer below", "--what all --out "})
-    CHECK_MESSAGE(has(page, part), part);
+  check_has(page, {"<h2>Rank and mass of attention</h2>", "2 windows of 6 tokens, the same for all models",
+                   "routing=last, window=3", "every layer reads the layer below", "--what all --out "});
   check_outcome(analyze(all), Exit::done, "1 of ");  // over its own
   CHECK(read_text(report) == page);
   // What cannot be is told on the page; where nothing can be, there is no new one.
   const Outcome alone = analyze(joined(tiny, std::vector{scratch.file("llama")}));
   check_outcome(alone, Exit::done, "left out: ");
-  CHECK(has(alone.output, "routing.json, .csv and .svg are of an earlier call"));
-  CHECK(has(alone.output, "Rank and mass of attention\n\n"));
+  check_has(alone.output, {"routing.json, .csv and .svg are of an earlier call", "Rank and mass of attention\n\n"});
   const std::string none = read_text(report);
   CHECK(has(none, "<h3>routing: "));
   CHECK(!has(none, "href=\"routing.json\""));

@@ -1,19 +1,11 @@
 // The probe: what it keeps is what the model computes, in every architecture; and the dump, which writes that.
 #include "eval/inside/probe.h"
 
-#include <cstring>
-#include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
-#include "data/shards.h"
-#include "engine/io/json_file.h"
-#include "engine/io/safetensors.h"
 #include "eval/inside/dump.h"
-#include "models/disk/model_dir.h"
 #include "tests/support/cases.h"
 #include "tests/support/inside.h"
-#include "tests/support/program.h"
 #include "tests/support/tiny_bpe.h"
 
 using namespace crossply;
@@ -76,13 +68,6 @@ std::vector<float> tensor_of(const SafetensorsFile& file, const std::string& nam
   std::vector<float> numbers(static_cast<size_t>(info->numel()));
   file.read_f32(*info, numbers.data());
   return numbers;
-}
-
-std::vector<std::string> files_in(const std::string& dir) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(dir)) names.push_back(entry.path().filename());
-  std::ranges::sort(names);
-  return names;
 }
 
 }  // namespace
@@ -232,8 +217,7 @@ TEST_CASE("dump: all values of a model, as the probe sees them, from weights in 
     }
     write_safetensors(scratch.file("in_bf16") + "/model.safetensors", tensors);
   }
-  write_text(scratch.file("text"), letters(300));
-  const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
+  const std::string data = text_file(scratch, letters(300)), out = scratch.file("out");
   for (const char* name : {"model", "in_bf16"}) {
     CAPTURE(name);
     const Outcome got =
@@ -278,15 +262,15 @@ TEST_CASE("dump: several models, names that are not there, and files that are so
   };
   const std::string one = scratch.file("llama"), two = scratch.file("lime");
   check_outcome(dump({"--model", one, two, "--dump", "hidden.*", "hidden.2"}), Exit::done, "values.2.safetensors, 8");
-  CHECK(files_in(out) == std::vector<std::string>{"values.1.safetensors", "values.2.safetensors"});
+  CHECK(names_in(out) == std::vector<std::string>{"values.1.safetensors", "values.2.safetensors"});
   check_outcome(dump({"--model", one, two, "--dump", "hidden.*"}), Exit::done, "values.2.safetensors");  // again
   check_outcome(dump({"--model", one, "--dump", "gate.*"}), Exit::usage, "has no such value; it has: hidden.0-4 ");
   check_outcome(dump({"--model", one, one, "--dump", "hidden.*"}), Exit::usage, "is there twice");
-  CHECK(files_in(out).size() == 2);
+  CHECK(names_in(out).size() == 2);
   for (const char* contents : {"mine", ""}) {
     write_text(out + "/values.safetensors", contents);
     check_outcome(dump({"--model", one, "--dump", "hidden.*"}), Exit::usage, "was not written by this program");
-    CHECK(read_text(out + "/values.safetensors") == contents);
+    CHECK(out_text(scratch, "values.safetensors") == contents);
   }
   std::filesystem::remove(out + "/values.safetensors");
   std::filesystem::copy(one + "/model.safetensors", out + "/values.safetensors");  // safetensors, but not ours
@@ -305,7 +289,7 @@ TEST_CASE("dump: more than the memory holds is refused before it starts") {
       scratch, {"analyze", "--model", scratch.file("model"), "--data", "text:" + scratch.file("text"), "--dump",
                 "attention.*", "--sequences", "1000000000", "--length", "60", "--out", scratch.file("out")});
   check_outcome(got, Exit::usage, "of values are more than the free memory");
-  CHECK(files_in(scratch.file("out")).empty());
+  CHECK(names_in(scratch.file("out")).empty());
 }
 
 TEST_CASE("analyze: weights that are not finite or too large, short texts: one line, and nothing written") {
@@ -327,7 +311,7 @@ TEST_CASE("analyze: weights that are not finite or too large, short texts: one l
     words.insert(words.end(), more.begin(), more.end());
     const Outcome got = run_program_inside(scratch, words);
     check_outcome(got, code, says);
-    CHECK_MESSAGE(files_in(out).empty(), more.back());
+    CHECK_MESSAGE(names_in(out).empty(), more.back());
   };
   for (const std::vector<std::string>& what : {std::vector<std::string>{"--dump", "query.0"},
                                                {"--what", "attention"},

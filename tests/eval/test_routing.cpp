@@ -2,15 +2,8 @@
 #include "engine/io/json.h"
 #include "eval/inside/routing/routing.h"
 
-#include <cmath>
-#include <numeric>
-
-#include "data/shards.h"
-#include "engine/io/json_file.h"
-#include "models/disk/model_dir.h"
 #include "tests/support/cases.h"
 #include "tests/support/inside.h"
-#include "tests/support/program.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -213,8 +206,7 @@ TEST_CASE("routing: uniform static routers of 32 layers and 8 heads lose 288 wei
   Config config = tiny_config("llama");
   config.num_hidden_layers = 32, config.num_attention_heads = config.num_key_value_heads = 8, config.head_dim = 2;
   Routed r(connected("lime_static", config));
-  for (Parameter& row : r.model.params.rows())
-    if (row.name.ends_with("lime_router.weight")) r.model.fill(row.name, [](int64_t) { return 0; });
+  set(r.model, "lime_router.weight", 0);
   const RoutingFound found = r.look();
   CHECK(fact_of(found, "pruned") == 288);
   CHECK(fact_of(found, "pruned_top_p") == 0.9);
@@ -272,7 +264,7 @@ namespace {
 // Gated streams of which no channel is read by another factor than the rest, so that means over channels say all.
 void gate_evenly(TinyModel& model) {
   for (const Parameter& row : model.params.rows()) {
-    if (row.name.find("mix_weight_up") == std::string::npos && row.name.find("hc_norm") == std::string::npos) continue;
+    if (!has(row.name, "mix_weight_up") && !has(row.name, "hc_norm")) continue;
     const int64_t columns = row.shape.rank == 1 ? 1 : row.shape[1], stream = columns * model.config.hidden_size;
     model.fill(row.name, [=](int64_t i) { return std::sin(static_cast<double>(i / stream * columns + i % columns)); });
   }
@@ -464,13 +456,13 @@ TEST_CASE("routing: the program tells of every architecture, and refuses a model
     }
     check_outcome(got, Exit::done, "routing.json, .csv and .svg");
     check_width(got, scratch);
-    const nlohmann::json found = read_json(scratch.file("out") + "/routing.json")["models"][0];
+    const nlohmann::json found = out_json(scratch, "routing")["models"][0];
     CHECK(found["arch"] == arch);
     CHECK(found["maps"].size() + found["curves"].size() > 0);
-    const std::string svg = read_text(scratch.file("out") + "/routing.svg");
+    const std::string svg = out_text(scratch, "routing.svg");
     CHECK(svg.starts_with("<svg xmlns="));
     CHECK(!has(svg, "nan"));
-    const std::string csv = read_text(scratch.file("out") + "/routing.csv");
+    const std::string csv = out_text(scratch, "routing.csv");
     CHECK(!has(csv, "nan"));
     if (arch == "resformer") CHECK(has(csv, ",first,2,," + json_text(found["curves"]["first"]["y"][2]) + "\n"));
     if (arch == "sla") CHECK(has(svg, ">query head, from 0<"));
@@ -480,9 +472,8 @@ TEST_CASE("routing: the program tells of every architecture, and refuses a model
   // Two beside each other: one picture.
   check_outcome(analyze(scratch, "routing", {scratch.file("vertical"), scratch.file("resformer")}), Exit::done,
                 "entropy of alpha ");
-  const std::string svg = read_text(scratch.file("out") + "/routing.svg");
-  for (const char* part : {">vertical: vertical<", "weight of each", "weight of the first layer's values"})
-    CHECK(has(svg, part));
+  const std::string svg = out_text(scratch, "routing.svg");
+  check_has(svg, {">vertical: vertical<", "weight of each", "weight of the first layer's values"});
   CHECK(svg.ends_with("</svg>\n</svg>\n"));
 }
 
@@ -558,12 +549,12 @@ TEST_CASE("circuits: the tokens nearest to the rows of a dynamic router") {
     const Outcome got = analyze(scratch, "circuits", {saved(scratch, model, "dynamic")});
     check_outcome(got, Exit::done, " rows of routers; the model has no tokenizer that is read here, so ids");
     check_width(got, scratch);
-    const nlohmann::json found = read_json(scratch.file("out") + "/circuits.json")["models"][0];
+    const nlohmann::json found = out_json(scratch, "circuits")["models"][0];
     CHECK(found["tokenizer"] == false);
     const auto rows = static_cast<size_t>(config.num_key_value_heads * (2 + 3 + 4));
     REQUIRE(found["circuits"].size() == rows);
     check_circuits(found, model);
-    const std::string csv = read_text(scratch.file("out") + "/circuits.csv");
+    const std::string csv = out_text(scratch, "circuits.csv");
     CHECK(static_cast<size_t>(std::count(csv.begin(), csv.end(), '\n')) == 1 + rows * 3 * 7);
     CHECK(has(csv, json_text(found["circuits"][0]["norm"]) + ","));  // the same digits
   }

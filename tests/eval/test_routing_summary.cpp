@@ -2,13 +2,9 @@
 #include "engine/io/json.h"
 #include "eval/inside/routing/routing_summary.h"
 
-#include <cmath>
-
-#include "engine/io/json_file.h"
 #include "eval/inside/routing/routing.h"
 #include "tests/support/cases.h"
 #include "tests/support/inside.h"
-#include "tests/support/program.h"
 #include "train/lab/routing_curves.h"
 #include "train/run/metrics.h"
 
@@ -121,7 +117,7 @@ TEST_CASE("routing summary: evaluations write it, training keeps its bits, and a
     REQUIRE(lines.size() == 6);
     for (size_t i = 0; i < lines.size(); ++i) CHECK(lines[i].contains("routing") == (i % 2 == 1));
     CHECK(lines[1]["routing"] != lines[5]["routing"]);
-    CHECK(read_text(often + "/metrics.csv").find("routing") == std::string::npos);
+    CHECK(!has(read_text(often + "/metrics.csv"), "routing"));
 
     // Stopped after step 2, at a checkpoint: the line of step 2 stays as it is.
     check_outcome(train_small(dir, arch, resumed, "--steps 6 --eval-every 2 --save-every 2 --keep 9"), Exit::done, "");

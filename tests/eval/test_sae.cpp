@@ -1,17 +1,12 @@
 // analyze --what sae on small models, from end to end.
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "cli/look.h"
-#include "engine/io/json_file.h"
-#include "engine/io/safetensors.h"
-#include "engine/rng.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/features.h"
 #include "eval/inside/sae.h"
 #include "tests/support/inside.h"
-#include "tests/support/program.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -27,15 +22,6 @@ std::string some_text() {
   return text;
 }
 
-void make_model(const TempDir& scratch, const std::string& arch, const std::string& data,
-                const std::string& width = "16") {
-  check_outcome(train(scratch,
-                      {"--width", width, "--ffn", "16", "--layers", "3", "--heads", "2", "--seq", "32", "--steps", "0",
-                       "--data", data, "--out", scratch.file(arch)},
-                      arch),
-                Exit::done, "");
-}
-
 // analyze --what sae of these models, on windows of a whole text.
 std::vector<std::string> sae_words(const std::vector<std::string>& models, const std::string& data,
                                    const std::string& out) {
@@ -49,18 +35,16 @@ std::vector<std::string> sae_words(const std::vector<std::string>& models, const
 
 TEST_CASE("sae: two models beside each other, what is told and written, twice the same") {
   const TempDir scratch;
-  write_text(scratch.file("text"), some_text());
-  const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
-  for (const char* arch : {"llama", "satformer"}) make_model(scratch, arch, data);
-  const std::vector<std::string> words = sae_words({scratch.file("llama"), scratch.file("satformer")}, data, out);
+  const std::string data = text_file(scratch, some_text()), out = scratch.file("out");
+  const std::vector<std::string> words =
+      sae_words({untrained(scratch, "llama", 3, data), untrained(scratch, "satformer", 3, data)}, data, out);
   const Outcome got = run_program_inside(scratch, words);
   check_outcome(got, Exit::done, "values of layer 0: 16 numbers, 256 features, 4 active");
-  for (const char* part : {"Structural Punctuation", "of density above 30.00 %", "best features",
-                           "mean gate of held-out tokens", "sae.2.safetensors"})
-    CHECK_MESSAGE(has(got.output, part), part);
+  check_has(got.output, {"Structural Punctuation", "of density above 30.00 %", "best features",
+                         "mean gate of held-out tokens", "sae.2.safetensors"});
   check_width(got, scratch);
 
-  const nlohmann::json json = read_json(out + "/sae.json");
+  const nlohmann::json json = out_json(scratch, "sae");
   REQUIRE(json["models"].size() == 2);
   for (const nlohmann::json& model : json["models"]) {
     CHECK(model["held_out"]["tokens"] == 4 * 24);
@@ -88,11 +72,10 @@ TEST_CASE("sae: two models beside each other, what is told and written, twice th
   const SafetensorsFile weights(out + "/sae.1.safetensors");
   CHECK(weights.find("W_e")->shape == std::vector<int64_t>{16, 256});
   CHECK(weights.find("W_d")->shape == std::vector<int64_t>{256, 16});
-  const std::string svg = read_text(out + "/sae.svg"), csv = read_text(out + "/sae.csv");
-  for (const char* part : {"not explained", "Multilingual Unicode", "Gates by category", "<svg x="})
-    CHECK(has(svg, part));
+  const std::string svg = out_text(scratch, "sae.svg"), csv = out_text(scratch, "sae.csv");
+  check_has(svg, {"not explained", "Multilingual Unicode", "Gates by category", "<svg x="});
   CHECK(!has(svg, "nan"));
-  CHECK(has(svg, ">satformer</text>"));
+  CHECK(has(svg, ">satformer3</text>"));
   // Bars have the colours of their models' lines.
   for (const char* arch : {"llama", "satformer"}) {
     const std::string colour = colour_of_look(static_cast<size_t>(look_of_architecture(arch)));
@@ -106,16 +89,16 @@ TEST_CASE("sae: two models beside each other, what is told and written, twice th
   CHECK(std::count(csv.begin(), csv.end(), '\n') >=
         std::ssize(json["models"][0]["retained"]) + std::ssize(json["models"][1]["retained"]) + 1);
   check_outcome(run_program_inside(scratch, words), Exit::done, "wrote");
-  CHECK(read_json(out + "/sae.json") == json);
+  CHECK(out_json(scratch, "sae") == json);
 }
 
 TEST_CASE("sae: a file has its model's place in the list, the caption each model's sizes, the limit and the paper's") {
   const TempDir scratch;
-  write_text(scratch.file("text"), some_text());
   AnalysisOptions o;
-  o.data.spec = "text:" + scratch.file("text"), o.split = "all", o.sequences = 4, o.length = 20;
-  make_model(scratch, "llama", o.data.spec), make_model(scratch, "lime", o.data.spec, "32");
-  o.models = {scratch.file("left out"), scratch.file("llama"), scratch.file("lime")}, o.out = scratch.file("");
+  o.data.spec = text_file(scratch, some_text()), o.split = "all", o.sequences = 4, o.length = 20;
+  o.models = {scratch.file("left out"), untrained(scratch, "llama", 3, o.data.spec),
+              untrained(scratch, "lime", 3, o.data.spec, 32)};
+  o.out = scratch.file("");
   const std::unique_ptr<Analysis> sae = sae_analysis();
   CLI::App app;
   sae->add_flags(app);
@@ -126,21 +109,19 @@ TEST_CASE("sae: a file has its model's place in the list, the caption each model
   }
   for (const int i : {1, 2, 3}) CHECK(std::filesystem::exists(scratch.file(str("sae.", i, ".safetensors"))) == (i > 1));
   const Finding found = sae->finding(o);
-  for (const char* part : {"llama: at most 32 of 256", "lime: at most 32 of 512", "48.00 %", "24.00 %",
-                           "--most-density 0.005", "fits no other rule"})
-    CHECK_MESSAGE(has(found.measured, part), found.measured);
+  check_has(found.measured, {"llama3: at most 32 of 256", "lime3: at most 32 of 512", "48.00 %", "24.00 %",
+                             "--most-density 0.005", "fits no other rule"});
 }
 
 TEST_CASE("sae: vectors that do not fit are computed again, and labels of tokens come from a file") {
   const TempDir scratch;
-  write_text(scratch.file("text"), some_text());
-  const std::string data = "text:" + scratch.file("text"), labels = scratch.file("labels.csv");
-  make_model(scratch, "satformer", data);
+  const std::string data = text_file(scratch, some_text()), labels = scratch.file("labels.csv");
+  const std::string model = untrained(scratch, "satformer", 3, data);
   std::string csv = "id,text,label\n";
   for (int id = 0; id < 200; ++id) csv += str(id, ",\"a, b\",Multilingual Unicode\n");
   write_text(labels, csv);
   const auto analyze = [&](const std::string& out, std::vector<std::string> more) {
-    std::vector<std::string> words = sae_words({scratch.file("satformer")}, data, scratch.file(out));
+    std::vector<std::string> words = sae_words({model}, data, scratch.file(out));
     words.insert(words.end(), more.begin(), more.end());
     return run_program_inside(scratch, words);
   };
@@ -189,10 +170,8 @@ TEST_CASE("sae: what is held out shares no token with what is trained on") {
 
 TEST_CASE("sae: a dictionary that is too small, too few windows, and what would be lost") {
   const TempDir scratch;
-  write_text(scratch.file("text"), some_text());
-  const std::string data = "text:" + scratch.file("text"), out = scratch.file("out");
-  make_model(scratch, "llama", data);
-  const std::string model = scratch.file("llama");
+  const std::string data = text_file(scratch, some_text()), out = scratch.file("out");
+  const std::string model = untrained(scratch, "llama", 3, data);
   const auto analyze = [&](const std::string& more) {
     return run_program_inside(
         scratch, split_words(str("analyze --what sae --sae-tokens 500 --length 20 --split all --model ", model,
@@ -203,9 +182,8 @@ TEST_CASE("sae: a dictionary that is too small, too few windows, and what would 
   std::filesystem::create_directories(out);
   write_text(out + "/sae.safetensors", "mine");
   check_outcome(analyze("--sequences 4 --out " + out), Exit::usage, "was not written by this program");
-  CHECK(read_text(out + "/sae.safetensors") == "mine");
-  make_model(scratch, "lime", "arith:3");  // whose answers come late
-  check_outcome(run_program_inside(scratch, {"analyze", "--model", scratch.file("lime"), "--data", "arith:3", "--what",
-                                             "sae", "--sequences", "4", "--length", "2"}),
-                Exit::usage, "no position of these windows is scored");
+  CHECK(out_text(scratch, "sae.safetensors") == "mine");
+  const std::string task = untrained(scratch, "lime", 3, "arith:3");  // whose answers come late
+  check_outcome(test::analyze(TempDir(), {task}, "arith:3", "--what sae --sequences 4 --length 2"), Exit::usage,
+                "no position of these windows is scored");
 }

@@ -1,7 +1,4 @@
 // Batches of vectors from a buffer that is smaller than all of them, and labels of tokens from a file.
-#include <algorithm>
-#include <cmath>
-#include <map>
 
 #include "eval/inside/features.h"
 #include "eval/inside/sae_vectors.h"

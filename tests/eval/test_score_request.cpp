@@ -3,7 +3,6 @@
 #include "eval/score_request.h"
 
 #include "tests/support/data_check.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_bpe.h"
 
 using namespace crossply;

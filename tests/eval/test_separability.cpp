@@ -3,10 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <set>
-
 #include "engine/rng.h"
 
 using namespace crossply;

@@ -6,7 +6,6 @@
 
 #include "cli/format.h"
 #include "engine/io/json.h"
-#include "engine/rng.h"
 #include "tests/support/inside.h"
 
 using namespace crossply;
@@ -114,7 +113,6 @@ TEST_CASE("similarity: of models of different depths, in table, JSON, CSV and pi
   save_tiny(scratch.file("four"), "llama");
   save_tiny(scratch.file("two"), "hyper", 2);
   save_tiny(scratch.file("none"), "llama", 2, 7, {{"o_proj", 0}, {"down_proj", 0}});
-  const std::string out = scratch.file("out");
   const auto analyzed = [&](const std::string& flags) {
     return analyze(scratch, {"four", "two", "none"}, tiny_shard(scratch),
                    "--what similarity --sequences 9 --length 6 " + flags);
@@ -122,7 +120,7 @@ TEST_CASE("similarity: of models of different depths, in table, JSON, CSV and pi
   const Outcome got = analyzed("");
   check_outcome(got, Exit::done, "54 tokens of 9 windows of 6 tokens, seed 42\nlinear CKA of");
   check_width(got, scratch);
-  const nlohmann::json models = read_json(out + "/similarity.json")["models"];
+  const nlohmann::json models = out_json(scratch, "similarity")["models"];
   CHECK(models[0]["cka"].size() == 5);
   CHECK(!models[0].contains("cka_of_first_model"));
   CHECK(models[1]["cka"].size() == 3);
@@ -143,15 +141,15 @@ TEST_CASE("similarity: of models of different depths, in table, JSON, CSV and pi
   // Where no layer adds anything all states are the embeddings; and these are as random as the first model's.
   CHECK(models[2]["cka"][2][0].get<double>() == doctest::Approx(1).epsilon(1e-12));
   CHECK(models[2]["cka_of_first_model"][0][2].get<double>() == doctest::Approx(1).epsilon(1e-6));
-  const std::string csv = read_text(out + "/similarity.csv");
+  const std::string csv = out_text(scratch, "similarity.csv");
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 1 + 25 + 2 * (9 + 15));
-  CHECK(has(csv, str("two,2,", scratch.file("two"), ",1,", json_text(models[1]["cka"][2][1]), "\n")));
-  CHECK(has(csv, str("four,4,", scratch.file("two"), ",1,", json_text(models[1]["cka_of_first_model"][4][1]), "\n")));
-  const std::string svg = read_text(out + "/similarity.svg");
-  for (const char* part : {"within a model", "with those of another", ">two<", ">hidden state<"}) CHECK(has(svg, part));
+  check_has(csv, {str("two,2,", scratch.file("two"), ",1,", json_text(models[1]["cka"][2][1]), "\n"),
+                  str("four,4,", scratch.file("two"), ",1,", json_text(models[1]["cka_of_first_model"][4][1]), "\n")});
+  const std::string svg = out_text(scratch, "similarity.svg");
+  check_has(svg, {"within a model", "with those of another", ">two<", ">hidden state<"});
   // A sample of the tokens is the same for all models, and has other numbers.
   check_outcome(analyzed("--cka-tokens 20"), Exit::done, "20 tokens of 9 windows");
-  const nlohmann::json sampled = read_json(out + "/similarity.json")["models"];
+  const nlohmann::json sampled = out_json(scratch, "similarity")["models"];
   CHECK(sampled[0]["tokens"].size() == 20);
   CHECK(sampled[0]["tokens"] == sampled[2]["tokens"]);
   CHECK(sampled[0]["cka"][4][0] != models[0]["cka"][4][0]);
@@ -165,18 +163,18 @@ TEST_CASE("similarity: models of other windows are not compared; states that are
   CHECK(!has(huge.output, "wrote"));
   check_outcome(analyze_constants(scratch, "similarity", {{"embed_tokens", 0.1}, {"o_proj", 0}, {"down_proj", 0}}),
                 Exit::done, "wrote");
-  CHECK(read_json(scratch.file("out") + "/similarity.json")["models"][0]["cka"][0][0].is_null());
-  CHECK(!has(read_text(scratch.file("out") + "/similarity.svg"), "nan"));
-  CHECK(!has(read_text(scratch.file("out") + "/similarity.csv"), "nan"));
+  CHECK(out_json(scratch, "similarity")["models"][0]["cka"][0][0].is_null());
+  CHECK(!has(out_text(scratch, "similarity.svg"), "nan"));
+  CHECK(!has(out_text(scratch, "similarity.csv"), "nan"));
   // The GPT-2 has learned 11 positions only, so that its windows are shorter.
   save_tiny(scratch.file("short"), "gpt2");
   check_outcome(analyze(scratch, {"model", "short"}, tiny_shard(scratch), "--what similarity --sequences 2"),
                 Exit::done, "was measured on other windows");
-  CHECK(!read_json(scratch.file("out") + "/similarity.json")["models"][1].contains("cka_of_first_model"));
+  CHECK(!out_json(scratch, "similarity")["models"][1].contains("cka_of_first_model"));
   // Padding: what stands behind a task's answers has no rows.
   save_tiny(scratch.file("task"), "llama", 1, 64);
   check_outcome(analyze(scratch, {"task"}, "arith:3", "--what similarity --sequences 6"), Exit::done, "wrote");
-  const nlohmann::json model = read_json(scratch.file("out") + "/similarity.json")["models"][0];
+  const nlohmann::json model = out_json(scratch, "similarity")["models"][0];
   CHECK(model["shortest_window"] < model["longest_window"]);
   CHECK(std::ssize(model["tokens"]) < 6 * model["longest_window"].get<int64_t>());
   CHECK(std::ssize(model["tokens"]) > 6 * model["shortest_window"].get<int64_t>());

@@ -1,8 +1,5 @@
 #include "eval/statistics.h"
 
-#include <limits>
-#include <vector>
-
 #include "tests/support/check.h"
 
 using namespace crossply;

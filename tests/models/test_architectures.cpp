@@ -1,7 +1,6 @@
 // What each architecture must be equal to: the plain backbone at its neutral setting, the papers' parameter
 // and FLOP counts. How new models start is in test_initial.cpp, golden values of whole models in test_golden.cpp.
 #include <set>
-#include <sstream>
 
 #include "tests/support/twin.h"
 #include "train/settings/settings.h"
@@ -11,14 +10,6 @@ using namespace crossply::test;
 
 namespace {
 
-// Sets every parameter whose name contains `part`.
-void set(TinyModel& model, const std::string& part, const std::function<double(const Parameter&, int64_t)>& value) {
-  for (Parameter& row : model.params.rows())
-    if (row.name.find(part) != std::string::npos) model.fill(row.name, [&](int64_t i) { return value(row, i); });
-}
-void set(TinyModel& model, const std::string& part, double value) {
-  set(model, part, [value](const Parameter&, int64_t) { return value; });
-}
 // One parameter becomes another one's values.
 void copy(TinyModel& model, const std::string& to, const Parameter& from, TinyModel& owner) {
   const auto values = owner.values<float>(from.value);

@@ -1,10 +1,6 @@
 // Replicas against one tape for the whole batch.
 #include "eval/mean_loss.h"
-#include "kernels/devices.h"
-#include "kernels/optim/optimizer.h"
 #include "models/batch/batch_model.h"
-
-#include <cmath>
 
 #include "tests/support/threads.h"
 #include "tests/support/tiny.h"

@@ -8,17 +8,12 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 
 #include <chrono>
 #include <cstddef>
-#include <filesystem>
-#include <fstream>
-#include <functional>
 
 #include "engine/io/sha256.h"
 #include "engine/rng.h"
@@ -48,13 +43,6 @@ void save(const std::string& dir, const std::string& contents) {
   write_file_atomically(writer.path("model.safetensors"), contents);
   std::ofstream(writer.path("train_state.json")) << "{\"size\": " << contents.size() << "}";
   writer.commit();
-}
-
-std::vector<std::string> names_in(const std::string& dir) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 // As check_fails, for a child, whose checks nobody would see.
@@ -129,7 +117,7 @@ TEST_CASE("checkpoint: committed, valid, replaced; abandoned, gone") {
   CHECK(!is_valid_checkpoint(target, &why));
   save(target + "/", "first");
   CHECK_MESSAGE(is_valid_checkpoint(target, &why), why);
-  CHECK(read_text(target + "/manifest.json").find(sha256_of("first")) != std::string::npos);
+  CHECK(has(read_text(target + "/manifest.json"), sha256_of("first")));
   save(target, "second");
   CHECK(is_valid_checkpoint(target, &why));
   CHECK(read_text(target + "/model.safetensors") == "second");
@@ -184,7 +172,7 @@ TEST_CASE("checkpoint: a flipped byte, a lost byte, an extra byte or a missing f
       flipped[at] = static_cast<char>(flipped[at] ^ 1);
       write_text(file, flipped);
       CHECK(!is_valid_checkpoint(target, &why));
-      CHECK_MESSAGE(why.find(name == "manifest.json" ? "" : name) != std::string::npos, why);
+      CHECK_MESSAGE(has(why, name == "manifest.json" ? "" : name), why);
     }
     write_text(file, good.substr(0, good.size() - (name == "manifest.json" ? 3 : 1)));
     CHECK(!is_valid_checkpoint(target, &why));
@@ -249,7 +237,7 @@ TEST_CASE("checkpoint: the newest valid one is found, and old ones are removed")
   std::vector<std::string> skipped;
   CHECK(newest_valid_checkpoint(run, &skipped) == step_dir(run, 100));
   REQUIRE(skipped.size() == 2);
-  CHECK_MESSAGE(skipped[1].find("has 0 bytes, the manifest says 1") != std::string::npos, skipped[1]);
+  CHECK_MESSAGE(has(skipped[1], "has 0 bytes, the manifest says 1"), skipped[1]);
 
   const pid_t dead = dead_process();
   fs::create_directory(run + str("/.tmp-step_00000007-", dead));
@@ -336,7 +324,7 @@ TEST_CASE("checkpoint: a read that fails proves no damage") {
   std::string why;
   fs::remove(step_dir(dir.path, 2) + "/train_state.json");
   CHECK(!is_valid_checkpoint(step_dir(dir.path, 2), &why));  // a file that the manifest lists is missing: that does
-  CHECK(why.find("train_state.json") != std::string::npos);
+  CHECK(has(why, "train_state.json"));
 }
 
 TEST_CASE("checkpoint: a reader beside a run that keeps one never sees half of it") {

@@ -2,8 +2,6 @@
 #include "engine/io/json.h"
 #include "models/config.h"
 
-#include <cmath>
-
 #include "models/disk/config_json.h"
 #include "tests/support/data_check.h"
 

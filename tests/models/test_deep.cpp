@@ -1,6 +1,4 @@
 // Depths at which what grows with their square would show.
-#include <cmath>
-#include <memory>
 #include <set>
 
 #include "tests/support/cases.h"

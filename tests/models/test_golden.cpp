@@ -1,5 +1,4 @@
 // Whole models against numbers that others computed: losses and gradients of the specification, in double.
-#include <cstring>
 
 #include "tests/support/twin.h"
 
@@ -26,63 +25,37 @@ struct Rule {
   Code code;
   bool as_is;
 };
-const std::vector<Rule> golden_rules = {{"embed_tokens.weight", {1, M}, true},
-                                        {"model.norm.weight", {2, G}, true},
-                                        {"q_proj.weight", {3, M}, false},
-                                        {"k_proj.weight", {4, M}, false},
-                                        {"v_proj.weight", {5, M}, false},
-                                        {"o_proj.weight", {6, M}, false},
-                                        {"gate_proj.weight", {7, M}, false},
-                                        {"up_proj.weight", {8, M}, false},
-                                        {"down_proj.weight", {9, M}, false},
-                                        {"input_layernorm.weight", {10, G}, true},
-                                        {"post_attention_layernorm.weight", {11, G}, true},
-                                        {"q_norm.weight", {12, G}, true},
-                                        {"k_norm.weight", {13, G}, true},
-                                        {"alpha_proj.weight", {14, M}, false},
-                                        {"input_layernorm_q.weight", {19, G}, true},
-                                        {"input_layernorm_k.weight", {20, G}, true},
-                                        {"input_layernorm_v.weight", {21, G}, true},
-                                        {"w1.weight", {22, M}, false},
-                                        {"w2.weight", {23, M}, false},
-                                        {"static_weight", {24, M}, true},
-                                        {"_hc.static_beta", {27, M}, true},
-                                        {"_hc.static_alpha", {28, M}, true},
-                                        {"_hc.dynamic_alpha_proj", {30, M}, true},
-                                        {"_hc.dynamic_beta_scale", {31, M}, true},
-                                        {"_hc.dynamic_alpha_scale", {32, M}, true},
-                                        {"_hc.norm.weight", {33, G}, true},
-                                        {"_hc.norm.bias", {34, M}, true},
-                                        {"self_attention_res_proj.weight", {52, M}, true},
-                                        {"self_attention_res_norm.weight", {53, G}, true},
-                                        {"mlp_res_proj.weight", {54, M}, true},
-                                        {"mlp_res_norm.weight", {55, G}, true},
-                                        {"output_attn_res_proj.weight", {56, M}, true},
-                                        {"output_attn_res_norm.weight", {57, G}, true},
-                                        {"attn_hc.fn", {43, M}, true},
-                                        {"attn_hc.base", {44, M}, true},
-                                        {"attn_hc.scale", {45, H}, true},
-                                        {"ffn_hc.fn", {46, M}, true},
-                                        {"ffn_hc.base", {47, M}, true},
-                                        {"ffn_hc.scale", {48, H}, true},
-                                        {"hc_head.hc_fn", {49, M}, true},
-                                        {"hc_head.hc_base", {50, M}, true},
-                                        {"hc_head.hc_scale", {51, H}, true},
-                                        {"model.resid_lambdas", {58, G}, true},
-                                        {"model.x0_lambdas", {59, M}, true},
-                                        {"ve_gate.weight", {61, M}, true},
-                                        {"model.backout_lambda", {62, M}, true},
-                                        {"attn_hyper_connection.hc_norm.weight", {63, M}, true},
-                                        {"attn_hyper_connection.input_mix_weight_down.weight", {64, M}, true},
-                                        {"attn_hyper_connection.input_mix_weight_up.weight", {65, M}, true},
-                                        {"attn_hyper_connection.block_inject_weight.weight", {66, M}, true},
-                                        {"mlp_hyper_connection.hc_norm.weight", {67, M}, true},
-                                        {"mlp_hyper_connection.input_mix_weight_down.weight", {68, M}, true},
-                                        {"mlp_hyper_connection.input_mix_weight_up.weight", {69, M}, true},
-                                        {"mlp_hyper_connection.block_inject_weight.weight", {70, M}, true},
-                                        {"hyper_connection_mixer.hc_norm.weight", {71, M}, true},
-                                        {"hyper_connection_mixer.input_mix_weight_down.weight", {72, M}, true},
-                                        {"hyper_connection_mixer.input_mix_weight_up.weight", {73, M}, true}};
+// Of each rule the code with its kind, and the end of the name.
+std::vector<Rule> read_rules(const std::string& as_is, const std::string& transposed) {
+  std::vector<Rule> rules;
+  const std::string kinds = "MGH";
+  for (const std::string& text : {as_is, transposed}) {
+    const std::vector<std::string> words = split_words(text);
+    for (size_t i = 0; i < words.size(); i += 2)
+      rules.push_back(
+          {words[i + 1], {std::stoi(words[i]), static_cast<Kind>(kinds.find(words[i].back()))}, text == as_is});
+  }
+  return rules;
+}
+const std::vector<Rule> golden_rules = read_rules(
+    R"(1M embed_tokens.weight  2G model.norm.weight  10G input_layernorm.weight
+    11G post_attention_layernorm.weight  12G q_norm.weight  13G k_norm.weight  19G input_layernorm_q.weight
+    20G input_layernorm_k.weight  21G input_layernorm_v.weight  24M static_weight  27M _hc.static_beta
+    28M _hc.static_alpha  30M _hc.dynamic_alpha_proj  31M _hc.dynamic_beta_scale  32M _hc.dynamic_alpha_scale
+    33G _hc.norm.weight  34M _hc.norm.bias  52M self_attention_res_proj.weight
+    53G self_attention_res_norm.weight  54M mlp_res_proj.weight  55G mlp_res_norm.weight
+    56M output_attn_res_proj.weight  57G output_attn_res_norm.weight  43M attn_hc.fn  44M attn_hc.base
+    45H attn_hc.scale  46M ffn_hc.fn  47M ffn_hc.base  48H ffn_hc.scale  49M hc_head.hc_fn  50M hc_head.hc_base
+    51H hc_head.hc_scale  58G model.resid_lambdas  59M model.x0_lambdas  61M ve_gate.weight
+    62M model.backout_lambda  63M attn_hyper_connection.hc_norm.weight
+    64M attn_hyper_connection.input_mix_weight_down.weight  65M attn_hyper_connection.input_mix_weight_up.weight
+    66M attn_hyper_connection.block_inject_weight.weight  67M mlp_hyper_connection.hc_norm.weight
+    68M mlp_hyper_connection.input_mix_weight_down.weight  69M mlp_hyper_connection.input_mix_weight_up.weight
+    70M mlp_hyper_connection.block_inject_weight.weight  71M hyper_connection_mixer.hc_norm.weight
+    72M hyper_connection_mixer.input_mix_weight_down.weight
+    73M hyper_connection_mixer.input_mix_weight_up.weight)",
+    R"(3M q_proj.weight  4M k_proj.weight  5M v_proj.weight  6M o_proj.weight  7M gate_proj.weight
+    8M up_proj.weight  9M down_proj.weight  14M alpha_proj.weight  22M w1.weight  23M w2.weight)");
 
 // The row's element i by its rule; blocks count from 1, model-level rows are block 0.
 double golden_element(const Parameter& row, int64_t i) {

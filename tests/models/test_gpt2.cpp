@@ -1,5 +1,4 @@
 // GPT-2's configuration and files in Hugging Face's words, and what the length of its table of positions allows.
-#include <set>
 
 #include "engine/io/json.h"
 #include "eval/decode.h"

@@ -1,6 +1,4 @@
 // How new models start and in which groups their parameters learn: by the specification's tables, row for row.
-#include <cmath>
-#include <optional>
 #include <set>
 
 #include "tests/support/twin.h"

@@ -3,11 +3,6 @@
 #include "models/disk/config_json.h"
 #include "models/disk/library_files.h"
 
-#include <doctest/doctest.h>
-
-#include <algorithm>
-#include <sstream>
-
 #include "models/disk/checkpoint.h"
 #include "models/disk/modelling_file.h"
 #include "models/registry.h"

@@ -1,7 +1,6 @@
 // Whole models of every architecture: gradients against finite differences, the three memory plans, generation. What an
 // architecture must be equal to is in test_architectures.cpp.
 #include "eval/decode.h"
-#include "models/registry.h"
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"
 #include "tests/support/temp_dir.h"

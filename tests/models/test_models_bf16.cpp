@@ -1,8 +1,5 @@
 // Whole models with bf16 activations, against the plain bf16 computation: the reference loops in f32 with every
 // activation, and every gradient of one, rounded to bf16 after the op that wrote it.
-#include <cmath>
-#include <map>
-#include <optional>
 
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"

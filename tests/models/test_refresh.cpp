@@ -1,9 +1,7 @@
 // Modelling files that an older version has written: every program says so, and transplant --refresh rewrites them.
-#include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/wait.h>
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -202,10 +200,8 @@ TEST_CASE("refresh: a kill at any moment leaves a valid directory") {
   CHECK(incomplete > 0);  // some kills came in between
   replace_files(dir, {{"a.py", "the last"}, {"config.json", "{}"}});
   check_valid(dir);
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  CHECK(names == std::vector<std::string>{"a.py", "config.json", "manifest.json", "model.safetensors", "notes.txt"});
+  CHECK(names_in(dir) ==
+        std::vector<std::string>{"a.py", "config.json", "manifest.json", "model.safetensors", "notes.txt"});
 }
 
 TEST_CASE("refresh: a modelling file that was changed or removed by hand is written anew, and the manifest with it") {

@@ -1,5 +1,4 @@
 // What every row of every architecture is: its role, and whether it is a matrix of Muon's.
-#include <map>
 #include <regex>
 #include <set>
 
@@ -20,32 +19,17 @@ struct RoleOfRow {
 // By name without "model." and "layers.N."; * is any other number.
 using Kinds = std::map<std::string, RoleOfRow>;
 
-const Kinds backbones = {
-    {"embed_tokens.weight", {embedding}},
-    {"embed_positions.weight", {embedding}},
-    {"lm_head.weight", {head}},
-    {"norm.weight", {final_norm}},
-    {"norm.bias", {final_norm}},
-    {"input_layernorm.weight", {norm}},
-    {"input_layernorm.bias", {bias}},
-    {"post_attention_layernorm.weight", {norm}},
-    {"post_attention_layernorm.bias", {bias}},
-    {"self_attn.q_norm.weight", {norm}},
-    {"self_attn.k_norm.weight", {norm}},
-    {"self_attn.q_proj.weight", {input_projection, true}},
-    {"self_attn.q_proj.bias", {bias}},
-    {"self_attn.k_proj.weight", {input_projection, true}},
-    {"self_attn.k_proj.bias", {bias}},
-    {"self_attn.v_proj.weight", {input_projection, true}},
-    {"self_attn.v_proj.bias", {bias}},
-    {"self_attn.o_proj.weight", {output_projection, true}},
-    {"self_attn.o_proj.bias", {bias}},
-    {"mlp.gate_proj.weight", {input_projection, true}},
-    {"mlp.up_proj.weight", {input_projection, true}},
-    {"mlp.up_proj.bias", {bias}},
-    {"mlp.down_proj.weight", {output_projection, true}},
-    {"mlp.down_proj.bias", {bias}},
-};
+// These rows, which are all of one kind; matrix: as in RoleOfRow.
+Kinds rows_of(Role role, const std::string& names, bool matrix = false) {
+  Kinds rows;
+  for (const std::string& name : split_words(names)) rows[name] = {role, matrix};
+  return rows;
+}
+
+Kinds joined(Kinds all, const std::vector<Kinds>& more) {
+  for (const Kinds& kinds : more) all.insert(kinds.begin(), kinds.end());
+  return all;
+}
 
 Kinds at_both_sublayers(const std::string& attn, const std::string& mlp, const Kinds& rows) {
   Kinds both;
@@ -53,66 +37,64 @@ Kinds at_both_sublayers(const std::string& attn, const std::string& mlp, const K
   return both;
 }
 
-Kinds joined(Kinds all, const Kinds& more) {
-  all.insert(more.begin(), more.end());
-  return all;
-}
+const Kinds backbones = joined(
+    rows_of(embedding, "embed_tokens.weight embed_positions.weight"),
+    {rows_of(head, "lm_head.weight"), rows_of(final_norm, "norm.weight norm.bias"),
+     rows_of(norm,
+             "input_layernorm.weight post_attention_layernorm.weight self_attn.q_norm.weight self_attn.k_norm.weight"),
+     rows_of(bias,
+             "input_layernorm.bias post_attention_layernorm.bias self_attn.q_proj.bias self_attn.k_proj.bias "
+             "self_attn.v_proj.bias self_attn.o_proj.bias mlp.up_proj.bias mlp.down_proj.bias"),
+     rows_of(input_projection,
+             "self_attn.q_proj.weight self_attn.k_proj.weight self_attn.v_proj.weight mlp.gate_proj.weight "
+             "mlp.up_proj.weight",
+             true),
+     rows_of(output_projection, "self_attn.o_proj.weight mlp.down_proj.weight", true)});
 
 // What the connections add.
 const std::map<std::string, Kinds> connections = {
-    {"lime", {{"self_attn.lime_router.weight", {source_router}}}},
-    {"lime_static", {{"self_attn.lime_router.weight", {source_router}}, {"lime_layernorm.weight", {norm}}}},
-    {"lime_dynamic", {{"self_attn.lime_router.proj.weight", {width_router}}, {"lime_layernorm.weight", {norm}}}},
+    {"lime", rows_of(source_router, "self_attn.lime_router.weight")},
+    {"lime_static",
+     joined(rows_of(source_router, "self_attn.lime_router.weight"), {rows_of(norm, "lime_layernorm.weight")})},
+    {"lime_dynamic",
+     joined(rows_of(width_router, "self_attn.lime_router.proj.weight"), {rows_of(norm, "lime_layernorm.weight")})},
     {"hyper", at_both_sublayers("attn_hc.", "mlp_hc.",
-                                {{"static_alpha", {source_router}},
-                                 {"static_beta", {source_router}},
-                                 {"dynamic_alpha_proj", {width_router}},
-                                 {"dynamic_beta_proj", {width_router}},
-                                 {"dynamic_alpha_scale", {scalar}},
-                                 {"dynamic_beta_scale", {scalar}},
-                                 {"norm.weight", {norm}},
-                                 {"norm.bias", {bias}}})},
-    {"vertical", {{"vertical_attention.scores", {source_router}}}},
+                                joined(rows_of(source_router, "static_alpha static_beta"),
+                                       {rows_of(width_router, "dynamic_alpha_proj dynamic_beta_proj"),
+                                        rows_of(scalar, "dynamic_alpha_scale dynamic_beta_scale"),
+                                        rows_of(norm, "norm.weight"), rows_of(bias, "norm.bias")}))},
+    {"vertical", rows_of(source_router, "vertical_attention.scores")},
     {"resformer",
-     {{"lambda_manager.lambda_scale", {scalar}},
-      {"lambda_manager.lambda_logits", {scalar}},
-      {"self_attn.value_residual_mixing.lambda1", {scalar}},
-      {"self_attn.value_residual_mixing.lambda2", {scalar}}}},
-    {"satformer", {{"self_attn.value_residual_mixing.alpha_proj.weight", {width_router}}}},
-    {"denseformer", {{"dwa_modules.alphas.*.weight", {source_router}}}},
-    {"mudd",
-     {{"input_layernorm_q.weight", {norm}},
-      {"input_layernorm_q.bias", {bias}},
-      {"input_layernorm_k.weight", {norm}},
-      {"input_layernorm_k.bias", {bias}},
-      {"input_layernorm_v.weight", {norm}},
-      {"input_layernorm_v.bias", {bias}},
-      {"da.w1.weight", {width_router}},
-      {"da.w2.weight", {source_router}},
-      {"da.static_weight", {source_router}},
-      {"da.pre_da_norms.*.weight", {norm}},
-      {"da.post_da_norms.*.weight", {norm}}}},
-    {"attnres", joined(at_both_sublayers("self_attention_res_", "mlp_res_",
-                                         {{"proj.weight", {width_router}}, {"norm.weight", {norm}}}),
-                       {{"output_attn_res_proj.weight", {width_router}}, {"output_attn_res_norm.weight", {norm}}})},
+     rows_of(scalar,
+             "lambda_manager.lambda_scale lambda_manager.lambda_logits self_attn.value_residual_mixing.lambda1 "
+             "self_attn.value_residual_mixing.lambda2")},
+    {"satformer", rows_of(width_router, "self_attn.value_residual_mixing.alpha_proj.weight")},
+    {"denseformer", rows_of(source_router, "dwa_modules.alphas.*.weight")},
+    {"mudd", joined(rows_of(norm,
+                            "input_layernorm_q.weight input_layernorm_k.weight input_layernorm_v.weight "
+                            "da.pre_da_norms.*.weight da.post_da_norms.*.weight"),
+                    {rows_of(bias, "input_layernorm_q.bias input_layernorm_k.bias input_layernorm_v.bias"),
+                     rows_of(width_router, "da.w1.weight"), rows_of(source_router, "da.w2.weight da.static_weight")})},
+    {"attnres",
+     joined(at_both_sublayers("self_attention_res_", "mlp_res_",
+                              joined(rows_of(width_router, "proj.weight"), {rows_of(norm, "norm.weight")})),
+            {rows_of(width_router, "output_attn_res_proj.weight"), rows_of(norm, "output_attn_res_norm.weight")})},
     {"mhc", joined(at_both_sublayers("attn_hc.", "ffn_hc.",
-                                     {{"fn", {width_router, true}}, {"base", {scalar}}, {"scale", {scalar}}}),
-                   {{"hc_head.hc_fn", {width_router}}, {"hc_head.hc_base", {scalar}}, {"hc_head.hc_scale", {scalar}}})},
-    {"shortcuts",
-     {{"resid_lambdas", {source_router}},
-      {"x0_lambdas", {source_router}},
-      {"backout_lambda", {source_router}},
-      {"value_embeds.*.weight", {table}},
-      {"self_attn.ve_gate.weight", {width_router}}}},
-    {"gated_streams", joined(at_both_sublayers("attn_hyper_connection.", "mlp_hyper_connection.",
-                                               {{"hc_norm.weight", {norm}},
-                                                {"input_mix_weight_down.weight", {width_router, true}},
-                                                {"input_mix_weight_up.weight", {width_router, true}},
-                                                {"block_inject_weight.weight", {width_router}}}),
-                             {{"hyper_connection_mixer.hc_norm.weight", {final_norm}},
-                              {"hyper_connection_mixer.input_mix_weight_down.weight", {width_router, true}},
-                              {"hyper_connection_mixer.input_mix_weight_up.weight", {width_router, true}}})},
-    {"relay", {{"self_attn.relay_gate.weight", {width_router}}}},
+                                     joined(rows_of(width_router, "fn", true), {rows_of(scalar, "base scale")})),
+                   {rows_of(width_router, "hc_head.hc_fn"), rows_of(scalar, "hc_head.hc_base hc_head.hc_scale")})},
+    {"shortcuts", joined(rows_of(source_router, "resid_lambdas x0_lambdas backout_lambda"),
+                         {rows_of(table, "value_embeds.*.weight"), rows_of(width_router, "self_attn.ve_gate.weight")})},
+    {"gated_streams",
+     joined(at_both_sublayers(
+                "attn_hyper_connection.", "mlp_hyper_connection.",
+                joined(rows_of(width_router, "input_mix_weight_down.weight input_mix_weight_up.weight", true),
+                       {rows_of(norm, "hc_norm.weight"), rows_of(width_router, "block_inject_weight.weight")})),
+            {rows_of(final_norm, "hyper_connection_mixer.hc_norm.weight"),
+             rows_of(width_router,
+                     "hyper_connection_mixer.input_mix_weight_down.weight "
+                     "hyper_connection_mixer.input_mix_weight_up.weight",
+                     true)})},
+    {"relay", rows_of(width_router, "self_attn.relay_gate.weight")},
 };
 
 std::string without_numbers(const std::string& name) {

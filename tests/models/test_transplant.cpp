@@ -1,5 +1,4 @@
 // Models made of other models' blocks: which numbers come along, which are a new model's, and what they compute.
-#include <algorithm>
 
 #include "engine/io/safetensors.h"
 #include "eval/loaded_model.h"
@@ -321,9 +320,7 @@ TEST_CASE("transplant: all of a model is its copy; lists, parts and widths are t
     std::filesystem::remove_all(made);
     const Outcome outcome = run_transplant(scratch, source, arguments);
     check_outcome(outcome, Exit::done, says);
-    std::istringstream lines(outcome.output);
-    for (std::string line; std::getline(lines, line);)
-      CHECK_MESSAGE((line.size() <= 80 || has(line, scratch.path.string())), line);
+    check_width(outcome, scratch);
     CHECK_MESSAGE(is_valid_checkpoint(made, &why), why);
     CHECK((has(outcome.output, "note: logits") == (arguments[1] == "0-1,0-1" || arguments[1] == "3,0")));
   }

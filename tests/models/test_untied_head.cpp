@@ -1,6 +1,5 @@
 // A head in the files of a model whose config.json ties it to the embedding: one with other values is used, one with
 // the embedding's values is the embedding, on every path that reads weights.
-#include <cmath>
 
 #include "engine/io/file.h"
 #include "engine/io/json.h"
@@ -58,7 +57,7 @@ struct Saved {
     const Outcome got =
         run_program_inside(dir, split_words("evaluate --model " + from + " --data text:" + text + " --seq 8"));
     check_outcome(got, Exit::done, says);
-    if (says.empty()) CHECK_MESSAGE(got.output.find("lm_head") == std::string::npos, got.output);
+    if (says.empty()) CHECK_MESSAGE(!has(got.output, "lm_head"), got.output);
     const size_t at = got.output.find("loss ");
     REQUIRE_MESSAGE(at != std::string::npos, got.output);
     return std::stod(got.output.substr(at + 5));

@@ -70,6 +70,11 @@ class Crowd {
     CHECK(got == static_cast<int>(code));
     CHECK(has(errors_of(name), says));
   }
+  // The ranks 0 to size - 1, but for one.
+  void check_all(int size, Exit code, const std::string& says = "", int but = -1) {
+    for (int rank = 0; rank < size; ++rank)
+      if (rank != but) check(rank, code, says);
+  }
   void signal(int name, int number) const { ::kill(pids_.at(name), number); }
   std::string errors_of(int name) const { return path_exists(error_file(name)) ? read_text(error_file(name)) : ""; }
   std::string dir() const { return scratch_.path.string(); }

@@ -1,7 +1,6 @@
 // The Comm between CPUs. These cases are for several processes that tests/system/mpi.sh starts by mpirun; elsewhere
 // they do nothing. MPI starts once in a process: the cases "mpi: ..." share a Comm, those "mpi alone: ..." need one
 // each.
-#include <doctest/doctest.h>
 
 #include <chrono>
 #include <cstdio>

@@ -1,14 +1,10 @@
 // Comm by NCCL, as processes: see tests/ranks/nccl_ranks.h for where.
 #include <chrono>
-#include <cmath>
 #include <thread>
 
 #include "kernels/block/add.h"
 #include "tests/ranks/nccl_ranks.h"
 #include "tests/support/listener.h"
-#if !CROSSPLY_CUDA
-#include "kernels/emulator/emulator.h"
-#endif
 
 using namespace crossply;
 using namespace crossply::test;

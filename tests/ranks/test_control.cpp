@@ -3,14 +3,9 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <numeric>
-#include <sstream>
 
 #include "engine/io/json.h"
 #include "ranks/control.h"
@@ -121,7 +116,7 @@ TEST_CASE("control: four ranks meet in a file, vote, share, collect, and end tog
   for (int rank : {3, 1, 0, 2}) crowd.start(rank, [&, rank] { return speak(here(rank, 4), options, nullptr); });
   REQUIRE(wait_until([&] { return ::access((crowd.dir() + "/.meet").c_str(), F_OK) == 0 || crowd.code_of(0, 0) >= 0; },
                      20));
-  for (int rank = 0; rank < 4; ++rank) crowd.check(rank, Exit::done);
+  crowd.check_all(4, Exit::done);
   CHECK(::access((crowd.dir() + "/.meet").c_str(), F_OK) != 0);
 }
 
@@ -156,7 +151,7 @@ TEST_CASE("control: ranks meet over MPI's broadcast, and at MASTER_ADDR") {
       comm.rank = rank;
       return speak(here(rank, 4), options, &comm);
     });
-  for (int rank = 0; rank < 4; ++rank) crowd.check(rank, Exit::done);
+  crowd.check_all(4, Exit::done);
   // A port that is free now, most likely still is in a moment.
   const std::string port = std::to_string(20000 + ::getpid() % 10000);
   for (int rank = 0; rank < 4; ++rank)
@@ -172,7 +167,7 @@ TEST_CASE("control: ranks on other machines find rank 0 at its own addresses") {
   const JoinOptions options = options_of(crowd);
   for (int rank = 0; rank < 4; ++rank)
     crowd.start(rank, [&, rank] { return speak({rank, 4, 0, 1}, options, nullptr); });
-  for (int rank = 0; rank < 4; ++rank) crowd.check(rank, Exit::done);
+  crowd.check_all(4, Exit::done);
 }
 
 TEST_CASE("control: many short jobs end without a false alarm") {
@@ -180,7 +175,7 @@ TEST_CASE("control: many short jobs end without a false alarm") {
     Training t;
     for (int rank = 0; rank < 3; ++rank)
       t.crowd.start(rank, [&, rank] { return train_like(rank, 3, t.options, t.steps, round % 3); });
-    for (int rank = 0; rank < 3; ++rank) t.crowd.check(rank, Exit::done);
+    t.crowd.check_all(3, Exit::done);
     CHECK(::access((t.crowd.dir() + "/last_exit.json").c_str(), F_OK) != 0);
   }
 }
@@ -334,9 +329,9 @@ TEST_CASE("control: ranks that disagree about the step are a bug that names them
       group->finish_stats();
       return 0;
     });
-  for (int rank = 0; rank < 3; ++rank)
-    crowd.check(rank, Exit::internal,
-                "rank 1 is at step 7, data position 64, 4 transfers, rank 0 at step 7, data position 64, 3 transfers");
+  crowd.check_all(
+      3, Exit::internal,
+      "rank 1 is at step 7, data position 64, 4 transfers, rank 0 at step 7, data position 64, 3 transfers");
 }
 
 TEST_CASE("control: a rank that is killed ends all others within a second") {
@@ -346,8 +341,7 @@ TEST_CASE("control: a rank that is killed ends all others within a second") {
     t.begin(4);
     const double killed = seconds_since_boot();
     t.crowd.signal(victim, SIGKILL);
-    for (int rank = 0; rank < 4; ++rank)
-      if (rank != victim) t.crowd.check(rank, Exit::peer_lost, str("rank ", victim, " is lost"));
+    t.crowd.check_all(4, Exit::peer_lost, str("rank ", victim, " is lost"), victim);
     CHECK(seconds_since_boot() - killed < 1);
     const auto record = t.last_exit();
     CHECK(record["code"] == 76);
@@ -371,8 +365,7 @@ TEST_CASE("control: a rank that is stopped is lost to the others, and sees it wh
     REQUIRE(wait_until([&] { return (*t.steps.value)[0] > before + 3; }, 20));
     t.crowd.signal(victim, SIGSTOP);
     const double stopped = seconds_since_boot();
-    for (int rank = 0; rank < 3; ++rank)
-      if (rank != victim) t.crowd.check(rank, Exit::peer_lost, str("rank ", victim, " is lost"));
+    t.crowd.check_all(3, Exit::peer_lost, str("rank ", victim, " is lost"), victim);
     CHECK(seconds_since_boot() - stopped > 1.5);
     CHECK(seconds_since_boot() - stopped < 5);
     const int64_t steps = (*t.steps.value)[static_cast<size_t>(victim)];
@@ -390,10 +383,8 @@ TEST_CASE("control: an error of one rank ends the others, who quote it") {
     t.crowd.keep_environment = true;
     t.begin(4);
     t.crowd.check(victim, Exit::io);
-    for (int rank = 0; rank < 4; ++rank)
-      if (rank != victim)
-        t.crowd.check(rank, Exit::peer_lost,
-                      str("rank ", victim, " ended with code 74: CROSSPLY_FAULT: ", victim, ":10:exit=74"));
+    t.crowd.check_all(4, Exit::peer_lost,
+                      str("rank ", victim, " ended with code 74: CROSSPLY_FAULT: ", victim, ":10:exit=74"), victim);
     CHECK(t.last_exit()["code"] == 74);
     CHECK(t.last_exit()["rank"] == victim);
     CHECK(t.last_exit()["step"] == 10);
@@ -414,7 +405,7 @@ TEST_CASE("control: an error that all ranks find in the same step is each one's 
         group->abort(Exit::not_finite, "the loss is nan");
         return 77;
       });
-    for (int rank = 0; rank < 4; ++rank) t.crowd.check(rank, Exit::not_finite);
+    t.crowd.check_all(4, Exit::not_finite);
     CHECK(t.last_exit()["code"] == 77);
   }
 }
@@ -432,7 +423,7 @@ TEST_CASE("control: a transfer that fails because its peer is gone is that peer'
     });
   for (size_t rank = 0; rank < 3; ++rank) REQUIRE(wait_until([&] { return (*t.steps.value)[rank] > 0; }, 20));
   (*t.steps.value)[7] = 1;
-  for (int rank = 0; rank < 2; ++rank) t.crowd.check(rank, Exit::peer_lost, "rank 2 is lost");
+  t.crowd.check_all(2, Exit::peer_lost, "rank 2 is lost");
 }
 
 TEST_CASE("control: a rank that hangs, its watch thread alive, is named as the one furthest behind") {
@@ -443,8 +434,7 @@ TEST_CASE("control: a rank that hangs, its watch thread alive, is named as the o
     t.crowd.keep_environment = true;
     t.options.step_limit = 1;
     t.begin(3);
-    for (int rank = 0; rank < 3; ++rank)
-      t.crowd.check(rank, Exit::peer_lost, str("in step 10, stage step; furthest behind: rank ", victim, ";"));
+    t.crowd.check_all(3, Exit::peer_lost, str("in step 10, stage step; furthest behind: rank ", victim, ";"));
     CHECK(t.last_exit()["rank"] == victim);
     ::unsetenv("CROSSPLY_FAULT");
   }

@@ -2,12 +2,8 @@
 // is what one gives, recorded or not, whenever transfers are done; and how they end where one is lost.
 #if !CROSSPLY_CUDA
 
-#include <cmath>
-
 #include "cli/program.h"
 #include "kernels/cuda/arithmetic.h"
-#include "kernels/cuda/cuda.h"
-#include "kernels/emulator/emulator.h"
 #include "ranks/agree.h"
 #include "tests/ranks/crowd.h"
 #include "tests/ranks/ranks.h"

@@ -15,7 +15,7 @@ using namespace crossply;
 
 namespace {
 
-// The environment has these variables of launchers, and no others; afterwards it is as before.
+// The environment has these variables of launchers and of OpenMP, and no others; afterwards it is as before.
 class Environment {
  public:
   explicit Environment(const std::map<std::string, std::string>& variables) {
@@ -23,7 +23,7 @@ class Environment {
          {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
           "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
           "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
-          "SLURM_NODEID", "SLURM_NTASKS"}) {
+          "SLURM_NODEID", "SLURM_NTASKS", "OMP_NUM_THREADS"}) {
       const char* value = std::getenv(name);
       before_[name] = value == nullptr ? std::nullopt : std::optional<std::string>(value);
       ::unsetenv(name);
@@ -169,9 +169,7 @@ TEST_CASE("two ranks take different CPUs, and as many threads") {
   cpu_set_t before, taken[2];
   REQUIRE(sched_getaffinity(0, sizeof before, &before) == 0);
   const int threads = omp_get_max_threads();
-  const char* asked = std::getenv("OMP_NUM_THREADS");
-  const std::optional<std::string> kept = asked == nullptr ? std::nullopt : std::optional<std::string>(asked);
-  ::unsetenv("OMP_NUM_THREADS");
+  const Environment nothing_asked({});
   for (int rank = 0; rank < 2; ++rank) {
     CHECK(take_cpu_share({rank, 2, rank, 2}) == "");
     REQUIRE(sched_getaffinity(0, sizeof before, &taken[rank]) == 0);
@@ -180,7 +178,6 @@ TEST_CASE("two ranks take different CPUs, and as many threads") {
     REQUIRE(sched_setaffinity(0, sizeof before, &before) == 0);
     omp_set_num_threads(threads);
   }
-  if (kept) ::setenv("OMP_NUM_THREADS", kept->c_str(), 1);
   cpu_set_t both;
   CPU_AND(&both, &taken[0], &taken[1]);
   if (CPU_COUNT(&before) > 1) CHECK(CPU_COUNT(&both) == 0);

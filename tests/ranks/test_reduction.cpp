@@ -1,12 +1,10 @@
 // A run of several ranks gives what one rank gives.
-#include <map>
 #include <mutex>
 
 #include "tests/ranks/thread_group.h"
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"
 #include "tests/support/temp_dir.h"
-#include "tests/support/tiny.h"
 #include "train/step/trainer.h"
 
 using namespace crossply;

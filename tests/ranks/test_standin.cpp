@@ -3,11 +3,6 @@
 
 #include "tests/standin/nccl.h"
 
-#include <cmath>
-#include <cstring>
-
-#include "kernels/cuda/cuda.h"
-#include "kernels/emulator/emulator.h"
 #include "tests/ranks/nccl_ranks.h"
 #include "tests/support/check.h"
 

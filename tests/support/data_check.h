@@ -4,7 +4,7 @@
 #include <set>
 #include <vector>
 
-#include "data/source.h"
+#include "data/task_source.h"
 #include "tests/support/temp_dir.h"
 
 namespace crossply::test {
@@ -12,6 +12,13 @@ namespace crossply::test {
 inline DataOptions data_options(const std::string& spec, int64_t T, const std::string& val = "") {
   DataOptions o;
   o.spec = spec, o.val_spec = val, o.seq_len = T;
+  return o;
+}
+
+// Of a generated task: so many samples for training and for tests.
+inline DataOptions task_options(const std::string& spec, int64_t train, int64_t test, uint64_t seed = 1) {
+  DataOptions o;
+  o.spec = spec, o.seed = seed, o.train_samples = train, o.test_samples = test;
   return o;
 }
 
@@ -25,6 +32,19 @@ inline Sample read_sample(const Source& source, int64_t index) {
   Sample sample{std::vector<int32_t>(T, -77), std::vector<int32_t>(T, -77)};
   source.read(index, sample.tokens.data(), sample.targets.data());
   return sample;
+}
+
+// What follows the prompt of a task's sample, with eos.
+inline std::vector<int32_t> solution_of(const TaskSource& source, int64_t index) {
+  const auto all = source.sequence(index);
+  return {all.begin() + static_cast<int64_t>(source.prompt_tokens(index).size()), all.end()};
+}
+
+// Runs body, which must refuse a file in one line that holds every one of `parts`.
+template <class F>
+void check_refused_in_a_line(const std::vector<std::string>& parts, F&& body) {
+  check_fails(Exit::bad_data, parts, body);
+  CHECK(!has(error_of(body).what(), "\n"));
 }
 
 // What a task's first sample says to an answer: wrong, answer, or answer+steps.

@@ -68,11 +68,12 @@ inline std::string letters(int64_t count) {
   return text;
 }
 
-// A text of 3000 letters.
-inline std::string letters_file(const TempDir& scratch) {
-  write_text(scratch.file("text"), letters(3000));
+// A text in scratch/text, as data.
+inline std::string text_file(const TempDir& scratch, const std::string& text) {
+  write_text(scratch.file("text"), text);
   return "text:" + scratch.file("text");
 }
+inline std::string letters_file(const TempDir& scratch) { return text_file(scratch, letters(3000)); }
 
 // Some tokens below 7.
 inline std::string tiny_shard(const TempDir& scratch) {
@@ -99,11 +100,12 @@ inline Outcome analyze_constants(const TempDir& scratch, const std::string& what
   return analyze(scratch, {"model"}, tiny_shard(scratch), str("--what ", what, " --sequences 2 --length 6"));
 }
 
-// No line of what it said is wider than a terminal, but for those with a path.
-inline void check_width(const Outcome& got, const TempDir& scratch) {
-  std::istringstream lines(got.output);
-  for (std::string line; std::getline(lines, line);)
-    if (!has(line, scratch.path.string())) CHECK_MESSAGE(line.size() <= 80, line);
+// What analyze wrote to scratch/out.
+inline std::string out_text(const TempDir& scratch, const std::string& file) {
+  return read_text(scratch.file("out/" + file));
+}
+inline nlohmann::json out_json(const TempDir& scratch, const std::string& analysis) {
+  return read_json(scratch.file("out/" + analysis + ".json"));
 }
 
 }  // namespace crossply::test

@@ -6,6 +6,7 @@
 #include <omp.h>
 #include <unistd.h>
 
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,13 @@ inline Outcome train(const TempDir& scratch, const std::vector<std::string>& arg
   std::vector<std::string> words = {"train_" + arch};
   words.insert(words.end(), arguments.begin(), arguments.end());
   return run_program_inside(scratch, words);
+}
+
+// No line of what it said is wider than a terminal, but for those with a path.
+inline void check_width(const Outcome& got, const TempDir& scratch) {
+  std::istringstream lines(got.output);
+  for (std::string line; std::getline(lines, line);)
+    if (!has(line, scratch.path.string())) CHECK_MESSAGE(line.size() <= 80, line);
 }
 
 inline void check_outcome(const Outcome& got, Exit code, const std::string& says) {

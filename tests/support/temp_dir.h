@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -54,7 +55,23 @@ inline std::string read_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
+// The names of what is in a directory, in order.
+inline std::vector<std::string> names_in(const std::string& dir) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(dir)) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Whether the text has every one of these parts, or none.
+inline void check_has(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) CHECK_MESSAGE(has(text, part), "no \"" << part << "\" in: " << text);
+}
+inline void check_has_none(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) CHECK_MESSAGE(!has(text, part), "\"" << part << "\" in: " << text);
+}
 
 // How often the part stands in the text.
 inline int64_t count_of(const std::string& text, const std::string& part) {
@@ -88,7 +105,7 @@ void check_fails(Exit code, const std::vector<std::string>& parts, F&& body) {
   const Error error = error_of(body);
   const std::string what = error.what();
   CHECK_MESSAGE(error.code == code, "exit code " << static_cast<int>(error.code) << ": " << what);
-  for (const std::string& part : parts) CHECK_MESSAGE(has(what, part), "\"" << part << "\" is not in: " << what);
+  check_has(what, parts);
 }
 
 }  // namespace crossply::test

@@ -217,4 +217,14 @@ struct TinyModel {
   double scored = 0;
 };
 
+// Sets every parameter whose name contains `part`.
+inline void set(TinyModel& model, const std::string& part,
+                const std::function<double(const Parameter&, int64_t)>& value) {
+  for (Parameter& row : model.params.rows())
+    if (row.name.find(part) != std::string::npos) model.fill(row.name, [&](int64_t i) { return value(row, i); });
+}
+inline void set(TinyModel& model, const std::string& part, double value) {
+  set(model, part, [value](const Parameter&, int64_t) { return value; });
+}
+
 }  // namespace crossply::test

@@ -236,10 +236,9 @@ HeatMapBand circuits_band(const CircuitsOfModel& m, const std::string& caption, 
   return band;
 }
 
-class Circuits : public Analysis {
+class Circuits : public AnalysisOf<CircuitsOfModel> {
  public:
-  std::string name() const override { return "circuits"; }
-  std::string about() const override { return "the tokens that lime_dynamic's routers look for"; }
+  Circuits() : AnalysisOf("circuits", "the tokens that lime_dynamic's routers look for") {}
   std::string refuses(const Subject& subject) const override {
     const std::string& arch = subject.config().arch;
     if (arch == "lime_dynamic") return "";
@@ -266,14 +265,10 @@ class Circuits : public Analysis {
     all_.push_back(std::move(m));
   }
   Finding finding(const AnalysisOptions& o) const override;
-
- private:
-  std::vector<CircuitsOfModel> all_;
 };
 
 Finding Circuits::finding(const AnalysisOptions&) const {
-  Finding found;
-  found.title = "Semantic circuits of the dynamic router";
+  Finding found{"Semantic circuits of the dynamic router"};
   std::vector<HeatMapBand> bands;
   for (const CircuitsOfModel& m : all_) {
     found.add(table_of_circuits(m), circuits_json(m));
@@ -292,14 +287,12 @@ Finding Circuits::finding(const AnalysisOptions&) const {
       "the final norm's gain (published). Alike: the mean cosine between the 30 embeddings less the mean of all "
       "tokens', higher for tokens that mean or look the same, but also for tokens that training never saw, which are "
       "not known here. Stream 0 is the embeddings, stream m what block m-1 has put out.";
-  std::vector<double> means;
-  for (const CircuitsOfModel& m : all_) {
+  const char* alike = "How alike the nearest tokens are, mean cosine over all rows";
+  found.shown = numbers(alike, "%.2f", [](const CircuitsOfModel& m) {
     std::vector<double> rows;
     for (const Circuit& c : m.circuits) rows.push_back(c.consistency);
-    means.push_back(mean_of_finite(rows));
-  }
-  found.shown = numbers_of_models("How alike the nearest tokens are, mean cosine over all rows", short_names_of(all_),
-                                  means, "%.2f");
+    return mean_of_finite(rows);
+  });
   found.paper =
       "LIMe (arXiv 2502.09245, version 1, table 2), with embeddings divided by the final norm's gain in its code: some "
       "rows look for suffixes, others for pieces of words, intensifiers, or words that connect sentences.";

@@ -19,11 +19,13 @@ namespace crossply {
 // What all kinds use.
 
 const RoutingKind* find_routing(const std::string& arch) {
-  static const std::vector<RoutingKind> kinds = {
-      lime_routing(),        lime_static_routing(),  lime_dynamic_routing(), vertical_routing(),  hyper_routing(),
-      denseformer_routing(), mudd_routing(),         resformer_routing(),    satformer_routing(), attnres_routing(),
-      kv_share_routing(),    mhc_routing(),          shortcuts_routing(),    relay_routing(),     sla_routing(),
-      ala_routing(),         gated_streams_routing()};
+  static const std::vector<RoutingKind> kinds = [] {
+    std::vector<RoutingKind> all;
+    for (const auto& list : {routing_of_lime(), routing_of_lime_v1(), routing_of_vertical(), routing_of_streams(),
+                             routing_of_mixtures(), routing_of_values(), routing_of_attnres()})
+      all.insert(all.end(), list.begin(), list.end());
+    return all;
+  }();
   const auto found = std::ranges::find(kinds, arch, &RoutingKind::arch);
   return found == kinds.end() ? nullptr : &*found;
 }
@@ -220,10 +222,9 @@ std::string svg_of_routing(const std::vector<RoutedModel>& all, const AnalysisOp
   return parts.size() == 1 ? parts[0] : svg::below_each_other(title, parts);
 }
 
-class Routing : public Analysis {
+class Routing : public AnalysisOf<RoutedModel> {
  public:
-  std::string name() const override { return "routing"; }
-  std::string about() const override { return "which earlier layers each layer reads, and how much"; }
+  Routing() : AnalysisOf("routing", "which earlier layers each layer reads, and how much") {}
   std::string refuses(const Subject& subject) const override {
     const Config& config = subject.config();
     if (find_routing(config.arch) != nullptr) return "";
@@ -249,9 +250,6 @@ class Routing : public Analysis {
     all_.push_back(std::move(m));
   }
   Finding finding(const AnalysisOptions& o) const override;
-
- private:
-  std::vector<RoutedModel> all_;
 };
 
 // Where the first map of a model has its largest number, of the rows that read several sources: the first layer reads
@@ -272,16 +270,14 @@ std::string largest_in(const RoutedModel& m, const std::string& name) {
 }
 
 Finding Routing::finding(const AnalysisOptions& o) const {
-  Finding found;
-  found.title = "Routing across depth";
+  Finding found{"Routing across depth"};
   const auto add = [](std::string& text, const std::string& more) {
     if (text.find(more) == std::string::npos) text += (text.empty() ? "" : " ") + more;
   };
-  const std::vector<std::string> names = short_names_of(all_);
   for (size_t i = 0; i < all_.size(); ++i) {
     const RoutedModel& m = all_[i];
     found.add(table_of_routing(m, o.seed), routing_json(m));
-    add(found.shown, largest_in(m, names[i]));
+    add(found.shown, largest_in(m, names()[i]));
     add(found.measured, find_routing(m.arch)->measured);
     add(found.paper, find_routing(m.arch)->paper);
   }

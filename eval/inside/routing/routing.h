@@ -72,23 +72,13 @@ struct RoutingKind {
   const char *measured, *paper;  // captions
   bool fixed = false;            // training changes nothing of it
 };
-RoutingKind lime_routing();
-RoutingKind lime_static_routing();
-RoutingKind lime_dynamic_routing();
-RoutingKind vertical_routing();
-RoutingKind hyper_routing();
-RoutingKind denseformer_routing();
-RoutingKind mudd_routing();
-RoutingKind resformer_routing();
-RoutingKind satformer_routing();
-RoutingKind attnres_routing();
-RoutingKind kv_share_routing();
-RoutingKind mhc_routing();
-RoutingKind shortcuts_routing();
-RoutingKind gated_streams_routing();
-RoutingKind relay_routing();
-RoutingKind sla_routing();
-RoutingKind ala_routing();
+std::vector<RoutingKind> routing_of_lime();
+std::vector<RoutingKind> routing_of_lime_v1();
+std::vector<RoutingKind> routing_of_vertical();
+std::vector<RoutingKind> routing_of_streams();
+std::vector<RoutingKind> routing_of_mixtures();
+std::vector<RoutingKind> routing_of_values();
+std::vector<RoutingKind> routing_of_attnres();
 
 // Null where an architecture's layers read the one below alone.
 const RoutingKind* find_routing(const std::string& arch);

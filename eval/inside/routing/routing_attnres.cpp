@@ -101,12 +101,13 @@ RoutingFound look_attnres(const RoutingInput& in) {
 
 }  // namespace
 
-RoutingKind attnres_routing() {
-  return {"attnres", true, look_attnres,
-          "attnres: the weights a of a mixture, softmax_s(<w.g, x_s> / rms(x_s)), in the mean over tokens; source 0 is "
-          "the embeddings, source j what sublayer j - 1 has put out, or with blocks the sum of its block up to there. "
-          "Entropy: of a token's weights, then the mean. Layers and sources count from 0.",
-          "Attention residuals: arXiv 2603.15031. The paper's maps are not compared here."};
+std::vector<RoutingKind> routing_of_attnres() {
+  return {
+      {"attnres", true, look_attnres,
+       "attnres: the weights a of a mixture, softmax_s(<w.g, x_s> / rms(x_s)), in the mean over tokens; source 0 is "
+       "the embeddings, source j what sublayer j - 1 has put out, or with blocks the sum of its block up to there. "
+       "Entropy: of a token's weights, then the mean. Layers and sources count from 0.",
+       "Attention residuals: arXiv 2603.15031. The paper's maps are not compared here."}};
 }
 
 }  // namespace crossply

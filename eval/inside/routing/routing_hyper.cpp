@@ -205,50 +205,35 @@ RoutingFound look_hyper(const RoutingInput& in) {
 
 }  // namespace
 
-RoutingKind hyper_routing() {
+std::vector<RoutingKind> routing_of_streams() {
   return {
-      "hyper", true, look_hyper,
-      "hyper: c[s,t], the coefficient of output t in what sublayer s reads before its norm: the mixing matrices of all "
-      "streams unrolled for every token exactly, then the mean over tokens, with sign. Rows: 2l is layer l's "
-      "attention, 2l+1 its MLP, the last one the final norm, which reads the mean of the streams here, as a norm "
-      "sees no factor. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: means over its two "
-      "readers and the two outputs of another one; but for column l+1 of layer l, one number: its MLP reading its own "
-      "attention. A plain residual stream has 1 everywhere up to the diagonal. In the picture each row is divided by "
-      "its largest magnitude, as the norm that each reader has sees no factor of a row; the numbers of the files are "
-      "not.",
-      "Hyper-Connections (arXiv 2409.19606): the paper's own picture is not at hand, so nothing is claimed of it."};
-}
-
-RoutingKind mhc_routing() {
-  RoutingKind kind = hyper_routing();
-  kind.arch = "mhc";
-  kind.measured =
-      "mhc: c[s,t], the coefficient of output t in what sublayer s reads before its norm: the mixing matrices of all "
-      "streams unrolled for every token exactly, then the mean over tokens. Rows: 2l is layer l's attention, 2l+1 its "
-      "MLP, the last one the final norm. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: "
-      "means "
-      "over its two readers and the two outputs of another one. Where all streams are equal and read by weights that "
-      "sum to 1, as nearly at the start, there is 1 everywhere up to the diagonal, but for the last row where the last "
-      "read has weights of its own, which need not sum to 1. In the picture each row is divided "
-      "by its largest magnitude, as the norm that each reader has sees no factor of a row; the numbers of the files "
-      "are not.";
-  kind.paper = "";
-  return kind;
-}
-
-RoutingKind gated_streams_routing() {
-  RoutingKind kind = hyper_routing();
-  kind.arch = "gated_streams";
-  kind.measured =
-      "gated_streams: c[s,t], the coefficient of output t in what sublayer s reads: for every token the factor by "
-      "which "
-      "each stream took t in, times the mean over channels of gate, gain and what the stream's norm divides by, over "
-      "the number of streams; then the mean over tokens. Rows: 2l is layer l's attention, 2l+1 its MLP, the last one "
-      "the head. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: means over its two readers "
-      "and the two outputs of another one. What a gate does to one channel and not to another is not in these means. "
-      "In the picture each row is divided by its largest magnitude; the numbers of the files are not.";
-  kind.paper = "";
-  return kind;
+      {"hyper", true, look_hyper,
+       "hyper: c[s,t], the coefficient of output t in what sublayer s reads before its norm: the mixing matrices of "
+       "all streams unrolled for every token exactly, then the mean over tokens, with sign. Rows: 2l is layer l's "
+       "attention, 2l+1 its MLP, the last one the final norm, which reads the mean of the streams here, as a norm sees "
+       "no factor. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: means over its two readers "
+       "and the two outputs of another one; but for column l+1 of layer l, one number: its MLP reading its own "
+       "attention. A plain residual stream has 1 everywhere up to the diagonal. In the picture each row is divided by "
+       "its largest magnitude, as the norm that each reader has sees no factor of a row; the numbers of the files are "
+       "not.",
+       "Hyper-Connections (arXiv 2409.19606): the paper's own picture is not at hand, so nothing is claimed of it."},
+      {"mhc", true, look_hyper,
+       "mhc: c[s,t], the coefficient of output t in what sublayer s reads before its norm: the mixing matrices of all "
+       "streams unrolled for every token exactly, then the mean over tokens. Rows: 2l is layer l's attention, 2l+1 its "
+       "MLP, the last one the final norm. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: "
+       "means over its two readers and the two outputs of another one. Where all streams are equal and read by weights "
+       "that sum to 1, as nearly at the start, there is 1 everywhere up to the diagonal, but for the last row where "
+       "the last read has weights of its own, which need not sum to 1. In the picture each row is divided by its "
+       "largest magnitude, as the norm that each reader has sees no factor of a row; the numbers of the files are not.",
+       ""},
+      {"gated_streams", true, look_hyper,
+       "gated_streams: c[s,t], the coefficient of output t in what sublayer s reads: for every token the factor by "
+       "which each stream took t in, times the mean over channels of gate, gain and what the stream's norm divides by, "
+       "over the number of streams; then the mean over tokens. Rows: 2l is layer l's attention, 2l+1 its MLP, the last "
+       "one the head. Columns: 0 is the embeddings, 2l+1 and 2l+2 what they put out. By layer: means over its two "
+       "readers and the two outputs of another one. What a gate does to one channel and not to another is not in these "
+       "means. In the picture each row is divided by its largest magnitude; the numbers of the files are not.",
+       ""}};
 }
 
 }  // namespace crossply

@@ -66,14 +66,14 @@ RoutingFound look_lime(const RoutingInput& in) {
 
 }  // namespace
 
-RoutingKind lime_routing() {
+std::vector<RoutingKind> routing_of_lime() {
   return {
-      "lime", false, look_lime,
-      "lime: A[l,j] is the mean over all pairs of key/value heads of |router weight| with which layer l reads layer "
-      "j, divided by the sum over j <= l; for a head's map, the mean over the source heads alone. Weights are "
-      "signed, so these are magnitudes. Layers count from 0; a plain LLaMA would be the identity.",
-      "LIMe (arXiv 2502.09245, version 2): layers 2 to 4 (from 1) rely on the first layer's keys and values, and the "
-      "last layers return to those of the first two."};
+      {"lime", false, look_lime,
+       "lime: A[l,j] is the mean over all pairs of key/value heads of |router weight| with which layer l reads layer "
+       "j, divided by the sum over j <= l; for a head's map, the mean over the source heads alone. Weights are "
+       "signed, so these are magnitudes. Layers count from 0; a plain LLaMA would be the identity.",
+       "LIMe (arXiv 2502.09245, version 2): layers 2 to 4 (from 1) rely on the first layer's keys and values, and the "
+       "last layers return to those of the first two."}};
 }
 
 }  // namespace crossply

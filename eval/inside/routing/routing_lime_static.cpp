@@ -187,11 +187,9 @@ const char* const retrieval_paper =
 
 }  // namespace
 
-RoutingKind lime_static_routing() {
-  return {"lime_static", false, look_retrieval, retrieval_measured, retrieval_paper};
-}
-RoutingKind lime_dynamic_routing() {
-  return {"lime_dynamic", true, look_retrieval, retrieval_measured, retrieval_paper};
+std::vector<RoutingKind> routing_of_lime_v1() {
+  return {{"lime_static", false, look_retrieval, retrieval_measured, retrieval_paper},
+          {"lime_dynamic", true, look_retrieval, retrieval_measured, retrieval_paper}};
 }
 
 }  // namespace crossply

@@ -110,22 +110,19 @@ RoutingFound look_mudd(const RoutingInput& in) {
 
 }  // namespace
 
-RoutingKind denseformer_routing() {
+std::vector<RoutingKind> routing_of_mixtures() {
   return {
-      "denseformer", false, look_denseformer,
-      "denseformer: the weight a_i[j] of X_j (X_0: the embeddings, X_j: what block j-1 has put out) in the stream Y_i "
-      "that block i reads, or the final norm for the last i; with sign. Where no average is taken (period), the "
-      "block's output goes on as it is; white: not among the sources (dilation). A plain model is the identity.",
-      "DenseFormer (arXiv 2402.02622): the paper's own picture is not at hand, so nothing is claimed of it."};
-}
-RoutingKind mudd_routing() {
-  return {
-      "mudd", true, look_mudd,
-      "mudd: the weight of X_j (X_0: the embeddings, X_j: what block j-1 has put out), a token's own plus the static "
-      "one, in what layer i reads as queries, keys, values and residual stream; the last row's stream goes to the "
-      "final norm. Mean over tokens, with sign, and standard deviation. With norms around the mixture (prepost) "
-      "X_j is normalised, and the layer below comes on top.",
-      "MUDDFormer (arXiv 2502.12170): the paper's own picture is not at hand, so nothing is claimed of it."};
+      {"denseformer", false, look_denseformer,
+       "denseformer: the weight a_i[j] of X_j (X_0: the embeddings, X_j: what block j-1 has put out) in the stream Y_i "
+       "that block i reads, or the final norm for the last i; with sign. Where no average is taken (period), the "
+       "block's output goes on as it is; white: not among the sources (dilation). A plain model is the identity.",
+       "DenseFormer (arXiv 2402.02622): the paper's own picture is not at hand, so nothing is claimed of it."},
+      {"mudd", true, look_mudd,
+       "mudd: the weight of X_j (X_0: the embeddings, X_j: what block j-1 has put out), a token's own plus the static "
+       "one, in what layer i reads as queries, keys, values and residual stream; the last row's stream goes to the "
+       "final norm. Mean over tokens, with sign, and standard deviation. With norms around the mixture (prepost) "
+       "X_j is normalised, and the layer below comes on top.",
+       "MUDDFormer (arXiv 2502.12170): the paper's own picture is not at hand, so nothing is claimed of it."}};
 }
 
 }  // namespace crossply

@@ -169,70 +169,46 @@ RoutingFound look_skips(const RoutingInput& in) {
 
 const char* const skips_measured =
     "sla, ala, kv_share: which layer's keys and values each query head reads, a fixed choice of the architecture, "
-    "found by the "
-    "values that reach attention. Layers count from 0; in a plain model each reads its own.";
+    "found by the values that reach attention. Layers count from 0; in a plain model each reads its own.";
+
+RoutingKind skips_of(const char* arch, const char* paper) {
+  return {arch, false, look_skips, skips_measured, paper, true};
+}
 
 }  // namespace
 
-RoutingKind resformer_routing() {
+std::vector<RoutingKind> routing_of_values() {
   return {
-      "resformer", false, look_resformer,
-      "resformer: the weights of the first layer's values and of a layer's own in what its attention reads (0 and 1 "
-      "where it does not mix). Layers count from 0.",
-      "ResFormer (arXiv 2410.17897): the paper's own picture is not at hand, so nothing is claimed of it."};
-}
-RoutingKind satformer_routing() {
-  return {
-      "satformer", true, look_satformer,
-      "satformer: the mean gate, over tokens and key/value heads, with which a layer adds the first layer's values. "
-      "Layers count from 0.",
-      "SATFormer (arXiv 2605.03953): gates are near zero in early and middle layers and large for a few late heads."};
-}
-RoutingKind relay_routing() {
-  return {
-      "relay", true, look_relay,
-      "relay: the mean gate, over tokens and key/value heads, with which a layer adds the values that the layer below "
-      "used. Layers count from 0.",
-      "Relay is an example of this repository, of no paper."};
-}
-RoutingKind shortcuts_routing() {
-  return {
-      "shortcuts", true, look_shortcuts,
-      "shortcuts: the mean gate, over tokens and key/value heads, with which a layer adds the values of its table, and "
-      "the factors of the stream and of the embedding in front of each layer. Layers count from 0.",
-      "Embedding shortcuts come from speed-run codes, of which no such picture is at hand."};
-}
-RoutingKind sla_routing() {
-  return {
-      "sla",
-      false,
-      look_skips,
-      skips_measured,
-      "Skip-layer attention (arXiv 2406.11274) is a design; no picture of it is compared with here. As others report, "
-      "its best for 12 layers, a small GPT-2, is 9 heads that read 9 layers below. The vertical attention paper "
-      "(openreview.net, A6uabXKiXc) lets 1 of 3 heads read 4 layers below in a model of 6 layers, 3 of 6 read 6 "
-      "below in one of 8, and 6 of 12 read 9 below in one of 12, and shows no map of it.",
-      true};
-}
-RoutingKind kv_share_routing() {
-  return {"kv_share",
-          false,
-          look_skips,
-          skips_measured,
+      {"resformer", false, look_resformer,
+       "resformer: the weights of the first layer's values and of a layer's own in what its attention reads (0 and 1 "
+       "where it does not mix). Layers count from 0.",
+       "ResFormer (arXiv 2410.17897): the paper's own picture is not at hand, so nothing is claimed of it."},
+      {"satformer", true, look_satformer,
+       "satformer: the mean gate, over tokens and key/value heads, with which a layer adds the first layer's values. "
+       "Layers count from 0.",
+       "SATFormer (arXiv 2605.03953): gates are near zero in early and middle layers and large for a few late heads."},
+      {"relay", true, look_relay,
+       "relay: the mean gate, over tokens and key/value heads, with which a layer adds the values that the layer below "
+       "used. Layers count from 0.",
+       "Relay is an example of this repository, of no paper."},
+      {"shortcuts", true, look_shortcuts,
+       "shortcuts: the mean gate, over tokens and key/value heads, with which a layer adds the values of its table, "
+       "and the factors of the stream and of the embedding in front of each layer. Layers count from 0.",
+       "Embedding shortcuts come from speed-run codes, of which no such picture is at hand."},
+      skips_of(
+          "sla",
+          "Skip-layer attention (arXiv 2406.11274) is a design; no picture of it is compared with here. As others "
+          "report, its best for 12 layers, a small GPT-2, is 9 heads that read 9 layers below. The vertical attention "
+          "paper (openreview.net, A6uabXKiXc) lets 1 of 3 heads read 4 layers below in a model of 6 layers, 3 of 6 "
+          "read 6 below in one of 8, and 6 of 12 read 9 below in one of 12, and shows no map of it."),
+      skips_of(
+          "kv_share",
           "Cross-layer attention (arXiv 2405.12981) and the shared suffix of Gemma 3n are designs; there is nothing to "
-          "compare a map with.",
-          true};
-}
-RoutingKind ala_routing() {
-  return {
-      "ala",
-      false,
-      look_skips,
-      skips_measured,
-      "Adaptive layerwise attention (arXiv 2409.10870) is a design; here in the simple form of the vertical attention "
-      "paper (openreview.net, A6uabXKiXc), whose last layer's heads each read another one of every second layer, and "
-      "which shows no map of it.",
-      true};
+          "compare a map with."),
+      skips_of("ala",
+               "Adaptive layerwise attention (arXiv 2409.10870) is a design; here in the simple form of the vertical "
+               "attention paper (openreview.net, A6uabXKiXc), whose last layer's heads each read another one of every "
+               "second layer, and which shows no map of it.")};
 }
 
 }  // namespace crossply

@@ -100,17 +100,17 @@ RoutingFound look_vertical(const RoutingInput& in) {
 
 }  // namespace
 
-RoutingKind vertical_routing() {
+std::vector<RoutingKind> routing_of_vertical() {
   return {
-      "vertical", true, look_vertical,
-      "vertical: alpha, the softmax of a layer's scores (or its fixed map), and alpha~, what a token's mixture gets: "
-      "softmax_i(ln alpha_i - ln |h^i|), in the mean over tokens; h^0 is the embeddings, and the diagonal the layer "
-      "below, which alone a plain layer reads. Entropy: the mean over layers of -sum a ln a, in nats; ln(L!)/L with "
-      "equal weights. Layers count from 0.",
-      "Vertical attention (openreview.net, A6uabXKiXc): learned maps are strong on the diagonal and on the first and "
-      "second representation, and sparse in the middle. Not the paper's numbers, but computed from the maps that it "
-      "prints, of alpha or of alpha~, which it does not say: entropies of 0.920, 1.121 and 1.415 nats for 6, 8 and 12 "
-      "layers, 84 to 85 % of the most there could be."};
+      {"vertical", true, look_vertical,
+       "vertical: alpha, the softmax of a layer's scores (or its fixed map), and alpha~, what a token's mixture gets: "
+       "softmax_i(ln alpha_i - ln |h^i|), in the mean over tokens; h^0 is the embeddings, and the diagonal the layer "
+       "below, which alone a plain layer reads. Entropy: the mean over layers of -sum a ln a, in nats; ln(L!)/L with "
+       "equal weights. Layers count from 0.",
+       "Vertical attention (openreview.net, A6uabXKiXc): learned maps are strong on the diagonal and on the first and "
+       "second representation, and sparse in the middle. Not the paper's numbers, but computed from the maps that it "
+       "prints, of alpha or of alpha~, which it does not say: entropies of 0.920, 1.121 and 1.415 nats for 6, 8 and 12 "
+       "layers, 84 to 85 % of the most there could be."}};
 }
 
 }  // namespace crossply
