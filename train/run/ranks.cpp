@@ -99,7 +99,8 @@ void join_ranks(const TrainPlan& plan, std::shared_ptr<ProcessGroup>& group) {
   join.run_dir = plan.out;
   join.peer_timeout = plan.peer_timeout;
   join.same["commit of the build"] = commit();
-  for (const auto& [key, value] : settings_of_all_ranks(plan).items()) join.same[key] = json_text(value);
+  const nlohmann::json settings = settings_of_all_ranks(plan);  // items() of a temporary would outlive it
+  for (const auto& [key, value] : settings.items()) join.same[key] = json_text(value);
   // Of the GPUs, too: what rank 0 chooses for its products must hold for all.
   for (const auto& [of, version] : make_device(plan.device)->arithmetic().versions) join.same[of] = version;
   std::unique_ptr<Comm> comm = group->take_comm();
