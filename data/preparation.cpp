@@ -107,7 +107,7 @@ class Preparation {
   int32_t eot_ = -1;
   ShardFormat format_ = ShardFormat::uint16;
   Stream tokens_, table_;  // of all documents; table_: a DocumentEntry of each
-  int64_t encoded_documents_ = 0, text_bytes_ = 0;
+  int64_t encoded_documents_ = 0, text_bytes_ = 0, words_ = 0;
   SplitPart train_, val_;
   int64_t empty_ = 0;              // documents
   Json left_out_ = Json::array();  // bad documents
@@ -204,6 +204,7 @@ void Preparation::save_state() {
                 {"finished", finished_},
                 {"documents", encoded_documents_},
                 {"bytes", text_bytes_},
+                {"words", words_},
                 {"tokens", {tokens_.kept, tokens_.digest}},
                 {"table", {table_.kept, table_.digest}},
                 {"empty", empty_},
@@ -258,6 +259,7 @@ bool Preparation::take_state(const Json& state) {
   require_unchanged({first, first + static_cast<int64_t>(position_.source)}, finished_, partial_ + " was begun",
                     advice);
   encoded_documents_ = count(state.at("documents")), text_bytes_ = count(state.at("bytes"));
+  words_ = count(state.at("words"));
   for (const auto& [stream, key] : {std::pair(&tokens_, "tokens"), {&table_, "table"}}) {
     const Json& stored = state.at(key);
     require(stored.is_array() && stored.size() == 2 && stored[1].is_number_unsigned());
@@ -402,7 +404,7 @@ void Preparation::take(const FeedBatch& batch, std::vector<Document>& documents)
     table_.append(words_of({document_hash(document.text, stream_of("validation")) >> 1, std::ssize(document.ids),
                             std::ssize(document.text), static_cast<int64_t>(document.source)}));
     ++encoded_documents_;
-    text_bytes_ += std::ssize(document.text);
+    text_bytes_ += std::ssize(document.text), words_ += words_in(document.text);
     special_.add(document);
   }
   position_ = batch.after;
@@ -475,6 +477,7 @@ void Preparation::publish() {
                          {"special_tokens", special_.json()},
                          {"left_out", left_out_},
                          {"bytes", text_bytes_},
+                         {"words", words_},
                          {"tokens", tokens},
                          {"bytes_per_token", static_cast<double>(text_bytes_) / static_cast<double>(tokens)},
                          {"validation", by_document_ ? "documents, drawn by their content" : "the end of each file"},

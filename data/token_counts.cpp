@@ -19,6 +19,17 @@ void SpecialCounts::read(const nlohmann::ordered_json& object) {
   object.at("inside").get_to(inside);
 }
 
+int64_t words_in(std::string_view text) {
+  int64_t words = 0;
+  bool inside = false;
+  for (const char c : text) {
+    const bool space = c == ' ' || (c >= '\t' && c <= '\r');
+    words += inside && space;
+    inside = !space;
+  }
+  return words + inside;
+}
+
 void TokenCounts::add(const std::vector<int32_t>& ids) {
   for (const int32_t id : ids) ++counts_[static_cast<size_t>(id)];
   all_ += std::ssize(ids);

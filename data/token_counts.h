@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/documents.h"
@@ -21,6 +22,9 @@ struct SpecialCounts {
   // Throws the library's exception where it is no such object.
   void read(const nlohmann::ordered_json& object);
 };
+
+// Words between white space of ASCII, as wc -w counts them.
+int64_t words_in(std::string_view text);
 
 class TokenCounts {
  public:

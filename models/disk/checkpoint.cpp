@@ -413,7 +413,8 @@ void set_aside_damaged_checkpoints(const std::string& run_dir) {
   }
 }
 
-void remove_old_checkpoints(const std::string& run_dir, int64_t keep, const std::string& committed) {
+void remove_old_checkpoints(const std::string& run_dir, int64_t keep, const std::string& committed,
+                            const std::set<int64_t>& spared) {
   CHECK_THAT(keep >= 1, "the newest checkpoint must stay, keep = ", keep);
   const bool known = !committed.empty() && passes(committed, false, nullptr);
   const std::string newest = known ? committed : newest_valid_checkpoint(run_dir);
@@ -425,6 +426,7 @@ void remove_old_checkpoints(const std::string& run_dir, int64_t keep, const std:
     }
     // Complete is enough here: reading every byte of every checkpoint at every save would be slow.
     if (!older || !passes(step.dir, false, nullptr)) continue;
+    if (!step.old && spared.contains(static_cast<int64_t>(step.number))) continue;
     if (!step.old && keep-- > 0) continue;
     Descriptor lock;  // against a ModelDir; kept until the name is gone
     if (is_only_a_checkpoint(step.dir) && lock_directory(step.dir, LOCK_EX, &lock)) remove_checkpoint(step.dir);

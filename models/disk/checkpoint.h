@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -94,8 +95,9 @@ void set_aside_damaged_checkpoints(const std::string& run_dir);
 // Keeps the newest valid checkpoint and the keep - 1 complete ones before it; removes older complete ones that nobody
 // holds, and temporaries of dead processes. Invalid directories stay for a person to look at. Not during a write of
 // this process. committed: the newest one, as RUN_DIR/step_NUMBER, where this process has just written it, so that its
-// digests need not be computed again.
-void remove_old_checkpoints(const std::string& run_dir, int64_t keep, const std::string& committed = "");
+// digests need not be computed again. spared: steps whose checkpoints stay, and do not count.
+void remove_old_checkpoints(const std::string& run_dir, int64_t keep, const std::string& committed = "",
+                            const std::set<int64_t>& spared = {});
 
 // Temporaries of dead processes, which a kill leaves (engine/io/leftovers.h). The first: whether there is nothing else
 // in a directory, but for the files `besides`. The second: removes them there.

@@ -285,6 +285,13 @@ TEST_CASE("schedule: the multipliers of the specifications") {
   CHECK(inheritune.at(51000) == doctest::Approx(0.525));
   CHECK(inheritune.at(26500) == doctest::Approx(0.05 + 0.95 * (1 + std::sqrt(0.5)) / 2));
   CHECK(inheritune.at(100000) == doctest::Approx(0.05));
+  // A cool-down of 4 of 20 steps: its first one has rate 1, its last one a quarter of the way left.
+  const Schedule wsd{ScheduleKind::wsd_linear, 5, 20, 0.2, 4}, root{ScheduleKind::wsd_sqrt, 0, 20, 0, 4};
+  CHECK((wsd.at(0) == 0.2 && wsd.at(4) == 1 && wsd.at(5) == 1 && wsd.at(15) == 1 && wsd.at(16) == 1));
+  CHECK(wsd.at(17) == doctest::Approx(0.2 + 0.8 * 0.75));
+  CHECK(wsd.at(19) == doctest::Approx(0.2 + 0.8 * 0.25));
+  CHECK((root.at(0) == 1 && root.at(16) == 1 && root.at(17) == 0.5));
+  CHECK(root.at(19) == doctest::Approx(1 - std::sqrt(0.75)));
   CHECK_THROWS_AS(schedule_kind("step"), Error);
 }
 

@@ -145,12 +145,14 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   Settings none;
   take_run_settings(scratch.path, none);
   none.resume = true, none.out = scratch.path;
-  CHECK(!goes_on(none));
+  CHECK(continued_run(none) == "");
   const json defaults = all_settings(none);
   for (const auto& [key, value] : defaults.items()) CHECK_MESSAGE(saved[key] != value, key);
   write(saved);
   CHECK(read() == saved);
-  CHECK(goes_on(none));
+  CHECK(continued_run(none) == scratch.path);
+  none.resume = false, none.branch.run = scratch.path;
+  CHECK(continued_run(none) == scratch.path);
   json older = saved;
   older["schedule"] = "cosine1";
   write(older);

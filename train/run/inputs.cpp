@@ -12,6 +12,7 @@
 #include "engine/io/printable.h"
 #include "models/disk/checkpoint.h"
 #include "models/disk/model_dir.h"
+#include "train/run/branch.h"
 
 namespace crossply {
 namespace {
@@ -23,8 +24,8 @@ InitialModel read_model(const std::string& dir, bool goes_on) {
 // What --init names. A run that was started has its configuration in flags.json and the rest in its newest checkpoint,
 // so that the directory is no longer needed.
 InitialModel read_initial(const Settings& settings) {
-  const std::string newest = goes_on(settings) ? newest_valid_checkpoint(settings.out) : "";
-  return read_model(newest.empty() ? ModelDir(settings.init).path() : newest, goes_on(settings));
+  const std::string run = continued_run(settings), newest = run.empty() ? "" : newest_valid_checkpoint(run);
+  return read_model(newest.empty() ? ModelDir(settings.init).path() : newest, !run.empty());
 }
 
 // The tokenizer belongs to the model.
@@ -128,6 +129,7 @@ Inputs open_inputs(const Settings& settings) {
   std::optional<Config> teacher;
   if (!settings.teacher.empty()) teacher = read_teacher(settings, data);
   TrainPlan plan = resolve(settings, model, start, facts, teacher, notes);
+  if (!plan.branch.run.empty() && !plan.resume) plan.branch.step = branch_step(plan);
   std::fputs(notes.c_str(), stderr);
   if (settings.trains())
     data.train->check_tokens(plan.config.vocab_size), data.test->check_tokens(plan.config.vocab_size);

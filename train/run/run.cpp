@@ -23,6 +23,7 @@
 #include "models/registry.h"
 #include "ranks/launch.h"
 #include "train/run/dump_tensors.h"
+#include "train/run/branch.h"
 #include "train/run/environment.h"
 #include "train/run/optimizer_notes.h"
 #include "train/run/ranks.h"
@@ -34,12 +35,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-std::string step_dir(const std::string& run_dir, int64_t step) {
-  char name[32];
-  std::snprintf(name, sizeof name, "/step_%08lld", static_cast<long long>(step));
-  return run_dir + name;
-}
 
 TrainResult summarise(const Trainer& trainer, const TrainPlan& plan) {
   TrainResult result;
@@ -144,10 +139,10 @@ Run::Run(const TrainPlan& plan, const Dataset& data, const RunDir& dir, Trainer&
       saved_(first_),
       progress_(plan.label + (group_.world.leads() ? "" : str(" rank ", group_.world.rank)), plan.steps,
                 plan.runs_after,
-                !group_.world.alone()) {  // mpirun gives its processes a terminal where it has none
-  // Without flags.json nothing else in the directory could be resumed.
+                !group_.world.alone()),  // mpirun gives its processes a terminal where it has none
+      kept_(plan.out, plan.data.spec) {
   if (group_.world.leads()) {
-    write_file_atomically(plan_.out + "/flags.json", json_text(all_settings(plan_), 2) + "\n");
+    write_run_settings(plan_);
     record_environment(plan_.out + "/environment.jsonl", plan_, trainer_, data_);
   }
   begin();
@@ -163,7 +158,8 @@ void Run::begin() {
   const auto say = [&](const std::string& line) {
     if (!line.empty()) progress_.say(line);
   };
-  if (first_ > 0)
+  if (!plan_.resume && first_ > 0) say(str("a branch of ", plan_.branch.run, " after step ", first_));
+  else if (first_ > 0)
     say(str("resumed after step ", first_,
             first_ == plan_.steps ? ", the last one: the run is done; a larger --steps continues it" : ""));
   for (const std::string& change : trainer_.changes()) say(change);
@@ -284,10 +280,11 @@ void Run::save() {
   group_.enter(Stage::save, saved_);
   if (metrics_) metrics_->sync();
   if (events_) events_->sync();
+  if (group_.world.leads() && plan_.kept_steps.contains(saved_)) kept_.add(saved_, saved_ * trainer_.tokens_per_step());
   trainer_.save(step_dir(plan_.out, saved_), data_.tokenizer, [&] { dir_.check_mine(); });
   if (!group_.world.leads()) return;
   dir_.check_present();
-  remove_old_checkpoints(plan_.out, plan_.keep, step_dir(plan_.out, saved_));
+  remove_old_checkpoints(plan_.out, plan_.keep, step_dir(plan_.out, saved_), kept_.steps());
   draw();
 }
 
@@ -413,6 +410,7 @@ int train_program(int argc, char** argv, const std::string& arch, const Train& t
     if (arch == "gpt2" || find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(settings.config);
     // A run that is resumed has its flags; those given beside --resume come on top.
     if (has_flag(argc, argv, "--resume")) take_run_settings(find_flag(argc, argv, "--out"), settings);
+    else take_branch_settings(find_flag(argc, argv, "--branch"), settings);
     const std::string preset = find_flag(argc, argv, "--preset");
     if (!preset.empty() && preset != settings.preset) apply_preset(preset, settings);
     add_train_flags(app, settings);
@@ -420,7 +418,7 @@ int train_program(int argc, char** argv, const std::string& arch, const Train& t
     set_short_help(app, training_help("train_" + arch));
   };
   return run_program(app, argc, argv, flags, [&] {
-    complete_flags(app, settings, goes_on(settings));
+    complete_flags(app, settings, !continued_run(settings).empty());
     const bool first = world_from_environment().leads();
     if (!settings.trains() && !first) return Exit::done;  // one process is enough
     if (first) std::fputs(notes_on_train_flags(app, settings.config).c_str(), stderr);

@@ -12,6 +12,7 @@
 #include "kernels/devices.h"
 #include "train/run/event_file.h"
 #include "train/run/inputs.h"
+#include "train/run/kept.h"
 #include "train/run/metrics.h"
 #include "train/run/plan.h"
 #include "train/run/progress.h"
@@ -51,8 +52,10 @@ class Run {
   void write_metrics();
   // So far; of the rank that writes metrics.
   const RunCurves& curves() const { return metrics_->curves(); }
-  bool time_to_save() const { return is_due(save_every_); }
-  // A checkpoint, of which the newest --keep stay, and the curves so far as a picture.
+  bool time_to_save() const {
+    return is_due(save_every_) || plan_.kept_steps.contains(trainer_.steps_done());
+  }
+  // A checkpoint, of which the newest --keep stay and those of kept.json, and the curves so far as a picture.
   void save();
   // Saves where a signal ended the run between two checkpoints, and says what is left to say: of a run that is done
   // where everything is, the last losses, and what to do next. Returns Exit::done,
@@ -82,6 +85,7 @@ class Run {
   std::vector<std::pair<const char*, double>> scores_;  // of the last step's evaluation, for its line of metrics
   std::shared_ptr<const nlohmann::json> routing_;       // of the same; null: none
   Progress progress_;
+  KeptCheckpoints kept_;
   std::optional<Metrics> metrics_;  // of rank 0, as what follows
   std::optional<MetricsTable> table_;
   std::optional<EventFile> events_;

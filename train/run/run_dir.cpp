@@ -19,6 +19,7 @@
 #include "models/disk/checkpoint.h"
 #include "models/disk/config_json.h"
 #include "models/disk/modelling_file.h"
+#include "train/run/branch.h"
 
 namespace crossply {
 namespace fs = std::filesystem;
@@ -124,6 +125,16 @@ void RunDir::check_present() const {
     fail(Exit::io, "the run directory ", path_, " was removed, moved or replaced during the run");
 }
 
+std::string step_dir(const std::string& run_dir, int64_t step) {
+  char name[32];
+  std::snprintf(name, sizeof name, "/step_%08lld", static_cast<long long>(step));
+  return run_dir + name;
+}
+
+void write_run_settings(const Settings& settings) {
+  write_file_atomically(settings.out + "/flags.json", json_text(all_settings(settings), 2) + "\n");
+}
+
 namespace {
 
 // Of rank 0.
@@ -138,6 +149,7 @@ std::string choose_checkpoint(const Settings& settings) {
     note_outdated_modelling_file(checkpoint, settings.out);
     return checkpoint;
   }
+  if (!settings.branch.run.empty()) return make_branch(settings);
   const nlohmann::json saved = read_run_settings(settings.out);
   if (!saved.is_null()) {
     // No step was taken by the teacher yet, so that one under any name can take its place.
@@ -159,7 +171,7 @@ std::string choose_checkpoint(const Settings& settings) {
 }  // namespace
 
 std::string find_checkpoint(const Settings& settings, const RunDir& dir) {
-  if (!settings.resume) return "";
+  if (!settings.resume && settings.branch.run.empty()) return "";
   ProcessGroup& group = *dir.group();
   const std::string chosen = group.world.leads() ? fs::path(choose_checkpoint(settings)).filename().string() : "";
   const std::string name = group.share(chosen);

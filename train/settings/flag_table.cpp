@@ -23,6 +23,7 @@ const std::vector<Need> beside_muon = {{"--optimizer", {"muon", "normuon"}}}, be
                         beside_world = {{"--world"}};
 bool has_teacher(const Settings& settings) { return !settings.teacher.empty(); }
 bool has_muon(const Settings& settings) { return settings.optimizer != "adamw"; }
+bool cools_down(const Settings& settings) { return has_cooldown(settings.schedule); }
 
 // clang-format off
 const std::vector<FlagRow> data = {
@@ -121,7 +122,11 @@ const std::vector<FlagRow> optimizer = {
      "of routers, depth scores and whatever else learns faster than --lr; some connections have nothing such, attnres "
      "and mhc among them (0: mostly ten times --lr)"},
     {"--schedule", fixed, [](S s) -> M { return &s.schedule; }, any_of(schedules),
-     "cosine, cosine_to_floor, cosine_from_zero, linear or constant (train/settings/schedule.h)"},
+     "cosine, cosine_to_floor, cosine_from_zero, linear, constant, or wsd_linear or wsd_sqrt: constant until a "
+     "cool-down (train/settings/schedule.h)"},
+    {"--cooldown", fixed, [](S s) -> M { return &s.cooldown; }, count,
+     "last steps, in which the rate falls (0: a fifth of --steps)", {{"--schedule", {"wsd_*"}}}, {}, "",
+     cools_down},
     {"--warmup", fixed, [](S s) -> M { return &s.warmup; }, count, "warm-up steps"},
     {"--lr-floor", fixed, [](S s) -> M { return &s.lr_floor; }, from(0, 1),
      "smallest multiple of --lr after the warm-up", {{"--schedule", {"!constant"}}}},
@@ -142,6 +147,11 @@ const std::vector<FlagRow> output = {
      "run directory: metrics.jsonl, curve.svg, checkpoints", {}, {}, "", nullptr, true},
     {"--resume", this_call, [](S s) -> M { return &s.resume; }, given,
      "continue the run in --out, bit for bit; needs no other flags"},
+    {"--branch", this_call, [](S s) -> M { return &s.branch.run; }, text("RUN"),
+     "a new run that goes on from the stable phase of this one (--schedule constant or wsd_*), with its flags but for "
+     "--steps, --schedule, --cooldown and --lr-floor", {}, {"--resume", "--init", "--preset"}},
+    {"--from-step", this_call, [](S s) -> M { return &s.branch.step; }, count,
+     "after which step of it (0: its newest checkpoint that suits)", {{"--branch"}}},
     {"--eval-every", free_, [](S s) -> M { return &s.eval_every; }, count,
      "steps between evaluations (0: a tenth of the run)"},
     {"--eval-samples", free_, [](S s) -> M { return &s.eval_samples; }, count,
@@ -152,6 +162,8 @@ const std::vector<FlagRow> output = {
     {"--save-every", free_, [](S s) -> M { return &s.save_every; }, count,
      "steps between checkpoints (0: a tenth of the run)"},
     {"--keep", free_, [](S s) -> M { return &s.keep; }, from(1, max_size), "checkpoints to keep"},
+    {"--save-at", free_, [](S s) -> M { return &s.save_at; }, text("TOKENS,..."),
+     "also save when so many tokens are reached (1e6,2e6,5e6), and never remove these"},
     {"--tensorboard", free_, [](S s) -> M { return &s.tensorboard; }, given,
      "also write the metrics as event files, to tensorboard/ in --out"},
     {"--csv", free_, [](S s) -> M { return &s.csv; }, given, "also write them as metrics.csv"},

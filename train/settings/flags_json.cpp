@@ -102,6 +102,8 @@ json trajectory(const Settings& settings) { return kept(settings, of_trajectory)
 json all_settings(const Settings& settings) {
   json saved = kept(settings, of_run);
   saved["config"] = to_json(settings.config);
+  if (!settings.branch.run.empty())
+    saved["branch"] = {{"run", name_as_utf8(absolute_path(settings.branch.run))}, {"step", settings.branch.step}};
   return saved;
 }
 
@@ -127,13 +129,21 @@ json read_run_settings(const std::string& run_dir) {
   return !run_dir.empty() && path_exists(path) ? read_json(path) : json();
 }
 
-bool goes_on(const Settings& settings) { return settings.resume && !read_run_settings(settings.out).is_null(); }
+std::string continued_run(const Settings& settings) {
+  const std::string run = settings.resume ? settings.out : settings.branch.run;
+  return read_run_settings(run).is_null() ? "" : run;
+}
 
 void take_settings(const json& saved, const std::string& path, Settings& settings) {
   if (!saved.is_object() || !saved.contains("config")) fail(Exit::bad_data, path, ": \"config\" is missing");
   if (!saved.contains("eval_rule")) settings.eval_rule = "first";  // older runs had no other
   each_kept(settings, of_run, TakeKept{saved, path});
   settings.config = parse_config(saved["config"], path + ": config");
+  if (!saved.contains("branch")) return;
+  const json branch = saved["branch"];
+  const TakeSetting take{branch, path, true};
+  if (!branch.is_object()) fail(Exit::bad_data, path, ": \"branch\" is not an object");
+  take("run", settings.branch.run), take("step", settings.branch.step, 1);
 }
 
 void take_call_settings(const json& saved, const std::string& path, Settings& settings) {
@@ -162,11 +172,12 @@ void refuse_other_settings(const json& saved, const Settings& now, const std::st
     if (was == value || moved.contains(key) || (key == "init" && now.init_moved)) return;
     if (row.resume == Resume::may_grow && was.is_number_unsigned() && was < value) return;
     const bool teacher = key == "teacher" && was != "" && value != "";
-    fail(Exit::usage, "--resume: the run in ", where, " has ", row.flag, " ", shown(was), ", the flags say ",
+    fail(Exit::usage, now.resume ? "--resume" : "--branch", ": the run in ", where, " has ", row.flag, " ", shown(was), ", the flags say ",
          shown(value),
          row.resume == Resume::may_grow ? "; it can only grow"
          : data_settings.contains(key)  ? "; only other files with the same contents can take its place"
          : teacher                      ? "; only a directory with the same weights can take its place"
+         : !now.resume                  ? "; a branch has other --steps, --schedule, --cooldown and --lr-floor only"
                                         : "; resume with the flags it was started with");
   });
 }

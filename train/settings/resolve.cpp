@@ -7,6 +7,7 @@
 
 #include "cli/format.h"
 #include "engine/io/printable.h"
+#include "engine/numbers.h"
 #include "models/model.h"
 #include "models/registry.h"
 #include "train/settings/flag_table.h"
@@ -164,6 +165,32 @@ void choose_muon(TrainPlan& plan) {
   plan.muon.lr = plan.muon.scale == "rms" ? 5 * plan.lr : 0.03;
 }
 
+void choose_cooldown(TrainPlan& plan) {
+  if (!has_cooldown(plan.schedule)) return;
+  if (plan.cooldown == 0) plan.cooldown = std::max<int64_t>(1, (plan.steps + 2) / 5);  // a fifth, rounded
+  if (plan.steps > 0 && plan.warmup + plan.cooldown > plan.steps)
+    fail(Exit::usage, "--warmup ", plan.warmup, " and --cooldown ", plan.cooldown, " are more than --steps ",
+         plan.steps);
+}
+
+// --save-at: after which steps so many tokens are reached for the first time; and the end of the stable phase, from
+// which another run may branch.
+void choose_kept_steps(TrainPlan& plan, std::string& notes) {
+  const int64_t tokens = plan.tokens_per_step(), all = plan.steps * tokens;
+  for (size_t at = 0; !plan.save_at.empty() && at <= plan.save_at.size();) {
+    const size_t end = std::min(plan.save_at.find(',', at), plan.save_at.size());
+    const std::string text = plan.save_at.substr(at, end - at);
+    const auto count = parse_number(text);
+    if (!count || *count < 1 || *count > 1e18 || *count != std::floor(*count))
+      fail(Exit::usage, "--save-at ", plan.save_at, ": '", text, "' is no number of tokens; give such as 1e6,2e6,5e6");
+    if (const auto wanted = static_cast<int64_t>(*count); wanted > all)
+      notes += str("note: --save-at ", text, ": the run ends after ", format_count(all), " tokens\n");
+    else plan.kept_steps.insert((wanted + tokens - 1) / tokens);
+    at = end + 1;
+  }
+  if (has_cooldown(plan.schedule) && plan.steps > plan.cooldown) plan.kept_steps.insert(plan.steps - plan.cooldown);
+}
+
 // The teacher's logits are for the same tokens as the model's.
 void check_teacher(const TrainPlan& plan, const Config& teacher) {
   if (const int64_t theirs = teacher.vocab_size, own = plan.config.vocab_size; theirs != own)
@@ -209,6 +236,8 @@ TrainPlan resolve(const Settings& settings, Config model, const InitialModel* in
   notes += check_options(plan);
   if (data.seq_len > 0) choose_open(plan, data);
   choose_muon(plan);
+  choose_cooldown(plan);
+  if (plan.trains()) choose_kept_steps(plan, notes);
   if (teacher) check_teacher(plan, *teacher);
   plan.teacher_config = teacher;
   check_together(plan);

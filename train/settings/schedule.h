@@ -5,7 +5,10 @@
 //   cosine_from_zero warm-up k/W, then as cosine_to_floor                                          [Inheritune's code]
 //   linear           warm-up (k+1)/W, then 1 - (1 - floor) q
 //   constant         warm-up (k+1)/W, then 1
-//   with q = (k - W) / (K - W). W = 0 means no warm-up.
+//   wsd_linear       warm-up (k+1)/W, then 1, and in the last D floor + (1 - floor) (1 - p)        [nanochat's trapezoid]
+//   wsd_sqrt         the same with 1 - sqrt(p)                                                     [arXiv 2405.18392]
+//   with q = (k - W) / (K - W), and p = (k - (K - D)) / D, so that the first step of a cool-down still has rate 1 and
+//   the last one 1/D of the way left. W = 0 means no warm-up.
 #pragma once
 
 #include <algorithm>
@@ -19,9 +22,9 @@
 
 namespace crossply {
 
-enum class ScheduleKind { cosine, cosine_to_floor, linear, constant, cosine_from_zero };
+enum class ScheduleKind { cosine, cosine_to_floor, linear, constant, cosine_from_zero, wsd_linear, wsd_sqrt };
 inline const std::vector<std::string> schedules = {"cosine", "cosine_to_floor", "linear", "constant",
-                                                   "cosine_from_zero"};
+                                                   "cosine_from_zero", "wsd_linear", "wsd_sqrt"};
 
 // name: one of schedules.
 inline ScheduleKind schedule_kind(const std::string& name) {
@@ -29,6 +32,11 @@ inline ScheduleKind schedule_kind(const std::string& name) {
   if (found == schedules.end()) fail(Exit::usage, "unknown schedule '", name, "'");
   return static_cast<ScheduleKind>(found - schedules.begin());
 }
+
+// Whether a run of this schedule has a stable phase after its warm-up, from which other runs can branch; and whether it
+// ends with a cool-down.
+inline bool has_cooldown(const std::string& schedule) { return schedule.starts_with("wsd_"); }
+inline bool has_stable_phase(const std::string& schedule) { return schedule == "constant" || has_cooldown(schedule); }
 
 // Schedules of the weight decay: its multiplier for the update after k finished ones, of K.
 inline const std::vector<std::string> decay_schedules = {"constant", "linear", "cosine"};
@@ -42,6 +50,7 @@ struct Schedule {
   int64_t warmup = 0;  // W, in optimizer steps
   int64_t total = 1;   // K
   double floor = 0;    // of the multiplier
+  int64_t cooldown = 0;  // D
 
   double at(int64_t k) const {
     const double w = static_cast<double>(warmup), step = static_cast<double>(k);
@@ -49,11 +58,15 @@ struct Schedule {
     if (k < warmup) return (from_zero ? step : step + 1) / w;
     const double q = std::min(1.0, (step - w) / std::max(1.0, static_cast<double>(total) - w));
     const double half = 0.5 * (1 + std::cos(std::numbers::pi * q));
+    const double p = std::max(0.0, step - static_cast<double>(total - cooldown)) /
+                     static_cast<double>(std::max<int64_t>(1, cooldown));
     switch (kind) {
       case ScheduleKind::cosine: return std::max(floor, half);
       case ScheduleKind::cosine_to_floor:
       case ScheduleKind::cosine_from_zero: return floor + (1 - floor) * half;
       case ScheduleKind::linear: return 1 - (1 - floor) * q;
+      case ScheduleKind::wsd_linear: return 1 - (1 - floor) * std::min(1.0, p);
+      case ScheduleKind::wsd_sqrt: return 1 - (1 - floor) * std::sqrt(std::min(1.0, p));
       case ScheduleKind::constant: break;
     }
     return 1;

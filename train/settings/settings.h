@@ -58,6 +58,7 @@ struct Settings {
   std::string schedule = "cosine";
   int64_t warmup = 0;
   double lr_floor = 0;
+  int64_t cooldown = 0;  // last steps, in which the rate falls; 0: resolve() chooses
   std::string optimizer = "adamw";  // one of optimizers
   AdamwOptions adamw;
   MuonOptions muon;  // its lr of 0 is resolve()'s to choose; normalize_rows is what `optimizer` says
@@ -76,6 +77,11 @@ struct Settings {
   int64_t answer_samples = 256;               // for a task's accuracy
   int64_t save_every = 0;                     // 0: a tenth of the run
   int64_t keep = 2;
+  std::string save_at;  // "1e6,2e6": tokens after which a checkpoint is kept for good
+  struct {
+    std::string run;   // a run directory whose stable phase this run goes on from; "": none
+    int64_t step = 0;  // after which step; 0: open_inputs() chooses
+  } branch;
   bool tensorboard = false, csv = false;
   PlannedWorld world;
   bool resume = false, other_gpu = false, dry_run = false, time = false, dump_tape = false, profile = false;
@@ -145,8 +151,9 @@ nlohmann::json read_run_settings(const std::string& run_dir);
 nlohmann::json call_settings(const Settings& settings);
 // Both, but for what each rank of a job may have its own of.
 nlohmann::json settings_of_all_ranks(const Settings& settings);
-// Whether --resume finds a run in --out: then its flags.json has decided what the command line does not say.
-bool goes_on(const Settings& settings);
+// The run directory that --resume or --branch continues; "" where there is no run yet. Its flags.json has decided what
+// the command line does not say.
+std::string continued_run(const Settings& settings);
 // What all_settings wrote, into settings; path: where it stood, for errors. Throws Exit::bad_data for values that no
 // flag could have.
 void take_settings(const nlohmann::json& saved, const std::string& path, Settings& settings);

@@ -58,7 +58,7 @@ Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& 
       profile_(plan.profile, *device_, model_),
       loader_(train, plan.batch, plan.seed, true),
       micro_step_{true, 1 / static_cast<double>(tokens_per_step()), 0, true},
-      schedule_{schedule_kind(plan.schedule), plan.warmup, std::max<int64_t>(plan.steps, 1), plan.lr_floor},
+      schedule_(plan.rates()),
       inputs_(digest_inputs(plan, train, teacher_.get(), *group_, !checkpoint.empty())),
       tokens_(static_cast<size_t>(plan.batch * micro_steps() * T_)),
       targets_(tokens_.size()) {

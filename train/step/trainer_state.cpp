@@ -5,6 +5,7 @@
 #include "engine/io/json.h"
 #include "engine/io/json_file.h"
 #include "engine/io/printable.h"
+#include "engine/io/shell.h"
 #include "models/disk/config_json.h"
 #include "models/disk/model_dir.h"
 #include "train/step/moments.h"
@@ -120,11 +121,15 @@ std::vector<std::string> Trainer::changes() const {
   if (before_.steps > 0 && before_.steps != plan_.steps) {
     Schedule shorter = schedule_;
     shorter.total = before_.steps;
+    const int64_t stable = before_.steps - schedule_.cooldown;  // of the run as it was planned
     const double lr = plan_.lr * schedule_.at(steps_done()), old = plan_.lr * shorter.at(steps_done());
     lines.push_back(str("--steps grows from ", before_.steps, " to ", plan_.steps, ": from here on the ",
                         plan_.schedule, " schedule is that of ", plan_.steps, " steps; the next rate is ",
                         format_number("%.3g", lr),
                         lr == old ? ", as before" : format_number(", it would have been %.3g", old)));
+    if (has_cooldown(plan_.schedule) && steps_done() > stable)
+      lines.push_back(str("warning: the rate rises again out of a cool-down; a branch of this run after step ", stable,
+                          " has none (--branch ", shell_word(plan_.out), " --from-step ", stable, " --out NEW)"));
   }
   if (!before_.device.empty()) lines.push_back("--other-gpu: " + before_.device + "; last digits differ from here on");
   const int64_t ranks = group_->world.size;

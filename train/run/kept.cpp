@@ -1,0 +1,51 @@
+#include "train/run/kept.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "data/source.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/json_file.h"
+
+namespace crossply {
+
+using nlohmann::json;
+
+namespace {
+
+double words_per_token_of(const std::string& data) {
+  const DataSpec spec = parse_data_spec(data);
+  const std::string path = spec.path + "/manifest.json";
+  if (spec.kind != DataSpec::Kind::directory || !path_exists(path)) return 0;
+  const json manifest = read_json(path);
+  const auto count = [&](const char* key) {
+    const json number = manifest.is_object() ? manifest.value(key, json()) : json();
+    return number.is_number_unsigned() ? number.get<double>() : 0;
+  };
+  return count("tokens") > 0 ? count("words") / count("tokens") : 0;
+}
+
+}  // namespace
+
+KeptCheckpoints::KeptCheckpoints(const std::string& run_dir, const std::string& data)
+    : path_(run_dir + "/kept.json"), words_per_token_(words_per_token_of(data)), list_(json::array()) {
+  if (!path_exists(path_)) return;
+  list_ = read_json(path_);
+  const auto is_ours = [](const json& entry) {
+    return entry.is_object() && holds<int64_t>(entry.value("step", json()), 0);
+  };
+  if (!list_.is_array() || !std::all_of(list_.begin(), list_.end(), is_ours))
+    fail(Exit::bad_data, path_, ": is no list of {\"step\": NUMBER, ...}; mend it, or --keep may remove what it lists");
+  for (const json& entry : list_) steps_.insert(entry["step"].get<int64_t>());
+}
+
+void KeptCheckpoints::add(int64_t step, int64_t tokens) {
+  if (!steps_.insert(step).second) return;
+  json entry = {{"step", step}, {"tokens", tokens}};
+  if (words_per_token_ > 0) entry["words"] = std::llround(words_per_token_ * static_cast<double>(tokens));
+  list_.push_back(entry);
+  write_file_atomically(path_, json_text(list_, 2) + "\n");
+}
+
+}  // namespace crossply
