@@ -67,7 +67,8 @@ Words meeting(const std::string& need) {
     auto pairs = pairs_of(
         "--temperature 1 --out made --teacher none --weight-decay 0.1 --world 2 --vocab 300 --prompts none --top-p 0.9 "
         "--estimate 2 --num-kv-shared-layers 1 --branch none");
-    pairs["--schedule other than constant"] = "linear", pairs["--schedule wsd_*"] = "wsd_linear", pairs["--rounds other than 1"] = "3";
+    pairs["--schedule other than constant"] = "linear", pairs["--schedule wsd_*"] = "wsd_linear",
+    pairs["--rounds other than 1"] = "3";
     pairs["--data arith:*|prosqa*"] = "arith:3", pairs["--tokens text:*"] = "text:none";
     return pairs;
   }();
@@ -155,7 +156,8 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       "--preset --data --tokenizer --val-data --train-samples --test-samples --seq --seed --init --vocab --width "
       "--layers --heads --kv-heads --head-width --ffn --rope-theta --norm-eps --tie --qk-norm --backbone --teacher "
       "--steps --batch --accumulate --lr --router-lr --schedule --warmup --weight-decay --beta1 --beta2 --adam-eps "
-      "--clip --optimizer --decay-schedule --out --resume --branch --eval-every --eval-samples --save-every --save-at --keep "
+      "--clip --optimizer --decay-schedule --out --resume --branch --eval-every --eval-samples --save-every --save-at "
+      "--keep "
       "--tensorboard --csv --dry-run --dump-tape --dump-tensors --profile --device --dtype --matmul --sum "
       "--peer-timeout --check-replicas --log-ranks");
   const std::map<std::string, std::string> own = {

@@ -100,27 +100,30 @@ TEST_CASE("branch: what no planned run could have had is refused with its number
     std::string from, flags, says;
     Exit code = Exit::usage;
   };
-  for (const Case& c : std::vector<Case>{
-           {run, "--steps 10 --cooldown 6 --from-step 6", "falls after step 4"},
-           {run, "--steps 30 --from-step 8", "falls after step 6"},
-           {run, "--steps 30 --from-step 5", "it has those of step 10, 8, 6, 4, 2", Exit::no_input},
-           {run, "--steps 3", "up to step 2", Exit::no_input},
-           {run, "--steps 20 --lr 0.02", "--lr"},
-           {run, "--steps 20 --warmup 2", "--warmup"},
-           {run, "--steps 20 --batch 8", "--batch"},
-           {run, "--steps 20 --seed 8", "--seed"},
-           {run, "--steps 20 --layers 3", "num_hidden_layers"},
-           {run, "--steps 20 --schedule cosine", "constant, wsd_linear or wsd_sqrt"},
-           {run, "--steps 20 --decay-schedule linear", "--decay-schedule"},
-           {run, "--steps 20 --resume", "--resume"},
-           {run, "--steps 5 --cooldown 4", "more than --steps 5"},
-           {cosine, "--steps 20 --schedule constant", "--init"},
-           {scratch.file("none"), "--steps 20", "there is no run", Exit::no_input}}) {
+  for (const Case& c :
+       std::vector<Case>{{run, "--steps 10 --cooldown 6 --from-step 6", "falls after step 4"},
+                         {run, "--steps 30 --from-step 8", "falls after step 6"},
+                         {run, "--steps 30 --from-step 5", "it has those of step 10, 8, 6, 4, 2", Exit::no_input},
+                         {run, "--steps 20 --lr 0.02", "--lr"},
+                         {run, "--steps 20 --warmup 2", "--warmup"},
+                         {run, "--steps 20 --batch 8", "--batch"},
+                         {run, "--steps 20 --seed 8", "--seed"},
+                         {run, "--steps 20 --layers 3", "num_hidden_layers"},
+                         {run, "--steps 20 --schedule cosine", "constant, wsd_linear or wsd_sqrt"},
+                         {run, "--steps 20 --decay-schedule linear", "--decay-schedule"},
+                         {run, "--steps 20 --resume", "--resume"},
+                         {run, "--steps 5 --cooldown 4", "more than --steps 5"},
+                         {cosine, "--steps 20 --schedule constant", "--init"},
+                         {scratch.file("none"), "--steps 20", "there is no run", Exit::no_input}}) {
     CAPTURE(c.flags);
-    check_outcome(train(scratch, joined(std::vector<std::string>{"--branch", c.from, "--out", out}, split_words(c.flags))),
-                  c.code, c.says);
+    check_outcome(
+        train(scratch, joined(std::vector<std::string>{"--branch", c.from, "--out", out}, split_words(c.flags))),
+        c.code, c.says);
     CHECK(!fs::exists(out));
   }
+  for (const int64_t step : {2, 4, 6}) fs::rename(step_dir(run, step), scratch.file(str("moved", step)));
+  check_outcome(train(scratch, {"--branch", run, "--steps", "20", "--out", out}), Exit::no_input, "up to step 6");
+  CHECK(!fs::exists(out));
   // A run that has cooled down and went on has had other rates, whatever its flags say.
   check_outcome(train(scratch, {"--resume", "--out", run, "--steps", "20"}), Exit::done, "--branch");
   check_outcome(train(scratch, {"--branch", run, "--steps", "40", "--from-step", "12", "--out", out}), Exit::usage,
@@ -132,11 +135,13 @@ TEST_CASE("save-at: checkpoints that --keep does not remove, and kept.json that 
   const Scratch scratch;
   const std::string run = scratch.file("run");
   const int64_t tokens = 4 * 25;  // of a step
-  check_outcome(train(scratch, tiny(run, "--steps 20 --keep 1 --save-at 1,450,1e3,9e9 --schedule wsd_linear --cooldown 8")),
-                Exit::done, "--save-at 9e9: the run ends after 2,000 tokens");
+  check_outcome(
+      train(scratch, tiny(run, "--steps 20 --keep 1 --save-at 1,450,1e3,9e9 --schedule wsd_linear --cooldown 8")),
+      Exit::done, "--save-at 9e9: the run ends after 2,000 tokens");
   const auto steps = [&] {
     std::set<int64_t> found;
-    for (const json& entry : known_json(read_text(run + "/kept.json"))) {
+    const json kept = known_json(read_text(run + "/kept.json"));
+    for (const json& entry : kept["checkpoints"]) {
       CHECK(entry["tokens"] == entry["step"].get<int64_t>() * tokens);
       found.insert(entry["step"].get<int64_t>());
     }
@@ -149,7 +154,8 @@ TEST_CASE("save-at: checkpoints that --keep does not remove, and kept.json that 
   CHECK(steps() == std::set<int64_t>{1, 5, 10, 12, 22});
   for (const int64_t step : {1, 5, 10, 12, 22, 26}) CHECK(fs::exists(step_dir(run, step)));
   for (const char* bad : {"x", "1,,2", "0", "1.5", "-3", "1e3,", "inf"})
-    check_outcome(train(scratch, tiny(scratch.file("bad"), str("--steps 4 --save-at ", bad))), Exit::usage, "--save-at");
-  write_text(run + "/kept.json", "[3]");
+    check_outcome(train(scratch, tiny(scratch.file("bad"), str("--steps 4 --save-at ", bad))), Exit::usage,
+                  "--save-at");
+  write_text(run + "/kept.json", "{\"checkpoints\": [3]}");
   check_outcome(train(scratch, {"--resume", "--out", run, "--steps", "30"}), Exit::bad_data, "kept.json");
 }

@@ -76,8 +76,9 @@ std::string list_of(const std::vector<int64_t>& steps) {
 
 void take_branch_settings(const std::string& run, Settings& settings) {
   if (run.empty()) return;
+  (void)settings_of(run);  // there must be one
   take_run_settings(run, settings);
-  settings.branch = {};     // where it is a branch itself
+  settings.branch = {};   // where it is a branch itself
   settings.cooldown = 0;  // follows from --steps again
 }
 

@@ -31,12 +31,13 @@ double words_per_token_of(const std::string& data) {
 KeptCheckpoints::KeptCheckpoints(const std::string& run_dir, const std::string& data)
     : path_(run_dir + "/kept.json"), words_per_token_(words_per_token_of(data)), list_(json::array()) {
   if (!path_exists(path_)) return;
-  list_ = read_json(path_);
+  list_ = read_json(path_).value("checkpoints", json());
   const auto is_ours = [](const json& entry) {
     return entry.is_object() && holds<int64_t>(entry.value("step", json()), 0);
   };
   if (!list_.is_array() || !std::all_of(list_.begin(), list_.end(), is_ours))
-    fail(Exit::bad_data, path_, ": is no list of {\"step\": NUMBER, ...}; mend it, or --keep may remove what it lists");
+    fail(Exit::bad_data, path_, ": \"checkpoints\" is no list of {\"step\": NUMBER, ...}; mend it, for --keep ",
+         "removes what it does not list");
   for (const json& entry : list_) steps_.insert(entry["step"].get<int64_t>());
 }
 
@@ -45,7 +46,7 @@ void KeptCheckpoints::add(int64_t step, int64_t tokens) {
   json entry = {{"step", step}, {"tokens", tokens}};
   if (words_per_token_ > 0) entry["words"] = std::llround(words_per_token_ * static_cast<double>(tokens));
   list_.push_back(entry);
-  write_file_atomically(path_, json_text(list_, 2) + "\n");
+  write_file_atomically(path_, json_text(json{{"checkpoints", list_}}, 2) + "\n");
 }
 
 }  // namespace crossply

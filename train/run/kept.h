@@ -1,5 +1,5 @@
 // RUN/kept.json: the checkpoints that --keep never removes, those of --save-at and of the end of a stable phase.
-//   [{"step": 100, "tokens": 409600, "words": 307200}, ...]
+//   {"checkpoints": [{"step": 100, "tokens": 409600, "words": 307200}, ...]}
 // words: those of a directory that prepare has made, by its mean of words a token.
 #pragma once
 

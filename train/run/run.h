@@ -52,9 +52,7 @@ class Run {
   void write_metrics();
   // So far; of the rank that writes metrics.
   const RunCurves& curves() const { return metrics_->curves(); }
-  bool time_to_save() const {
-    return is_due(save_every_) || plan_.kept_steps.contains(trainer_.steps_done());
-  }
+  bool time_to_save() const { return is_due(save_every_) || plan_.kept_steps.contains(trainer_.steps_done()); }
   // A checkpoint, of which the newest --keep stay and those of kept.json, and the curves so far as a picture.
   void save();
   // Saves where a signal ended the run between two checkpoints, and says what is left to say: of a run that is done

@@ -172,8 +172,8 @@ void refuse_other_settings(const json& saved, const Settings& now, const std::st
     if (was == value || moved.contains(key) || (key == "init" && now.init_moved)) return;
     if (row.resume == Resume::may_grow && was.is_number_unsigned() && was < value) return;
     const bool teacher = key == "teacher" && was != "" && value != "";
-    fail(Exit::usage, now.resume ? "--resume" : "--branch", ": the run in ", where, " has ", row.flag, " ", shown(was), ", the flags say ",
-         shown(value),
+    fail(Exit::usage, now.resume ? "--resume" : "--branch", ": the run in ", where, " has ", row.flag, " ", shown(was),
+         ", the flags say ", shown(value),
          row.resume == Resume::may_grow ? "; it can only grow"
          : data_settings.contains(key)  ? "; only other files with the same contents can take its place"
          : teacher                      ? "; only a directory with the same weights can take its place"

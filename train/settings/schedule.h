@@ -23,8 +23,8 @@
 namespace crossply {
 
 enum class ScheduleKind { cosine, cosine_to_floor, linear, constant, cosine_from_zero, wsd_linear, wsd_sqrt };
-inline const std::vector<std::string> schedules = {"cosine", "cosine_to_floor", "linear", "constant",
-                                                   "cosine_from_zero", "wsd_linear", "wsd_sqrt"};
+inline const std::vector<std::string> schedules = {"cosine",           "cosine_to_floor", "linear",  "constant",
+                                                   "cosine_from_zero", "wsd_linear",      "wsd_sqrt"};
 
 // name: one of schedules.
 inline ScheduleKind schedule_kind(const std::string& name) {
@@ -47,9 +47,9 @@ inline double decay_at(const std::string& name, int64_t k, int64_t K) {
 
 struct Schedule {
   ScheduleKind kind = ScheduleKind::cosine;
-  int64_t warmup = 0;  // W, in optimizer steps
-  int64_t total = 1;   // K
-  double floor = 0;    // of the multiplier
+  int64_t warmup = 0;    // W, in optimizer steps
+  int64_t total = 1;     // K
+  double floor = 0;      // of the multiplier
   int64_t cooldown = 0;  // D
 
   double at(int64_t k) const {

@@ -58,7 +58,7 @@ struct Settings {
   std::string schedule = "cosine";
   int64_t warmup = 0;
   double lr_floor = 0;
-  int64_t cooldown = 0;  // last steps, in which the rate falls; 0: resolve() chooses
+  int64_t cooldown = 0;             // last steps, in which the rate falls; 0: resolve() chooses
   std::string optimizer = "adamw";  // one of optimizers
   AdamwOptions adamw;
   MuonOptions muon;  // its lr of 0 is resolve()'s to choose; normalize_rows is what `optimizer` says

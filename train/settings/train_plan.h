@@ -21,9 +21,7 @@ struct TrainPlan : Settings {
   int64_t steps_between_evaluations() const { return eval_every > 0 ? eval_every : std::max<int64_t>(1, steps / 10); }
   int64_t steps_between_saves() const { return save_every > 0 ? save_every : std::max<int64_t>(1, steps / 10); }
 
-  Schedule rates() const {
-    return {schedule_kind(schedule), warmup, std::max<int64_t>(steps, 1), lr_floor, cooldown};
-  }
+  Schedule rates() const { return {schedule_kind(schedule), warmup, std::max<int64_t>(steps, 1), lr_floor, cooldown}; }
   int64_t tokens_per_step() const { return batch * accumulate * data.seq_len; }
 
   std::set<int64_t> kept_steps;                // whose checkpoints stay: of --save-at, and the end of the stable phase
