@@ -395,8 +395,9 @@ void add_recipe_flags(CLI::App& app, Recipe& r) {
 
 // The trainers' flags that have no meaning here: hidden, and refused when given.
 std::vector<std::string> hide_flags(CLI::App& app) {
-  std::vector<std::string> hidden = {"--dump-tape", "--dump-tensors", "--world", "--node-gpus", "--time",
-                                     "--gpu",       "--nvlink",       "--net",   "--rank-rate"};
+  std::vector<std::string> hidden = {"--dump-tape", "--dump-tensors", "--world",    "--node-gpus",
+                                     "--time",      "--gpu",          "--nvlink",   "--net",
+                                     "--rank-rate", "--branch",       "--from-step"};
   hidden.insert(hidden.end(), std::begin(flags_of_ranks), std::end(flags_of_ranks));
   for (const std::string& name : flags_in_group(app, "Model")) hidden.push_back(name);
   for (const std::string& name : hidden) flag_named(app, name).group(hidden_group);

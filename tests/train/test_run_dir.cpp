@@ -133,7 +133,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   o.decay_all = true, o.seed = 18446744073709551615u;
   o.device = "reference", o.dtype = "bf16", o.matmul = "bf16x3", o.plan = "distinct", o.sum = "tree";
   o.eval_every = 3, o.eval_samples = 4, o.eval_rule = "spread", o.answer_samples = 5, o.save_every = 6, o.keep = 7;
-  o.tensorboard = o.csv = o.log_ranks = true, o.peer_timeout = 20, o.check_replicas = 9;
+  o.tensorboard = o.csv = o.log_ranks = true, o.peer_timeout = 20, o.check_replicas = 9, o.save_at = "1e6";
   const json saved = all_settings(o);
   auto write = [&](const json& settings) { write_text(scratch.file("flags.json"), json_text(settings)); };
   auto read = [&](const std::string& arch = "lime") {

@@ -72,6 +72,7 @@ void refuse_flags_of_trainers(const Settings& settings) {
   if (settings.dump_tape || !settings.dump_tensors.empty())
     fail(Exit::usage, "compare shows no single step; --dump-tape and --dump-tensors are for the trainers");
   if (settings.world.ranks > 0) fail(Exit::usage, "compare plans jobs of one rank; --world is for the trainers");
+  if (!settings.branch.run.empty()) fail(Exit::usage, "compare trains from scratch; --branch is for the trainers");
   if (settings.out.empty() && !settings.dry_run) fail(Exit::usage, "--out is needed: the directory for the runs");
   if (settings.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
 }
@@ -322,7 +323,7 @@ int main(int argc, char** argv) {
     add_experiment_flags(app, o);
     for (const char* refused :
          {"--init", "--teacher", "--kd-alpha", "--kd-tau", "--kd-reduction", "--dump-tape", "--dump-tensors", "--world",
-          "--node-gpus", "--gpu", "--nvlink", "--net", "--rank-rate"})
+          "--node-gpus", "--gpu", "--nvlink", "--net", "--rank-rate", "--branch", "--from-step"})
       flag_named(app, refused).group(hidden_group);  // prepare() says why
     for (const char* refused : flags_of_ranks) flag_named(app, refused).group(hidden_group);
     set_short_help(app, {{"--out"},

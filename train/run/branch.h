@@ -1,5 +1,5 @@
-// --branch: a run that goes on from the stable phase of another one, with a schedule of its own. It has the bits of a run
-// that had been planned so from its first step. The other run is only read.
+// --branch: a run that goes on from the stable phase of another one, with a schedule of its own. It has the bits of a
+// run that had been planned so from its first step. The other run is only read.
 #pragma once
 
 #include <cstdint>

@@ -43,8 +43,9 @@ std::string step_dir(const std::string& run_dir, int64_t step);
 void write_run_settings(const Settings& settings);
 
 // The checkpoint to continue from, chosen by rank 0 for all; "" to start at step 0, after the picture of earlier steps
-// was set aside. That of --branch is copied first. Prints under the label what it skips. Throws Exit::bad_data where there are checkpoints but none is
-// valid, and Exit::usage where the run that is continued at step 0 was started with other settings.
+// was set aside. That of --branch is copied first. Prints under the label what it skips. Throws Exit::bad_data where
+// there are checkpoints but none is valid, and Exit::usage where the run that is continued at step 0 was started with
+// other settings.
 std::string find_checkpoint(const Settings& settings, const RunDir& dir);
 
 }  // namespace crossply
