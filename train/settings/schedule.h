@@ -6,8 +6,8 @@
 //   linear           warm-up (k+1)/W, then 1 - (1 - floor) q
 //   constant         warm-up (k+1)/W, then 1
 //   wsd_linear       warm-up (k+1)/W, then 1, and in the last D steps as p rises:
-//                    floor + (1 - floor) (1 - p)                                                  [nanochat's trapezoid]
-//   wsd_sqrt         the same with 1 - sqrt(p)                                                    [arXiv 2405.18392]
+//                    floor + (1 - floor) (1 - p)                                                 [nanochat's trapezoid]
+//   wsd_sqrt         the same with 1 - sqrt(p)                                                   [arXiv 2405.18392]
 //   with q = (k - W) / (K - W), and p = (k - (K - D)) / D, so that the first step of a cool-down still has rate 1 and
 //   the last one 1/D of the way left. W = 0 means no warm-up.
 #pragma once
