@@ -57,9 +57,11 @@ void check_rates(const Settings& settings, int64_t step) {
   if (!path_exists(path)) return;
   each_line(path, [&](const std::string& text, bool) {
     const json line = parse_line(text);
-    if (!line.is_object() || !line.contains("step") || !line.contains("lr")) return;
+    if (!line.is_object() || !holds<int64_t>(line.value("step", json()), 0) ||
+        !holds<double>(line.value("lr", json()), 0))
+      return;  // Metrics says what is wrong with it
     const auto k = line["step"].get<int64_t>();
-    const double rate = line["lr"].get<double>();
+    const auto rate = line["lr"].get<double>();
     if (k > settings.warmup && k <= step && std::abs(rate - settings.lr) > 1e-12 * settings.lr)
       fail(Exit::usage, "--branch ", settings.branch.run, ": its step ", k, " had the rate ", rate, ", not --lr ",
            settings.lr, "; branch from a step before it (--from-step)");

@@ -175,7 +175,7 @@ const std::vector<FlagRow> output = {
      "print the step, forward and backward, as a table, and stop", {}, {"--dry-run"}},
     {"--dump-tensors", this_call, [](S s) -> M { return &s.dump_tensors; }, text("NAME..."),
      "write these values and gradients (d:NAME; * for any letters) of the next batch to --out DIR/tensors.safetensors, "
-     "and stop", {}, {"--dry-run", "--dump-tape"}},
+     "and stop", {}, {"--branch", "--dry-run", "--dump-tape"}},
     {"--profile", this_call, [](S s) -> M { return &s.profile; }, given,
      "end with time, FLOPs and bytes by op, and the peak of memory", {}, {"--dump-tape", "--dump-tensors"}}};
 
