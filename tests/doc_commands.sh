@@ -40,8 +40,8 @@ takes() {
   output=$("$build/$1" "${@:2}" 2>&1 </dev/null) && return
   case $1 in
     curves) missing=" is no directory, and is not NAME=DIR" ;;
-    # The first is a model that is missing; the second, a flag that shows something else than the plan.
-    train_* | compare) missing="; expected a model or run directory|--dry-run excludes --dump-t" ;;
+    # The first two are a model and a run that are missing; the third, a flag that shows something else than the plan.
+    train_* | compare) missing="; expected a model or run directory|: there is no run in it|--dry-run excludes --dump-t" ;;
   esac
   grep -qE -- "$missing" <<<"$output" || fail "$(grep -m 1 -o 'error: .*' <<<"$output" | cut -c8-200) in: $*"
 }

@@ -347,9 +347,9 @@ TEST_CASE("real sizes: adamw with many rates, the norm of all gradients, sums of
     const AdamwConstants constants{0.9, 0.95, 1e-8};
     const bool gpu = stream.backend == Backend::cuda;
     const AdamwNumbers of_step = adamw_numbers(constants, 7, 1, 0.5);
-    std::vector<double> numbers{of_step.factor, of_step.lr, of_step.unbias_m, of_step.unbias_v};
+    std::vector<double> numbers{of_step.factor, of_step.lr, of_step.unbias_m, of_step.unbias_v, of_step.decay};
     const OnDevice<double> there(numbers);
-    const Tensor by{gpu ? there.data : numbers.data(), Dtype::f64, Shape{4}};
+    const Tensor by{gpu ? there.data : numbers.data(), Dtype::f64, Shape{5}};
     adamw_update(t[params], t[m], t[v], t[bf16_copy], t[grads], by, of_model, constants, stream);
     norms[gpu].resize(static_cast<size_t>(leaves_of(n)));
     const OnDevice<double> sums(norms[gpu]);
