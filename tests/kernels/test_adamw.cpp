@@ -41,8 +41,8 @@ struct State {
   }
 };
 
-// The textbook's form, one parameter at a time: the decay, then a step against the unbiased moments, whose bias is found
-// as the sum of the weights that the moving average has given out. Cautious decay asks the step first.
+// The textbook's form, one parameter at a time: the decay, then a step against the unbiased moments, whose bias is
+// found as the sum of the weights that the moving average has given out. Cautious decay asks the step first.
 struct Textbook {
   double p, m = 0, v = 0, weight_m = 0, weight_v = 0;
 

@@ -2,9 +2,11 @@
 // checkpoints that stay.
 #include <filesystem>
 
+#include "data/shards.h"
 #include "engine/io/json.h"
 #include "tests/support/check.h"
 #include "tests/support/program.h"
+#include "train/run/kept.h"
 #include "train/run/run_dir.h"
 
 using namespace crossply;
@@ -153,6 +155,16 @@ TEST_CASE("save-at: checkpoints that --keep does not remove, and kept.json that 
   check_outcome(train(scratch, {"--resume", "--out", run, "--steps", "26", "--save-at", "2200"}), Exit::done, "model:");
   CHECK(steps() == std::set<int64_t>{1, 5, 10, 12, 22});
   for (const int64_t step : {1, 5, 10, 12, 22, 26}) CHECK(fs::exists(step_dir(run, step)));
+  const std::string shards = scratch.file("shards");
+  fs::create_directory(shards);
+  write_shard(shards + "/train_0.bin", std::vector<uint32_t>(300, 7), ShardFormat::uint16);
+  write_text(shards + "/manifest.json", R"({"tokens": 300, "words": 200})");
+  for (const std::string& data : {shards, shards + "/train_*.bin"}) {
+    fs::remove(shards + "/kept.json");
+    KeptCheckpoints(shards, data).add(4, 450);
+    CHECK(known_json(read_text(shards + "/kept.json")) ==
+          R"({"checkpoints": [{"step": 4, "tokens": 450, "words": 300}]})"_json);
+  }
   for (const char* bad : {"x", "1,,2", "0", "1.5", "-3", "1e3,", "inf"})
     check_outcome(train(scratch, tiny(scratch.file("bad"), str("--steps 4 --save-at ", bad))), Exit::usage,
                   "--save-at");

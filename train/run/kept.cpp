@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <vector>
 
 #include "data/source.h"
 #include "engine/io/file.h"
@@ -10,14 +12,17 @@
 
 namespace crossply {
 
+namespace fs = std::filesystem;
 using nlohmann::json;
 
 namespace {
 
 double words_per_token_of(const std::string& data) {
-  const DataSpec spec = parse_data_spec(data);
-  const std::string path = spec.path + "/manifest.json";
-  if (spec.kind != DataSpec::Kind::directory || !path_exists(path)) return 0;
+  const DataSpec::Kind kind = parse_data_spec(data).kind;
+  if (kind != DataSpec::Kind::directory && kind != DataSpec::Kind::shards) return 0;
+  const std::vector<std::string> shards = data_files(data);
+  const std::string path = shards.empty() ? "" : (fs::path(shards[0]).parent_path() / "manifest.json").string();
+  if (path.empty() || !path_exists(path)) return 0;
   const json manifest = read_json(path);
   const auto count = [&](const char* key) {
     const json number = manifest.is_object() ? manifest.value(key, json()) : json();
