@@ -9,6 +9,7 @@
 #include "engine/io/printable.h"
 #include "engine/numbers.h"
 #include "engine/rng.h"
+#include "engine/split.h"
 #include "models/connection.h"
 
 namespace crossply {
@@ -70,10 +71,7 @@ std::vector<int> parse_blocks(const std::string& text, int64_t L) {
     fail(Exit::usage, "--blocks: '", excerpt(entry), "' is neither a block, 0 to ", L - 1,
          ", nor a range of them like 0-", L - 1, ", nor fresh:N");
   };
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string entry = text.substr(begin, end - begin);
-    begin = end + 1;
+  for (const std::string& entry : split_commas(text)) {
     if (entry.starts_with("fresh:")) {
       const auto count = parse_integer(entry.substr(6));
       if (!count || *count < 1 || *count > 4096) refuse(entry);

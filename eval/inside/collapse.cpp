@@ -7,6 +7,7 @@
 #include "cli/ticker.h"
 #include "engine/io/json.h"
 #include "engine/io/printable.h"
+#include "engine/split.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/attention_rank.h"
 #include "eval/inside/heat_map.h"
@@ -218,11 +219,7 @@ LayerGroup read_group(const std::string& text) {
 
 // "0-3,4-7"
 void add_groups(std::vector<LayerGroup>& groups, const std::string& text) {
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    groups.push_back(read_group(text.substr(at, end - at)));
-    at = end + 1;
-  }
+  for (const std::string& group : split_commas(text)) groups.push_back(read_group(group));
 }
 
 HeatMap heat_map(const Measured& m, const std::string& name, double (LayerCollapse::*number)(size_t) const) {

@@ -306,7 +306,7 @@ TEST_CASE("elastic: ranks continue a program's run, and programs read what they 
   fs::remove_all(fourth);
   Settings settings;
   settings.config.arch = "llama";
-  take_run_settings(run, settings);
+  take_run_settings("--resume", run, settings);
   settings.out = run, settings.resume = true;
   const auto go_on = [&](std::shared_ptr<ProcessGroup> group) {
     check_run_dir(settings, group->world);

@@ -13,6 +13,7 @@
 #include "models/disk/checkpoint.h"
 #include "tests/support/check.h"
 #include "tests/support/program.h"
+#include "tests/support/tiny_run.h"
 #include "train/run/metrics.h"
 
 using namespace crossply;
@@ -22,28 +23,8 @@ using nlohmann::json;
 
 namespace {
 
-// In memory where there is such a disk: every save waits for the disk several times.
-std::vector<std::string> tiny(const std::string& out, const std::vector<std::string>& more = {}) {
-  return joined(
-      split_words("--data arith:3 --train-samples 100 --test-samples 20 --width 16 --ffn 24 --layers 2 --heads 2 "
-                  "--batch 4 --eval-samples 8 --answer-samples 0 --out"),
-      std::vector{out}, more);
-}
-
 std::string metrics_line(int64_t step) {
   return str("{\"loss\":2.5,\"lr\":0.1,\"seconds\":", step, ".5,\"step\":", step, "}\n");
-}
-
-// Metrics without what another run has measured: the times.
-std::string timeless(const std::string& path) {
-  std::ifstream in(path);
-  std::string out;
-  for (std::string line; std::getline(in, line);) {
-    json object = known_json(line);
-    object.erase("seconds"), object.erase("tokens_per_s");
-    out += json_text(object) + "\n";
-  }
-  return out;
 }
 
 }  // namespace
@@ -139,11 +120,11 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   auto read = [&](const std::string& arch = "lime") {
     Settings other;
     other.config.arch = arch;
-    take_run_settings(scratch.path, other);
+    take_run_settings("--resume", scratch.path, other);
     return all_settings(other);
   };
   Settings none;
-  take_run_settings(scratch.path, none);
+  take_run_settings("--resume", scratch.path, none);
   none.resume = true, none.out = scratch.path;
   CHECK(continued_run(none) == "");
   const json defaults = all_settings(none);
@@ -236,7 +217,7 @@ TEST_CASE("run directory: --resume --out alone continues, and more steps change 
   const Scratch scratch;
   const std::string run = scratch.file("run");
   const std::vector<std::string> more = split_words("--steps 12 --save-every 4 --keep 9 --warmup 2 --lr 0.01");
-  check_outcome(train(scratch, tiny(run, more)), Exit::done, "step 12/12");
+  check_outcome(train(scratch, tiny_run(run, more)), Exit::done, "step 12/12");
   const std::string weights = read_text(run + "/step_00000012/model.safetensors");
   const std::string metrics = timeless(run + "/metrics.jsonl"), flags = read_text(run + "/flags.json");
   fs::remove_all(run + "/step_00000012");
@@ -272,11 +253,12 @@ TEST_CASE("run directory: --resume --out alone continues, and more steps change 
 TEST_CASE("run directory: without checkpoints a resumed run has the same flags, and the old metrics are kept") {
   const Scratch scratch;
   const std::string run = scratch.file("run");
-  check_outcome(train(scratch, tiny(run, {"--steps", "5"})), Exit::done, "step 5/5");
+  check_outcome(train(scratch, tiny_run(run, {"--steps", "5"})), Exit::done, "step 5/5");
   const std::string metrics = read_text(run + "/metrics.jsonl"), curve = read_text(run + "/curve.svg");
   for (const char* step : {"/step_00000004", "/step_00000005"}) fs::remove_all(run + step);
-  check_outcome(train(scratch, tiny(run, {"--steps", "5", "--resume", "--lr", "0.5"})), Exit::usage, "--lr");
-  check_outcome(train(scratch, tiny(run, {"--steps", "5", "--resume", "--ffn", "40"})), Exit::usage, "intermediate");
+  check_outcome(train(scratch, tiny_run(run, {"--steps", "5", "--resume", "--lr", "0.5"})), Exit::usage, "--lr");
+  check_outcome(train(scratch, tiny_run(run, {"--steps", "5", "--resume", "--ffn", "40"})), Exit::usage,
+                "intermediate");
   CHECK(read_text(run + "/metrics.jsonl") == metrics);
   check_outcome(train(scratch, {"--resume", "--out", run}), Exit::done, "of 5 earlier steps are kept as");
   CHECK(read_text(run + "/metrics.jsonl.kept-1") == metrics);
@@ -287,27 +269,27 @@ TEST_CASE("run directory: without checkpoints a resumed run has the same flags, 
 TEST_CASE("run directory: --resume takes over nothing but a run") {
   const Scratch scratch;
   const std::string model = scratch.file("model"), foreign = scratch.file("foreign");
-  check_outcome(train(scratch, tiny(model, {"--steps", "0"})), Exit::done, "initialised");
-  check_outcome(train(scratch, tiny(model, {"--steps", "4", "--resume"})), Exit::usage, "is a model directory");
+  check_outcome(train(scratch, tiny_run(model, {"--steps", "0"})), Exit::done, "initialised");
+  check_outcome(train(scratch, tiny_run(model, {"--steps", "4", "--resume"})), Exit::usage, "is a model directory");
   fs::create_directory(foreign);
   write_text(foreign + "/metrics.jsonl", "mine\n");
-  check_outcome(train(scratch, tiny(foreign, {"--steps", "4", "--resume"})), Exit::usage, "no flags.json");
+  check_outcome(train(scratch, tiny_run(foreign, {"--steps", "4", "--resume"})), Exit::usage, "no flags.json");
   CHECK(read_text(foreign + "/metrics.jsonl") == "mine\n");
   CHECK(!fs::exists(foreign + "/step_00000004"));
   check_outcome(train(scratch, {"--resume", "--out", scratch.file("new")}), Exit::usage, "there is no run in");
   fs::create_directory_symlink("loop", scratch.file("loop"));  // that it cannot be looked at does not make it a run
-  check_outcome(train(scratch, tiny(scratch.file("loop"), {"--steps", "4"})), Exit::io, "loop");
+  check_outcome(train(scratch, tiny_run(scratch.file("loop"), {"--steps", "4"})), Exit::io, "loop");
   // Killed before it could write its flags.
   fs::create_directory(scratch.file("new"));
   write_text(scratch.file(str("new/.tmp-flags.json-", ::getpid())), "{");
-  check_outcome(train(scratch, tiny(scratch.file("new"), {"--steps", "4", "--resume"})), Exit::done, "at step 0");
+  check_outcome(train(scratch, tiny_run(scratch.file("new"), {"--steps", "4", "--resume"})), Exit::done, "at step 0");
   CHECK(!fs::exists(scratch.file(str("new/.tmp-flags.json-", ::getpid()))));
 }
 
 TEST_CASE("run directory: a checkpoint that cannot be read ends --resume; nothing is renamed, nothing is skipped") {
   const Scratch scratch;
   const std::string run = scratch.file("run"), newest = run + "/step_00000005/model.safetensors";
-  check_outcome(train(scratch, tiny(run, {"--steps", "5"})), Exit::done, "step 5/5");
+  check_outcome(train(scratch, tiny_run(run, {"--steps", "5"})), Exit::done, "step 5/5");
   fs::rename(newest, scratch.file("moved"));
   fs::create_symlink("model.safetensors", newest);  // a loop: opening it is a failure of the system
   const std::string metrics = read_text(run + "/metrics.jsonl");
@@ -326,7 +308,7 @@ TEST_CASE("run directory: the --init directory is needed at the start only") {
   std::vector<uint32_t> tokens;
   for (uint32_t i = 0; i < 500; ++i) tokens.push_back(i * 7 % 19);
   write_shard(scratch.file("data.bin"), tokens, ShardFormat::uint16);
-  check_outcome(train(scratch, tiny(model, {"--steps", "0"})), Exit::done, "initialised");
+  check_outcome(train(scratch, tiny_run(model, {"--steps", "0"})), Exit::done, "initialised");
   const std::string tokenizer = read_text(model + "/tokenizer.json");
   write_text(model + "/tokenizer_config.json", R"({"its": "own"})");
   fs::remove(model + "/manifest.json");  // which lists another one
@@ -410,9 +392,9 @@ TEST_CASE("run directory: data that moved is taken where it holds the same, and 
 TEST_CASE("run directory: a run says what of a large vocabulary is of no use, and what --init started from") {
   const Scratch scratch;
   const std::string model = scratch.file("model"), note = "--vocab 21 would save 15,664 parameters";
-  CHECK(train(scratch, tiny(scratch.file("small"), {"--steps", "2"})).output.find("note:") == std::string::npos);
-  check_outcome(train(scratch, tiny(scratch.file("large"), {"--steps", "2", "--vocab", "1000"})), Exit::done, note);
-  check_outcome(train(scratch, tiny(model, {"--steps", "0"})), Exit::done, "initialised");
+  CHECK(train(scratch, tiny_run(scratch.file("small"), {"--steps", "2"})).output.find("note:") == std::string::npos);
+  check_outcome(train(scratch, tiny_run(scratch.file("large"), {"--steps", "2", "--vocab", "1000"})), Exit::done, note);
+  check_outcome(train(scratch, tiny_run(model, {"--steps", "0"})), Exit::done, "initialised");
   check_outcome(
       train(scratch, {"--data", "arith:3", "--train-samples", "100", "--test-samples", "20", "--init", model,
                       "--layers", "1", "--steps", "2", "--answer-samples", "0", "--out", scratch.file("next")}),

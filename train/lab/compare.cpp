@@ -10,6 +10,7 @@
 #include "engine/io/file.h"
 #include "engine/io/printable.h"
 #include "engine/io/shell.h"
+#include "engine/split.h"
 #include "kernels/devices.h"
 #include "models/registry.h"
 #include "ranks/launch.h"
@@ -254,11 +255,9 @@ bool set_defaults(int argc, char** argv, Experiment& o, ComparisonDir& dir) {
 template <class T, class Read>
 std::vector<T> read_list(const std::string& flag, const std::string& text, Read&& read) {
   std::vector<T> values;
-  for (size_t at = 0, end; at <= text.size(); at = end + 1) {
-    end = std::min(text.find(',', at), text.size());
-    const T value = read(text.substr(at, end - at));
-    if (std::find(values.begin(), values.end(), value) != values.end())
-      refuse_value(flag, "names " + text.substr(at, end - at) + " twice");
+  for (const std::string& item : split_commas(text)) {
+    const T value = read(item);
+    if (std::find(values.begin(), values.end(), value) != values.end()) refuse_value(flag, "names " + item + " twice");
     values.push_back(value);
   }
   return values;

@@ -38,6 +38,7 @@
 #include "cli/program.h"
 #include "engine/io/new_directory.h"
 #include "engine/io/printable.h"
+#include "engine/split.h"
 #include "eval/loaded_model.h"
 #include "models/disk/model_dir.h"
 #include "models/transplant.h"
@@ -80,13 +81,10 @@ void require_new(const std::string& out) {
 
 std::set<std::string> parse_parts(const std::string& text) {
   std::set<std::string> parts;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string part = text.substr(begin, end - begin);
+  for (const std::string& part : split_commas(text)) {
     if (std::find(transplant_parts.begin(), transplant_parts.end(), part) == transplant_parts.end())
       fail(Exit::usage, "--inherit: no part is called '", excerpt(part), "'; known: ", joined(transplant_parts));
     parts.insert(part);
-    begin = end + 1;
   }
   return parts;
 }

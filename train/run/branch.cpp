@@ -31,10 +31,8 @@ int64_t number_of(const std::string& step_dir) {
 }
 
 Settings settings_of(const std::string& run) {
-  const json saved = read_run_settings(run);
-  if (saved.is_null()) fail(Exit::no_input, "--branch ", run, ": there is no run in it");
   Settings settings;
-  take_settings(saved, run + "/flags.json", settings);
+  take_settings(read_run_settings(run), run + "/flags.json", settings);
   return settings;
 }
 
@@ -78,8 +76,7 @@ std::string list_of(const std::vector<int64_t>& steps) {
 
 void take_branch_settings(const std::string& run, Settings& settings) {
   if (run.empty()) return;
-  (void)settings_of(run);  // there must be one
-  take_run_settings(run, settings);
+  if (!take_run_settings("--branch", run, settings)) fail(Exit::no_input, "--branch ", run, ": there is no run in it");
   settings.branch = {};   // where it is a branch itself
   settings.cooldown = 0;  // follows from --steps again
 }
@@ -92,7 +89,7 @@ int64_t branch_step(const Settings& settings) {
   other.insert({"teacher", "init"});
   other.insert(std::begin(of_schedule), std::end(of_schedule));
   refuse_other_settings(trajectory(theirs), settings, run + "/flags.json", other);
-  refuse_other_config(theirs.config, settings.config, run + "/flags.json");
+  refuse_other_config(theirs.config, settings.config, run + "/flags.json", "--branch");
 
   std::vector<int64_t> saved;
   for (const std::string& dir : model_dirs_in(run)) saved.push_back(number_of(dir));

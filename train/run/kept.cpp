@@ -17,6 +17,7 @@ using nlohmann::json;
 
 namespace {
 
+// 0: not known.
 double words_per_token_of(const std::string& data) {
   const DataSpec::Kind kind = parse_data_spec(data).kind;
   if (kind != DataSpec::Kind::directory && kind != DataSpec::Kind::shards) return 0;
@@ -34,7 +35,7 @@ double words_per_token_of(const std::string& data) {
 }  // namespace
 
 KeptCheckpoints::KeptCheckpoints(const std::string& run_dir, const std::string& data)
-    : path_(run_dir + "/kept.json"), words_per_token_(words_per_token_of(data)), list_(json::array()) {
+    : path_(run_dir + "/kept.json"), data_(data), list_(json::array()) {
   if (!path_exists(path_)) return;
   list_ = read_json(path_).value("checkpoints", json());
   const auto is_ours = [](const json& entry) {
@@ -49,7 +50,8 @@ KeptCheckpoints::KeptCheckpoints(const std::string& run_dir, const std::string& 
 void KeptCheckpoints::add(int64_t step, int64_t tokens) {
   if (!steps_.insert(step).second) return;
   json entry = {{"step", step}, {"tokens", tokens}};
-  if (words_per_token_ > 0) entry["words"] = std::llround(words_per_token_ * static_cast<double>(tokens));
+  if (const double words = words_per_token_of(data_); words > 0)
+    entry["words"] = std::llround(words * static_cast<double>(tokens));
   list_.push_back(entry);
   write_file_atomically(path_, json_text(json{{"checkpoints", list_}}, 2) + "\n");
 }

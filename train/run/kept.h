@@ -21,7 +21,7 @@ class KeptCheckpoints {
 
  private:
   const std::string path_;
-  const double words_per_token_;  // 0: not known
+  const std::string data_;
   nlohmann::json list_;
   std::set<int64_t> steps_;
 };

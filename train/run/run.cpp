@@ -409,7 +409,7 @@ int train_program(int argc, char** argv, const std::string& arch, const Train& t
     settings.config.arch = arch;
     if (arch == "gpt2" || find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(settings.config);
     // A run that is resumed has its flags; those given beside --resume come on top.
-    if (has_flag(argc, argv, "--resume")) take_run_settings(find_flag(argc, argv, "--out"), settings);
+    if (has_flag(argc, argv, "--resume")) take_run_settings("--resume", find_flag(argc, argv, "--out"), settings);
     else take_branch_settings(find_flag(argc, argv, "--branch"), settings);
     const std::string preset = find_flag(argc, argv, "--preset");
     if (!preset.empty() && preset != settings.preset) apply_preset(preset, settings);

@@ -150,13 +150,14 @@ void take_call_settings(const json& saved, const std::string& path, Settings& se
   each_kept(settings, of_call, TakeKept{saved, path});
 }
 
-void take_run_settings(const std::string& run_dir, Settings& settings) {
+bool take_run_settings(const char* flag, const std::string& run_dir, Settings& settings) {
   const json saved = read_run_settings(run_dir);
-  if (saved.is_null()) return;
+  if (saved.is_null()) return false;
   const std::string arch = settings.config.arch;
   take_settings(saved, run_dir + "/flags.json", settings);
   if (settings.config.arch != arch)
-    fail(Exit::usage, "--resume: the run in ", run_dir, " is of train_", settings.config.arch, ", not of train_", arch);
+    fail(Exit::usage, flag, ": the run in ", run_dir, " is of train_", settings.config.arch, ", not of train_", arch);
+  return true;
 }
 
 void refuse_other_settings(const json& saved, const Settings& now, const std::string& where,
@@ -182,7 +183,7 @@ void refuse_other_settings(const json& saved, const Settings& now, const std::st
   });
 }
 
-void refuse_other_config(const Config& saved, const Config& now, const std::string& where) {
+void refuse_other_config(const Config& saved, const Config& now, const std::string& where, const char* flag) {
   const json was = to_json(saved).flatten(), is = to_json(now).flatten();
   if (was == is) return;
   std::string differences;
@@ -190,8 +191,8 @@ void refuse_other_config(const Config& saved, const Config& now, const std::stri
     const json old = was.value(key, json());
     if (old != value) differences += str(" ", key.substr(1), " is ", json_text(old), ", not ", json_text(value), ";");
   }
-  fail(Exit::usage, "--resume: ", where, " is of another model than the flags describe:", differences,
-       " resume with the flags it was started with");
+  fail(Exit::usage, flag, ": ", where, " is of another model than the flags describe:", differences,
+       " give the flags it was started with");
 }
 
 }  // namespace crossply

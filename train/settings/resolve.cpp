@@ -8,6 +8,7 @@
 #include "cli/format.h"
 #include "engine/io/printable.h"
 #include "engine/numbers.h"
+#include "engine/split.h"
 #include "models/model.h"
 #include "models/registry.h"
 #include "train/settings/flag_table.h"
@@ -176,17 +177,14 @@ void choose_cooldown(TrainPlan& plan) {
 // --save-at: after which steps so many tokens are reached for the first time; and the end of the stable phase, from
 // which another run may branch.
 void choose_kept_steps(TrainPlan& plan, std::string& notes) {
-  const int64_t tokens = plan.tokens_per_step(), all = plan.steps * tokens;
-  for (size_t at = 0; !plan.save_at.empty() && at <= plan.save_at.size();) {
-    const size_t end = std::min(plan.save_at.find(',', at), plan.save_at.size());
-    const std::string text = plan.save_at.substr(at, end - at);
+  const int64_t tokens = plan.tokens_per_step();
+  for (const std::string& text : plan.save_at.empty() ? std::vector<std::string>() : split_commas(plan.save_at)) {
     const auto count = parse_number(text);
     if (!count || *count < 1 || *count > 1e18 || *count != std::floor(*count))
       fail(Exit::usage, "--save-at ", plan.save_at, ": '", text, "' is no number of tokens; give such as 1e6,2e6,5e6");
-    if (const auto wanted = static_cast<int64_t>(*count); wanted > all)
-      notes += str("note: --save-at ", text, ": the run ends after ", format_count(all), " tokens\n");
-    else plan.kept_steps.insert((wanted + tokens - 1) / tokens);
-    at = end + 1;
+    if (const int64_t step = (static_cast<int64_t>(*count) + tokens - 1) / tokens; step > plan.steps)
+      notes += str("note: --save-at ", text, ": the run ends after ", format_count(plan.steps * tokens), " tokens\n");
+    else plan.kept_steps.insert(step);
   }
   if (has_cooldown(plan.schedule) && plan.steps > plan.cooldown) plan.kept_steps.insert(plan.steps - plan.cooldown);
 }
@@ -237,10 +235,10 @@ TrainPlan resolve(const Settings& settings, Config model, const InitialModel* in
   if (data.seq_len > 0) choose_open(plan, data);
   choose_muon(plan);
   choose_cooldown(plan);
-  if (plan.trains()) choose_kept_steps(plan, notes);
   if (teacher) check_teacher(plan, *teacher);
   plan.teacher_config = teacher;
   check_together(plan);
+  if (plan.trains()) choose_kept_steps(plan, notes);
   return plan;
 }
 

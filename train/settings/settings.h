@@ -159,14 +159,16 @@ std::string continued_run(const Settings& settings);
 void take_settings(const nlohmann::json& saved, const std::string& path, Settings& settings);
 // What call_settings wrote.
 void take_call_settings(const nlohmann::json& saved, const std::string& path, Settings& settings);
-// take_settings of a run directory, if there is a run in it; settings.config.arch must be the run's.
-void take_run_settings(const std::string& run_dir, Settings& settings);
+// take_settings of a run directory, whose config.arch settings must have; false where there is no run. flag: --resume
+// or --branch, for errors.
+bool take_run_settings(const char* flag, const std::string& run_dir, Settings& settings);
 // Throw Exit::usage with the name of a setting that differs from what the run in `where` has; --steps may be larger.
 // moved: settings whose files have other names now and hold the same.
 void refuse_other_settings(const nlohmann::json& saved, const Settings& now, const std::string& where,
                            const std::set<std::string>& moved = {});
 inline const std::set<std::string> data_settings = {"data", "val_data", "tokenizer"};
-void refuse_other_config(const Config& saved, const Config& now, const std::string& where);
+void refuse_other_config(const Config& saved, const Config& now, const std::string& where,
+                         const char* flag = "--resume");
 // Refuses invalid combinations of flags: throws Exit::usage.
 void check_together(const Settings& settings);
 // One line where the warm-up takes the whole run or more; "" otherwise.
