@@ -97,9 +97,9 @@ const std::vector<Policy> policies = {
 
 void check_bits(int size, const TrainPlan& plan, const Policy& policy, int64_t steps, const std::string& bits) {
   CAPTURES(size, policy.transfers, policy.seed);
-  with_job(size, plan, [&](const TrainPlan& plan, const auto& group) {
+  with_job(size, plan, [&](const TrainPlan& rank_plan, const auto& group) {
     emulator::set_transfers(policy.transfers, policy.seed);
-    CHECK_THAT(train(plan, steps, group) == bits, "other bits than one rank's");
+    CHECK_THAT(train(rank_plan, steps, group) == bits, "other bits than one rank's");
   });
 }
 
@@ -145,16 +145,16 @@ TEST_CASE("emulated ranks: with products of eight bits, too, the bits of one ran
   plan.config.num_attention_heads = plan.config.num_key_value_heads = 4, plan.config.head_dim = 16;
   plan.data.seq_len = 16;
   const Counting data(5, 16);
-  const auto run = [&](const TrainPlan& plan, const std::shared_ptr<ProcessGroup>& group) {
-    Trainer trainer(plan, data, "", group);
+  const auto run = [&](const TrainPlan& rank_plan, const std::shared_ptr<ProcessGroup>& group) {
+    Trainer trainer(rank_plan, data, "", group);
     CHECK(!trainer.model().tape().quantized().empty());
     return bits_of(trainer, 3, data);
   };
   const std::string one = run(plan, one_rank_group());
   for (const int size : {2, 4})
-    with_job(size, plan, [&](const TrainPlan& plan, const auto& group) {
+    with_job(size, plan, [&](const TrainPlan& rank_plan, const auto& group) {
       emulator::set_transfers(policies[3].transfers, policies[3].seed);
-      CHECK_THAT(run(plan, group) == one, "other bits than one rank's");
+      CHECK_THAT(run(rank_plan, group) == one, "other bits than one rank's");
     });
 }
 
@@ -163,9 +163,9 @@ TEST_CASE("emulated ranks: other sums are the same at every rank, and no step wa
     CAPTURE(sum);
     TrainPlan plan = wide_options("lime", "bf16", 2);
     plan.sum = sum;
-    with_job(2, plan, [&](const TrainPlan& plan, const auto& group) {
+    with_job(2, plan, [&](const TrainPlan& rank_plan, const auto& group) {
       const Counting data(5);
-      Trainer trainer(plan, data, "", group);
+      Trainer trainer(rank_plan, data, "", group);
       trainer.step();
       std::vector<double> losses;
       for (int step = 0; step < 3; ++step) {
@@ -186,10 +186,10 @@ TEST_CASE(
     "emulated ranks: a loss that is not finite ends all, plain or from a recording, and nobody's weights change") {
   for (const int64_t step : {1, 2, 4}) {
     CAPTURE(step);
-    with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& plan, const auto& group) {
+    with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& rank_plan, const auto& group) {
       ::setenv("CROSSPLY_FAULT", str("1:", step, ":nan").c_str(), 1);
       const Counting data(5);
-      Trainer trainer(plan, data, "", group);
+      Trainer trainer(rank_plan, data, "", group);
       const auto weights = [&] {
         std::vector<uint16_t> bits(static_cast<size_t>(trainer.params().bf16_copy().numel()));
         trainer.device().copy_out(bits.data(), trainer.params().bf16_copy().data, trainer.params().bf16_copy().bytes());
@@ -212,12 +212,12 @@ TEST_CASE(
 
 // In a process of its own each, ranks would draw other lots for the order of a product's sums.
 TEST_CASE("emulated ranks: rank 0's choices for products are everybody's") {
-  with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& plan, const auto& group) {
+  with_job(2, options_for("lime", "bf16"), [&](const TrainPlan& rank_plan, const auto& group) {
     forget_choices();
-    if (!group->world.leads()) train(plan, 1);  // so that the next lots are others
+    if (!group->world.leads()) train(rank_plan, 1);  // so that the next lots are others
     forget_choices();
     const Counting data(5);
-    Trainer trainer(plan, data, "", group);
+    Trainer trainer(rank_plan, data, "", group);
     bits_of(trainer, 2);
     std::string choices;
     for (const auto& [kind, choice] : choices_as_text()) choices += str(kind, ": ", choice, "\n");
@@ -239,16 +239,16 @@ TEST_CASE("emulated ranks: 1 -> 2 -> 4 -> 1 ranks have the bits of one that neve
   const std::string fourth = bits_of(whole, 0);
   whole.step(), whole.step();
   const std::string sixth = bits_of(whole, 0), eighth = bits_of(whole, 2);
-  const auto go_on = [&](const TrainPlan& plan, const std::shared_ptr<ProcessGroup>& group, int64_t from,
+  const auto go_on = [&](const TrainPlan& rank_plan, const std::shared_ptr<ProcessGroup>& group, int64_t from,
                          const std::string& bits) {
     forget_choices();
-    Trainer trainer(plan, data, dir(from), group);
+    Trainer trainer(rank_plan, data, dir(from), group);
     trainer.step(), trainer.step();
     trainer.save(dir(from + 2), Tokenizer());
     CHECK_THAT(bits_of(trainer, 0) == bits, "other bits after step ", from + 2);
   };
-  with_job(2, plan, [&](const TrainPlan& plan, const auto& group) { go_on(plan, group, 2, fourth); });
-  with_job(4, plan, [&](const TrainPlan& plan, const auto& group) { go_on(plan, group, 4, sixth); });
+  with_job(2, plan, [&](const TrainPlan& rank_plan, const auto& group) { go_on(rank_plan, group, 2, fourth); });
+  with_job(4, plan, [&](const TrainPlan& rank_plan, const auto& group) { go_on(rank_plan, group, 4, sixth); });
   forget_choices();
   const std::string resumed = [&] {
     Trainer trainer(plan, data, dir(6));
