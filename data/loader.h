@@ -20,6 +20,7 @@ class Loader {
   // Samples consumed since the start of the stream.
   int64_t position() const { return position_; }
   void seek(int64_t position);
+  double epochs() const { return static_cast<double>(position_) / static_cast<double>(source_.size()); }
 
  private:
   int64_t index_at(int64_t position) const;

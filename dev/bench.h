@@ -156,8 +156,6 @@ void bench_gpu(const BenchFlags& flags);
 // One of them, in its process.
 void bench_gpu_part(const std::string& name, const BenchFlags& flags);
 void print(const std::string& name, const Ratios& ratios);
-// FLOP/s of dense bf16 products by the data sheet of the GPU that a description names; 0: not known.
-double gpu_peak(const std::string& description);
 
 // --- bench_model.cpp ---
 

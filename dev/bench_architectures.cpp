@@ -105,7 +105,7 @@ std::vector<std::string> cells(const Model& model, const Model& llama, const Arc
   if (model.ratio.empty()) return {model.choice.text, "failed"};
   return {model.choice.text,
           format_count(model.planned.parameters - llama.planned.parameters),
-          format_number("%.3fx", model.planned.flops_per_token / llama.planned.flops_per_token),
+          format_number("%.3fx", model.planned.accounting.flops_per_token / llama.planned.accounting.flops_per_token),
           format_number("%.3fx", median(model.ratio)),
           format_number("%.3f", quantile(model.ratio, 0.25)) + format_number("-%.3f", quantile(model.ratio, 0.75)),
           format_number("%.3fx", bytes / static_cast<double>(llama.activations)),

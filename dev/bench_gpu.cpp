@@ -4,7 +4,6 @@
 // Not yet run on hardware: only with tiny sizes, on a CPU.
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <sstream>
 
 #include "cli/format.h"
@@ -16,6 +15,7 @@
 #include "kernels/block/quantize.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/devices.h"
+#include "train/settings/gpus.h"
 
 namespace crossply {
 namespace {
@@ -67,7 +67,7 @@ std::string times(double theirs, double ours) { return theirs > 0 ? format_numbe
 
 Ratios bench_gpu_machine(const BenchFlags& f) {
   const std::unique_ptr<Device> device = make_device(f.device);
-  const double peak = gpu_peak(device->describe());
+  const double peak = peak_flops(device->describe(), Dtype::bf16);
   const auto copy = [&](size_t bytes) {
     return attempt("a copy", [&] {
       return format_number("%.0f", 1e-9 * static_cast<double>(bytes) / copy_seconds(bytes, *device));
@@ -249,22 +249,6 @@ std::vector<Part> parts_of(const std::string& only) {
 double max_seconds(const Part& part) { return 60 + 3 * part.seconds; }
 
 }  // namespace
-
-double gpu_peak(const std::string& description) {
-  struct Peak {
-    const char* name;
-    double teraflops;
-  };
-  static constexpr Peak known[] = {{"A100", 312},     {"H100 PCIe", 756}, {"H100 NVL", 835}, {"H100", 989},
-                                   {"H200 NVL", 835}, {"H200", 989},      {"GH200", 989},    {"B200", 2250}};
-  const auto in_word = [&](size_t i) {
-    return i < description.size() && std::isalnum(static_cast<unsigned char>(description[i])) != 0;
-  };
-  for (const Peak& peak : known)
-    if (const size_t at = description.find(peak.name); at != std::string::npos)
-      if (!in_word(at - 1) && !in_word(at + std::string(peak.name).size())) return 1e12 * peak.teraflops;
-  return 0;
-}
 
 double gpu_seconds_per_call(double least, Device& gpu, const std::function<void()>& work) {
   const auto seconds = [&](int64_t calls) {

@@ -11,6 +11,7 @@
 #include "dev/bench.h"
 #include "kernels/devices.h"
 #include "train/run/plan.h"
+#include "train/settings/gpus.h"
 #include "train/step/trainer.h"
 
 namespace crossply {
@@ -193,17 +194,17 @@ std::vector<std::string> row(const Competitor& c, const NamedSize& model, double
 
 // The share of a peak that the model's own operations take.
 double mfu(const Competitor& c, const NamedSize& model, const TrainResult& plan, double peak) {
-  return static_cast<double>(model.size.batch * model.size.seq) * plan.flops_per_token / median(c.seconds) / peak;
+  return static_cast<double>(model.size.batch * model.size.seq) * plan.accounting.flops_per_token / median(c.seconds) / peak;
 }
 
 Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& torch) {
   const ModelSize& s = model.size;
   const TrainResult plan = plan_training(train_options(s.plain(), s, "fp32", "fp32"));
   print_text("\n(", model.name, ") C=", s.width, " L=", s.layers, " H=", s.heads, " K=", s.kv_heads, " F=", s.ffn,
-             " V=", s.vocab, ", ", s.batch, " x ", s.seq, " tokens: ", format_count(plan.parameters), " parameters, ",
-             format_number("%.4g", plan.flops_per_token), " FLOP/token\n");
+             " V=", s.vocab, ", ", s.batch, " x ", s.seq, " tokens: ", format_count(plan.accounting.parameters), " parameters, ",
+             format_number("%.4g", plan.accounting.flops_per_token), " FLOP/token\n");
   std::vector<Competitor> all = competitors(model, f, torch);
-  const double peak = gpu_peak(name_of_machine(f.device));
+  const double peak = peak_flops(name_of_machine(f.device), Dtype::bf16);
   std::vector<std::string> titles = {"", "tokens/s", "GFLOP/s", "peak MiB", "ms/step", "quartiles"};
   const bool gpu = backend_of(f.device) == Backend::cuda;
   if (!gpu || peak > 0) titles.push_back(gpu ? "MFU" : "of peak");
@@ -211,7 +212,7 @@ Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& tor
   const Peaks peaks = gpu ? Peaks{peak, peak} : measured_peaks();  // before a competitor takes memory and cores
   measure_all(all, model, f, [&](const std::vector<Competitor*>& group) {
     for (const Competitor* c : group) {
-      std::vector<std::string> cells = row(*c, model, plan.flops_per_token);
+      std::vector<std::string> cells = row(*c, model, plan.accounting.flops_per_token);
       const double attainable = c->dtype == "fp32" ? peaks.fp32 : peaks.bf16;
       if (attainable > 0 && c->measured())
         cells.push_back(format_number("%.1f%%", 100 * mfu(*c, model, plan, attainable)));
@@ -241,7 +242,7 @@ Ratios bench_steps(const BenchFlags& f) {
   print_text("\ntraining steps, ", machine, "; medians of ", f.rounds,
              " rounds of about 2.5 s each,\nafter two that do not count, ",
              gpu ? "one after the other\n" : "in turn where all fit into the memory\n");
-  if (const double peak = gpu_peak(machine); peak > 0)
+  if (const double peak = peak_flops(machine, Dtype::bf16); peak > 0)
     print_text("MFU: tokens/s times FLOP/token over ", 1e-12 * peak,
                " TFLOP/s, the dense bf16 peak by the data sheet. "
                "FLOP/token: 3 times the forward's, 2\na multiply-add of products and of the half of the attention that "

@@ -265,8 +265,8 @@ void print_plans(const Inheritance& all) {
     plan.rounds.push_back({l});
     const size_t i = plan.rounds.size() - 1;
     const TrainResult result = plan_training(round_plan(plan, i));
-    table.push_back({std::to_string(i + 1), std::to_string(l), format_count(result.parameters),
-                     format_number("%.4g", result.flops_per_token), format_bytes(result.planned_memory)});
+    table.push_back({std::to_string(i + 1), std::to_string(l), format_count(result.accounting.parameters),
+                     format_number("%.4g", result.accounting.flops_per_token), format_bytes(result.planned_memory)});
     if (std::ssize(plan.rounds) == all.recipe.rounds) break;
   }
   std::printf(

@@ -17,8 +17,8 @@ inline ComparedRun run_of(const std::string& text, RunState state) {
   run.plan.config.check(Exit::usage, text);
   run.plan.steps = 6000;
   run.state = state;
-  run.result.parameters = 66496;
-  run.result.flops_per_token = 381234.56;
+  run.result.accounting.parameters = 66496;
+  run.result.accounting.flops_per_token = 381234.56;
   run.result.memory = 1000;
   if (state == RunState::waiting) return run;
   run.result.curves.step = {1, 2, 3};

@@ -27,7 +27,8 @@ expect 0 'step 10: test loss [0-9.]+ [(]512 of 600 sequences[)], answers' "$buil
   --eval-every 10 --out ends
 for line in 'lime step 20: test loss [0-9.]+ [(]all 600 sequences[)], answers' 'model:    ends/step_00000020$' \
   'figure:   ends/curve[.]svg$' 'losses:   training [0-9.]+, test [0-9.]+ [(]all 600 test sequences[)]$' \
-  'time:     [0-9].* of training, [0-9,]+ tokens/s$'; do
+  'time:     [0-9].* of training, [0-9,]+ tokens/s$' \
+  'read:     [0-9,]+ tokens, [0-9,]+ of them scored, 0[.]4 epochs$' 'FLOPs:    [0-9.e+]+, at [0-9.e+-]+ GFLOP/s$'; do
   grep -qE "^$line" output || fail "the end of a run lacks: $line"
 done
 sed -n '/^next:/,$ s/^\(next:\)* *//p' output >next

@@ -87,7 +87,7 @@ TEST_CASE("comparison: the notes say of how many samples, what guessing gets, an
 TEST_CASE("comparison: what does not fit a terminal is left out, least important first; the file has everything") {
   Comparison comparison = example();
   comparison.runs[1].choice.text = "mudd:norm=none:intermediate_sizes=[64,96,128,160]";
-  comparison.runs[1].result.parameters = 1076081088;
+  comparison.runs[1].result.accounting.parameters = 1076081088;
   const std::string narrow = lines_of(results_table(comparison))[0], wide = lines_of(results_table(comparison, 200))[0];
   CHECK(narrow.size() <= 80);
   CHECK(has(narrow, "test loss"));
@@ -170,10 +170,10 @@ TEST_CASE("comparison: the picture names what did not end well, and has answers 
 TEST_CASE("comparison: parameters that differ by more than a tenth are said in one line") {
   Comparison comparison = example();
   CHECK(parameter_warning(comparison) == "");
-  comparison.runs[1].result.parameters = 66496 * 11 / 10;
+  comparison.runs[1].result.accounting.parameters = 66496 * 11 / 10;
   CHECK(parameter_warning(comparison) == "");
-  comparison.runs[2].result.parameters = 83120;
-  comparison.runs[3].result.parameters = 50000;
+  comparison.runs[2].result.accounting.parameters = 83120;
+  comparison.runs[3].result.accounting.parameters = 50000;
   CHECK(parameter_warning(comparison) == "warning: not as many parameters as llama: hyper:rate=2 +25 %, mudd -25 %");
 }
 

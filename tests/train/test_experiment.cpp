@@ -217,7 +217,7 @@ TEST_CASE("comparison: of several rates and seeds as many runs at a time as --jo
   for (ComparedRun& run : huge.runs) run.result.planned_memory = 1e18;
   CHECK(has(choose_jobs(huge, 4).reason, "too small for 4 runs at a time; with --jobs 1 "));
   Comparison large = experiment();
-  large.runs[0].result.flops_per_token = 1e12;
+  large.runs[0].result.accounting.flops_per_token = 1e12;
   large.runs[0].plan.data.seq_len = 16;
   CHECK(choose_jobs(large, 0).count == 1);
 }

@@ -68,8 +68,9 @@ void take_evaluations(RunCurves& curves, const json& saved) {
 }
 
 constexpr const char* about =
-    "paths are relative to this file; flops_per_token: forward and backward; memory_bytes: of the model and its "
-    "activations, without the program's own; relative: to the yardstick, which ran at another time; answers and "
+    "paths are relative to this file; flops_per_token: forward and backward, of the tape; ..._6n: 6 "
+    "non_embedding_parameters; ..._palm: the same and 12 L H D T; flops: of all tokens so far; mfu: flops_per_second "
+    "over the peak by the data sheet; memory_bytes: of the model and its activations, without the program's own; relative: to the yardstick, which ran at another time; answers and "
     "steps_valid: shares of 1; test_loss_sequences: how many test sequences test_loss is of, and flags/eval_rule "
     "which (spread: sequence floor((i + 0.5) N / n) of N; spread_then_all: all after the last step; first, and where "
     "there is none: the first ones); ..._step: when the number was measured; null: unknown; "
@@ -209,6 +210,9 @@ json to_json(const Comparison& comparison, const ComparedRun& run) {
   const TrainResult& r = run.result;
   const std::string dir = run_directory(run);
   const size_t place = static_cast<size_t>(&run - comparison.runs.data());
+  const int64_t steps_done = is_done(run) ? run.plan.steps : steps_of(run);
+  const int64_t tokens_per_step = run.plan.batch * run.plan.accumulate * run.plan.data.seq_len;
+  const double rate = r.tokens_per_second * r.accounting.flops_per_token;
   json out = {
       {"name", run.choice.text},
       {"arch", run.choice.arch},
@@ -221,18 +225,24 @@ json to_json(const Comparison& comparison, const ComparedRun& run) {
       {"lr", run.plan.lr},
       {"seed", run.plan.seed},
       {"flags", all_settings(run.plan)},
-      {"steps_done", is_done(run) ? run.plan.steps : steps_of(run)},
-      {"parameters", r.parameters},
-      {"flops_per_token", r.flops_per_token},
+      {"steps_done", steps_done},
+      {"tokens", steps_done * tokens_per_step},
+      {"scored_tokens", r.scored_tokens < 0 ? json() : json(r.scored_tokens)},
+      {"epochs", number_or_null(r.epochs)},
+      {"flops", static_cast<double>(steps_done * tokens_per_step) * r.accounting.flops_per_token},
+      {"flops_per_second", rate > 0 ? json(rate) : json()},
+      {"mfu", rate > 0 && r.peak > 0 ? json(rate / r.peak) : json()},
+      {"peak_flops_per_second", r.peak > 0 ? json(r.peak) : json()},
       {"memory_bytes", r.memory},
       {"relative_memory", relative_memory(comparison, run)},
       {"tokens_per_second", r.tokens_per_second > 0 ? json(r.tokens_per_second) : json()},
-      {"tokens_per_step", run.plan.batch * run.plan.accumulate * run.plan.data.seq_len},
+      {"tokens_per_step", tokens_per_step},
       {"training_seconds", r.curves.seconds.empty() ? json() : number_or_null(r.curves.seconds.back())},
       {"runs_side_by_side", run.side_by_side},
       {"test_loss_sequences",
        comparison.test_size > 0 ? json(sequences_tested(run.plan, comparison.test_size, is_done(run))) : json()},
       {"relative_time", number_or_null(relative_time(comparison, {place}))}};
+  out.update(to_json(r.accounting));
   const auto put = [&](const std::string& key, const Measured& number, const std::string& step_key) {
     const bool known = std::isfinite(number.value);
     out[key] = known ? json(number.value) : json();
@@ -256,6 +266,8 @@ void take_up(ComparedRun& run, const json& saved, const std::string& out, const 
   TrainResult& r = run.result;
   r.code = exit_code_of(saved, path);
   r.tokens_per_second = number("tokens_per_second", 0);
+  r.scored_tokens = static_cast<int64_t>(number("scored_tokens", -1)), r.epochs = number("epochs", NAN);
+  r.peak = number("peak_flops_per_second", 0);
   if (const json memory = saved.value("memory_bytes", json()); memory.is_number_unsigned()) r.memory = memory;
   r.train_loss = number("train_loss", NAN);
   r.test_loss = number("test_loss", NAN);

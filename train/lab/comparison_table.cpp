@@ -101,8 +101,8 @@ std::vector<Column> columns_of(const View& view) {
   auto number = [&](Measure measure, Text text, Text with_spread) {
     return [=, &view](const Arm& arm) { return view.number(arm, measure, text, with_spread); };
   };
-  auto count = [&](const Arm& arm) { return short_count(view.first_of(arm).result.parameters, 10'000'000); };
-  auto flops = [&](const Arm& arm) { return format_number("%.4g", view.first_of(arm).result.flops_per_token); };
+  auto count = [&](const Arm& arm) { return short_count(view.first_of(arm).result.accounting.parameters, 10'000'000); };
+  auto flops = [&](const Arm& arm) { return format_number("%.4g", view.first_of(arm).result.accounting.flops_per_token); };
   auto memory = [&](const Arm& arm) { return ratio_text(relative_memory(view.comparison, view.first_of(arm))); };
   add("architecture", 0, [](const Arm& arm) { return arm.name; });
   add("parameters", 2, count);
@@ -300,8 +300,8 @@ std::vector<std::string> markdown_cells(const View& view, const Arm& arm) {
   const double time = relative_time(view.comparison, arm.seeds);
   const auto number = [&](Measure measure, Text text) { return view.number(arm, measure, text, text); };
   std::vector<std::string> cells = {arm.name,
-                                    format_count(r.parameters),
-                                    format_number("%.6g", r.flops_per_token),
+                                    format_count(r.accounting.parameters),
+                                    format_number("%.6g", r.accounting.flops_per_token),
                                     view.rate(arm, std::numeric_limits<int64_t>::max()),
                                     std::isfinite(time) ? format_number("~%.1fx", time) : "-",
                                     format_bytes(static_cast<double>(r.memory)),

@@ -330,7 +330,7 @@ Jobs choose_jobs(const Comparison& comparison, int64_t asked) {
   const double tokens = static_cast<double>(first.plan.batch * first.plan.accumulate * first.plan.data.seq_len);
   const int64_t most = std::min<int64_t>({cores, runs, fitting});
   if (!several || backend_of(first.plan.device) == Backend::cuda || most < 2) return {};
-  if (first.result.flops_per_token * tokens > max_to_try)
+  if (first.result.accounting.flops_per_token * tokens > max_to_try)
     return {1, "one run at a time: a step is large enough for all threads (--jobs changes that)"};
   Settings trial = first.plan;
   trial.lr = trial.router_lr = 0;  // where a rate is too high

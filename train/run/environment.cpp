@@ -15,6 +15,7 @@
 #include "cli/version.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
+#include "train/run/accounting.h"
 
 namespace crossply {
 namespace {
@@ -121,21 +122,25 @@ std::vector<std::string> command_line() {
 
 void record_environment(const std::string& path, const TrainPlan& plan, const Trainer& trainer, const Dataset& data) {
   ProcessGroup& group = trainer.group();
-  const json line = {{"time", time_in_utc()},
-                     {"steps_done", trainer.steps_done()},
-                     {"command", plan.command.empty() ? command_line() : plan.command},
-                     {"build", this_build()},
-                     {"machine", this_machine()},
-                     {"device", trainer.device().describe()},
-                     {"device_versions", trainer.device().arithmetic().versions},
-                     {"gpu_driver", first_line("/proc/driver/nvidia/version")},
-                     {"ranks", group.world.size},
-                     {"ranks_of_this_machine", group.world.local_size},
-                     {"ranks_by", group.world.alone() ? json() : json(group.comm().describe())},
-                     {"parameters", trainer.params().count()},
-                     {"flops_per_token", trainer.flops_per_token()},
-                     {"validation_files", data.test->files().size()},
-                     {"validation_files_trained_on", data.test->files_of_both().size()}};
+  const double peak = peak_flops(plan, trainer.device(), group.world.size);
+  json line = {{"time", time_in_utc()},
+               {"steps_done", trainer.steps_done()},
+               {"tokens_done", trainer.steps_done() * trainer.tokens_per_step()},
+               {"scored_tokens_done", trainer.scored_tokens < 0 ? json() : json(trainer.scored_tokens)},
+               {"epochs_done", trainer.epochs()},
+               {"command", plan.command.empty() ? command_line() : plan.command},
+               {"build", this_build()},
+               {"machine", this_machine()},
+               {"device", trainer.device().describe()},
+               {"device_versions", trainer.device().arithmetic().versions},
+               {"gpu_driver", first_line("/proc/driver/nvidia/version")},
+               {"ranks", group.world.size},
+               {"ranks_of_this_machine", group.world.local_size},
+               {"ranks_by", group.world.alone() ? json() : json(group.comm().describe())},
+               {"peak_flops_per_second", peak > 0 ? json(peak) : json()},
+               {"validation_files", data.test->files().size()},
+               {"validation_files_trained_on", data.test->files_of_both().size()}};
+  line.update(to_json(account(plan, trainer.params(), trainer.flops_per_token())));
   std::string before = path_exists(path) ? read_file(path, std::numeric_limits<int64_t>::max()) : "";
   if (!before.empty() && before.back() != '\n') before += '\n';
   write_file_atomically(path, before + json_text(line) + "\n");

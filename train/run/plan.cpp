@@ -19,7 +19,6 @@
 #include "kernels/block/matmul.h"
 #include "kernels/devices.h"
 #include "train/run/inputs.h"
-#include "train/run/optimizer_notes.h"
 #include "train/run/planned_run.h"
 #include "train/run/ranks.h"
 #include "train/step/trainer.h"
@@ -186,8 +185,7 @@ double peak_memory() {
 TrainResult plan_training(const TrainPlan& plan, int ranks) {
   PlannedRun planned(plan, ranks);
   TrainResult result;
-  result.parameters = planned.params.count();
-  result.flops_per_token = planned.training_flops_per_token;
+  result.accounting = account(plan, planned.params, planned.training_flops_per_token);
   result.memory = memory_of(planned.layout, planned.tape, planned.params, true);
   for (const MemoryPart& part : flat_parts(plan, planned)) result.memory += static_cast<size_t>(part.bytes);
   result.planned_memory = total(planned_parts(plan, planned));
@@ -251,17 +249,14 @@ void print_plan(const TrainPlan& plan, const Dataset& data) {
     std::printf("%s", planned.tape.dump(world ? bucket_notes(planned) : std::multimap<size_t, std::string>()).c_str());
     return;
   }
-  std::printf("parameters: %s\n", format_count(planned.params.count()).c_str());
   std::printf("a step: B = %s sequences of T = %s tokens%s\n", format_count(plan.batch).c_str(),
               format_count(plan.data.seq_len).c_str(),
               plan.accumulate > 1 ? str(", ", format_count(plan.accumulate), " times").c_str() : "");
   std::printf("%s", printable(steps_lines(plan, data)).c_str());
-  std::printf(
-      "training FLOPs per token: %.4g (forward %.4g)\n"
-      "  2 per multiply-add of products, causal attention and mixtures\n",
-      planned.training_flops_per_token, planned.forward_flops_per_token);
   const double tokens = static_cast<double>(plan.batch * plan.accumulate * plan.data.seq_len);
-  for (const std::string& line : describe_optimizer(plan, planned.params, planned.training_flops_per_token * tokens))
+  const Accounting accounting = account(plan, planned.params, planned.training_flops_per_token);
+  std::printf("%s", describe(accounting, tokens * static_cast<double>(plan.steps)).c_str());
+  for (const std::string& line : describe_optimizer(plan, accounting, tokens))
     std::printf("%s\n", line.c_str());
   if (planned.teacher != nullptr)
     std::printf("teacher: %s parameters; training includes its forward of %.4g FLOPs per token\n",

@@ -1,11 +1,13 @@
 // What a run takes: what it will be, before any of it is allocated, and what it was.
 #pragma once
 
+#include <cmath>
 #include <string>
 #include <vector>
 
 #include "data/source.h"
 #include "engine/device.h"
+#include "train/run/accounting.h"
 #include "train/run/run_curves.h"
 #include "train/settings/train_plan.h"
 
@@ -13,9 +15,11 @@ namespace crossply {
 
 struct TrainResult {
   Exit code = Exit::done;
-  int64_t parameters = 0;
-  double flops_per_token = 0;  // forward and backward
+  Accounting accounting;
+  int64_t scored_tokens = -1;  // of the whole run, that a loss is of; -1: not known
+  double epochs = NAN;         // of the training set, read so far
   double tokens_per_second = 0;
+  double peak = 0;  // FLOP/s of all its devices by their data sheets; 0: not known
   size_t memory = 0;
   double planned_memory = 0;  // of the whole run, as a dry run says; set by plan_training
   double train_loss = 0;      // mean over the last fiftieth of the steps

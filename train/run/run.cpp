@@ -25,7 +25,6 @@
 #include "train/run/branch.h"
 #include "train/run/dump_tensors.h"
 #include "train/run/environment.h"
-#include "train/run/optimizer_notes.h"
 #include "train/run/ranks.h"
 #include "train/settings/idle_flags.h"
 #include "train/step/saved_model.h"
@@ -39,8 +38,9 @@ using nlohmann::json;
 TrainResult summarise(const Trainer& trainer, const TrainPlan& plan) {
   TrainResult result;
   result.run_dir = plan.out;
-  result.parameters = trainer.params().count();
-  result.flops_per_token = trainer.flops_per_token();
+  result.accounting = account(plan, trainer.params(), trainer.flops_per_token());
+  result.scored_tokens = trainer.scored_tokens, result.epochs = trainer.epochs();
+  result.peak = peak_flops(plan, trainer.device(), trainer.group().world.size);
   result.memory = trainer.memory();
   result.tokens_per_second = tokens_per_second(trainer.steps_done() * trainer.tokens_per_step(), trainer.seconds);
   result.curves = read_curves(plan.out + "/metrics.jsonl");
@@ -172,8 +172,9 @@ void Run::begin() {
   const double chance = data_.test->task() != nullptr && plan_.answer_samples > 0 ? chance_of(plan_.data.spec) : NAN;
   if (std::isfinite(chance)) say(format_number("answers: guessing gets %.1f%%", 100 * chance));
   if (first_ == 0) say(vocabulary_note(plan_, data_));
-  const double flops = trainer_.flops_per_token() * static_cast<double>(trainer_.tokens_per_step());
-  for (const std::string& line : describe_optimizer(plan_, trainer_.params(), flops)) say(line);
+  const Accounting accounting = account(plan_, trainer_.params(), trainer_.flops_per_token());
+  for (const std::string& line : describe_optimizer(plan_, accounting, static_cast<double>(trainer_.tokens_per_step())))
+    say(line);
   say(describe_ranks(plan_, group_));
   say(describe_eight_bits(trainer_.model().tape()));
 }
@@ -317,12 +318,20 @@ void Run::conclude() const {
   if (!c.test_loss.empty()) losses += format_number(", test %.4f", c.test_loss.back());
   losses += tested == size ? " (all " + format_count(size) + " test sequences)"
                            : " (" + format_count(tested) + " of " + format_count(size) + " test sequences)";
-  const auto rate = static_cast<int64_t>(tokens_per_second(done * trainer_.tokens_per_step(), trainer_.seconds));
+  const int64_t tokens = done * trainer_.tokens_per_step();
+  const double rate = tokens_per_second(tokens, trainer_.seconds), flops = trainer_.flops_per_token();
+  const double peak = peak_flops(plan_, trainer_.device(), group_.world.size);
   const bool text = data_.test->task() == nullptr && (data_.tokenizer.is_bytes() || data_.tokenizer.is_bpe());
   std::printf("\nmodel:    %s\nfigure:   %s/curve.svg\nlosses:   %s\n", printable(step_dir(plan_.out, done)).c_str(),
               out.c_str(), losses.c_str());
   std::printf("time:     %s of training, %s tokens/s\n", format_seconds(trainer_.seconds).c_str(),
-              format_count(rate).c_str());
+              format_count(static_cast<int64_t>(rate)).c_str());
+  const bool all_scored = trainer_.scored_tokens < 0 || trainer_.scored_tokens == tokens;
+  std::printf("read:     %s tokens%s, %.3g epochs\n", format_count(tokens).c_str(),
+              all_scored ? "" : str(", ", format_count(trainer_.scored_tokens), " of them scored").c_str(),
+              trainer_.epochs());
+  std::printf("FLOPs:    %.4g, at %.4g GFLOP/s%s\n", static_cast<double>(tokens) * flops, 1e-9 * rate * flops,
+              peak > 0 ? format_number(", MFU %.1f %%", 100 * rate * flops / peak).c_str() : "");
   std::printf("next:     %s\n          %s --model %s --data %s\n",
               generate_command(plan_.program, plan_.out, plan_.data.spec, text).c_str(),
               shell_command(plan_.program, "evaluate").c_str(), shell_word(plan_.out).c_str(),

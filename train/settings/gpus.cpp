@@ -1,6 +1,7 @@
 #include "train/settings/gpus.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include "engine/check.h"
 
@@ -30,6 +31,25 @@ const Gpu& find_gpu(const std::string& name) {
   const auto gpu = std::find_if(gpus().begin(), gpus().end(), [&](const Gpu& one) { return one.name == name; });
   CHECK_THAT(gpu != gpus().end(), "no GPU '", name, "'");
   return *gpu;
+}
+
+double peak_flops(const std::string& description, Dtype dtype) {
+  struct Peak {
+    const char* name;
+    double bf16, fp32;
+  };
+  const auto sxm = [](const char* name, const char* gpu) { return Peak{name, find_gpu(gpu).bf16, find_gpu(gpu).fp32}; };
+  static const Peak peaks[] = {sxm("A100", "a100"),  {"H100 PCIe", 756e12, 51e12}, {"H100 NVL", 835e12, 60e12},
+                               sxm("H100", "h100"),  {"H200 NVL", 835e12, 60e12},  sxm("H200", "h200"),
+                               sxm("GH200", "h200"), sxm("B200", "b200")};
+  const auto in_word = [&](size_t i) {
+    return i < description.size() && std::isalnum(static_cast<unsigned char>(description[i])) != 0;
+  };
+  for (const Peak& peak : peaks)
+    if (const size_t at = description.find(peak.name); at != std::string::npos)
+      if (!in_word(at - 1) && !in_word(at + std::string(peak.name).size()))
+        return dtype == Dtype::bf16 ? peak.bf16 : peak.fp32;
+  return 0;
 }
 
 }  // namespace crossply

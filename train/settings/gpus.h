@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/dtype.h"
+
 namespace crossply {
 
 // What a GPU's data sheet says, of dense products, and of its links what transfers attain.
@@ -18,5 +20,7 @@ struct Gpu {
 const std::vector<Gpu>& gpus();
 std::vector<std::string> gpu_names();
 const Gpu& find_gpu(const std::string& name);
+// FLOP/s of dense products of this type, of a GPU that describes itself so; 0: not known.
+double peak_flops(const std::string& description, Dtype dtype);
 
 }  // namespace crossply

@@ -162,6 +162,7 @@ void Trainer::take_loss_and_norm() {
   profile_.add_waiting(waited = seconds_waited());
   for (const auto& attachment : attachments_) attachment->after_step(steps_done());
   profile_.end_step();
+  if (scored_tokens >= 0) scored_tokens += last.scored;
   last.seconds = seconds_of_step();
   seconds += last.seconds;
 }

@@ -79,6 +79,9 @@ class Trainer {
   // What differs from the run that the checkpoint is of, a line each: learning rates that more --steps change, another
   // machine with --other-gpu, another number of ranks.
   std::vector<std::string> changes() const;
+  double epochs() const { return loader_.epochs(); }  // of the training set, so far
+  // Tokens so far that a loss is of, over the whole run; -1: the checkpoint of an older version does not say.
+  int64_t scored_tokens = 0;
   double seconds = 0;  // spent in steps over the whole run, resumed parts included
   double waited = 0;   // of the last step's, for other ranks; between CPUs
 

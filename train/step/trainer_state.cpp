@@ -76,6 +76,7 @@ void Trainer::save(const std::string& dir, const Tokenizer& tokenizer, const std
     json state = {{"step", optimizer_.step},
                   {"position", loader_.position()},
                   {"seconds", seconds},
+                  {"scored_tokens", scored_tokens < 0 ? json() : json(scored_tokens)},
                   {"trajectory", trajectory(plan_)},
                   {"world_size", group.world.size}};
     inputs_.save(state);
@@ -103,6 +104,8 @@ void Trainer::restore(const std::string& dir) {
     fail(Exit::bad_data, path, ": \"step\" ", step, " and \"position\" ", position, " do not go together, at ", samples,
          " samples a step and ", plan_.steps, " steps");
   seconds = state_number<double>(state, "seconds", path);
+  const bool counted = state.contains("scored_tokens") && !state["scored_tokens"].is_null();
+  scored_tokens = counted ? state_number<int64_t>(state, "scored_tokens", path) : -1;
   before_.ranks = state.contains("world_size") ? state_number<int64_t>(state, "world_size", path) : 1;
   before_.device = adopt_arithmetic(*device_, state, plan_.other_gpu, path);
   load_weights(dir, plan_.config, params_);
