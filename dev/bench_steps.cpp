@@ -194,15 +194,16 @@ std::vector<std::string> row(const Competitor& c, const NamedSize& model, double
 
 // The share of a peak that the model's own operations take.
 double mfu(const Competitor& c, const NamedSize& model, const TrainResult& plan, double peak) {
-  return static_cast<double>(model.size.batch * model.size.seq) * plan.accounting.flops_per_token / median(c.seconds) / peak;
+  return static_cast<double>(model.size.batch * model.size.seq) * plan.accounting.flops_per_token / median(c.seconds) /
+         peak;
 }
 
 Ratios bench_model(const NamedSize& model, const BenchFlags& f, const Torch& torch) {
   const ModelSize& s = model.size;
   const TrainResult plan = plan_training(train_options(s.plain(), s, "fp32", "fp32"));
   print_text("\n(", model.name, ") C=", s.width, " L=", s.layers, " H=", s.heads, " K=", s.kv_heads, " F=", s.ffn,
-             " V=", s.vocab, ", ", s.batch, " x ", s.seq, " tokens: ", format_count(plan.accounting.parameters), " parameters, ",
-             format_number("%.4g", plan.accounting.flops_per_token), " FLOP/token\n");
+             " V=", s.vocab, ", ", s.batch, " x ", s.seq, " tokens: ", format_count(plan.accounting.parameters),
+             " parameters, ", format_number("%.4g", plan.accounting.flops_per_token), " FLOP/token\n");
   std::vector<Competitor> all = competitors(model, f, torch);
   const double peak = peak_flops(name_of_machine(f.device), Dtype::bf16);
   std::vector<std::string> titles = {"", "tokens/s", "GFLOP/s", "peak MiB", "ms/step", "quartiles"};

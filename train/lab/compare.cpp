@@ -47,9 +47,11 @@ void print_plans(const Comparison& comparison, int64_t jobs) {
     const ComparedRun& run = comparison.runs[arm.seeds[0]];
     const TrainPlan& plan = run.plan;
     table.push_back({run.choice.text, format_count(run.result.accounting.parameters),
-                     format_number("%.4g", run.result.accounting.flops_per_token), format_bytes(run.result.planned_memory)});
-    flops += run.result.accounting.flops_per_token * static_cast<double>(plan.batch * plan.accumulate * plan.data.seq_len) *
-             static_cast<double>(plan.steps) * static_cast<double>(each);
+                     format_number("%.4g", run.result.accounting.flops_per_token),
+                     format_bytes(run.result.planned_memory)});
+    flops += run.result.accounting.flops_per_token *
+             static_cast<double>(plan.batch * plan.accumulate * plan.data.seq_len) * static_cast<double>(plan.steps) *
+             static_cast<double>(each);
     memory = std::max(memory, run.result.planned_memory);
   }
   std::printf("%sFLOP/token: forward and backward. memory: of a whole run, about.\n", format_table(table).c_str());

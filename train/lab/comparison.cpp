@@ -262,7 +262,8 @@ std::string parameter_warning(const Comparison& comparison) {
   const ComparedRun& yardstick = comparison.runs[0];
   std::vector<std::string> differing;
   for (const ComparedRun& run : comparison.runs) {
-    const double ratio = static_cast<double>(run.result.accounting.parameters) / static_cast<double>(yardstick.result.accounting.parameters);
+    const double ratio = static_cast<double>(run.result.accounting.parameters) /
+                         static_cast<double>(yardstick.result.accounting.parameters);
     if (std::abs(ratio - 1) > 0.1) add_new(differing, run.choice.text + format_number(" %+.0f %%", 100 * (ratio - 1)));
   }
   std::string list;

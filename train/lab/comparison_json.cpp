@@ -70,7 +70,8 @@ void take_evaluations(RunCurves& curves, const json& saved) {
 constexpr const char* about =
     "paths are relative to this file; flops_per_token: forward and backward, of the tape; ..._6n: 6 "
     "non_embedding_parameters; ..._palm: the same and 12 L H D T; flops: of all tokens so far; mfu: flops_per_second "
-    "over the peak by the data sheet; memory_bytes: of the model and its activations, without the program's own; relative: to the yardstick, which ran at another time; answers and "
+    "over the peak by the data sheet; memory_bytes: of the model and its activations, without the program's own; "
+    "relative: to the yardstick, which ran at another time; answers and "
     "steps_valid: shares of 1; test_loss_sequences: how many test sequences test_loss is of, and flags/eval_rule "
     "which (spread: sequence floor((i + 0.5) N / n) of N; spread_then_all: all after the last step; first, and where "
     "there is none: the first ones); ..._step: when the number was measured; null: unknown; "

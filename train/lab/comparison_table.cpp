@@ -102,7 +102,9 @@ std::vector<Column> columns_of(const View& view) {
     return [=, &view](const Arm& arm) { return view.number(arm, measure, text, with_spread); };
   };
   auto count = [&](const Arm& arm) { return short_count(view.first_of(arm).result.accounting.parameters, 10'000'000); };
-  auto flops = [&](const Arm& arm) { return format_number("%.4g", view.first_of(arm).result.accounting.flops_per_token); };
+  auto flops = [&](const Arm& arm) {
+    return format_number("%.4g", view.first_of(arm).result.accounting.flops_per_token);
+  };
   auto memory = [&](const Arm& arm) { return ratio_text(relative_memory(view.comparison, view.first_of(arm))); };
   add("architecture", 0, [](const Arm& arm) { return arm.name; });
   add("parameters", 2, count);

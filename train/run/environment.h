@@ -10,9 +10,9 @@
 namespace crossply {
 
 // Adds a line, of rank 0's machine: time, command line, commit, compiler, CPU, memory, device and its driver, ranks and
-// their library; steps and tokens done before, what account() says, the devices' peak; how many validation files there are, and how many of
-// them are training files. No name of a host or a user, but where a path of the
-// command line has it. Throws Exit::io, Exit::bad_data for what is not a regular file.
+// their library; steps and tokens done before, what account() says, the devices' peak; how many validation files there
+// are, and how many of them are training files. No name of a host or a user, but where a path of the command line has
+// it. Throws Exit::io, Exit::bad_data for what is not a regular file.
 void record_environment(const std::string& path, const TrainPlan& plan, const Trainer& trainer, const Dataset& data);
 // Of this process, word by word; empty where the system does not keep it.
 std::vector<std::string> command_line();

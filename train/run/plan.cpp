@@ -256,8 +256,7 @@ void print_plan(const TrainPlan& plan, const Dataset& data) {
   const double tokens = static_cast<double>(plan.batch * plan.accumulate * plan.data.seq_len);
   const Accounting accounting = account(plan, planned.params, planned.training_flops_per_token);
   std::printf("%s", describe(accounting, tokens * static_cast<double>(plan.steps)).c_str());
-  for (const std::string& line : describe_optimizer(plan, accounting, tokens))
-    std::printf("%s\n", line.c_str());
+  for (const std::string& line : describe_optimizer(plan, accounting, tokens)) std::printf("%s\n", line.c_str());
   if (planned.teacher != nullptr)
     std::printf("teacher: %s parameters; training includes its forward of %.4g FLOPs per token\n",
                 format_count(planned.teacher->params.count()).c_str(),
