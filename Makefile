@@ -15,8 +15,8 @@ ifeq ($(shell uname),Darwin)
 export OpenMP_ROOT ?= $(shell brew --prefix libomp)
 endif
 
-PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_hand transplant compare curves evaluate \
-  generate gradients analyze prepare score tokenize tests)
+PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_hand average transplant compare curves \
+  evaluate generate gradients analyze prepare score tokenize tests)
 FUZZ_SECONDS ?= 120
 ARCHITECTURES ?= 90a-real;90-virtual
 

@@ -43,7 +43,10 @@ Loader::Loader(const Source& source, int64_t batch, uint64_t seed, bool shuffle)
 
 void Loader::next(int32_t* tokens, int32_t* targets) {
   const int64_t T = source_.seq_len();
-  for (int64_t b = 0; b < batch_; ++b) source_.read(index_at(position_ + b), tokens + b * T, targets + b * T);
+  for (int64_t b = 0; b < batch_; ++b) {
+    const int64_t position = position_ + b;
+    source_.read_of_epoch(position / source_.size(), index_at(position), tokens + b * T, targets + b * T);
+  }
   position_ += batch_;
 }
 

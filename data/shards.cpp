@@ -330,6 +330,21 @@ class ShardSource : public Source {
     CHECK_THAT(false, "offset ", offset, " of ", offsets(T));
   }
 
+  std::vector<int64_t> pieces() const override {
+    std::vector<int64_t> all;
+    for (size_t s = 0; s < set_->shards.size(); ++s) {
+      const Range windows = windows_of(s);
+      const bool to_end = windows.end == set_->first_window[s + 1] - set_->first_window[s];
+      const int64_t end = to_end ? set_->shards[s].tokens() : windows.end * T_ + 1;
+      all.push_back(windows.begin < windows.end ? end - windows.begin * T_ : 0);
+    }
+    return all;
+  }
+  void read_piece(size_t piece, int64_t begin, int64_t count, int32_t* out) const override {
+    set_->shards[piece].read(windows_of(piece).begin * T_ + begin, count, limit_,
+                             [&](const auto* from) { std::copy_n(from, count, out); });
+  }
+
   // Whole files: every one that a window of this split is in.
   void check_tokens(int64_t vocab) const override {
     const auto [first, last] = files_of(*set_, first_, count_);
@@ -373,15 +388,22 @@ class ShardSource : public Source {
   }
 
  private:
+  struct Range {
+    int64_t begin, end;
+  };
+  // This split's windows of a shard, counted in it.
+  Range windows_of(size_t s) const {
+    const int64_t before = set_->first_window[s];
+    return {std::max(first_, before) - before, std::min(first_ + count_, set_->first_window[s + 1]) - before};
+  }
   // This split's tokens of a shard: where they begin, and how many windows of T can begin there; none: 0.
   struct Part {
     int64_t begin, offsets;
   };
   Part part_of(size_t s, int64_t T) const {
-    const int64_t before = set_->first_window[s], tokens = set_->shards[s].tokens();
-    const int64_t first = std::max(first_, before), last = std::min(first_ + count_, set_->first_window[s + 1]);
-    if (first >= last) return {0, 0};
-    const int64_t begin = (first - before) * T_, end = std::min(tokens, (last - before) * T_ + 1);
+    const Range windows = windows_of(s);
+    if (windows.begin >= windows.end) return {0, 0};
+    const int64_t begin = windows.begin * T_, end = std::min(set_->shards[s].tokens(), windows.end * T_ + 1);
     return {begin, count_offsets(end - begin, T)};
   }
   // Of windows [first, first + count): their shards, and those between.

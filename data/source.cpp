@@ -6,6 +6,7 @@
 
 #include "data/arith.h"
 #include "data/digest.h"
+#include "data/document_shuffle.h"
 #include "data/encoded_task.h"
 #include "data/foreign_format.h"
 #include "data/paths.h"
@@ -25,6 +26,10 @@ uint64_t Source::digest() const {
     digest.add(sample.data(), sample.size() * sizeof sample[0]);
   }
   return digest.value();
+}
+
+void Source::read_piece(size_t piece, int64_t begin, int64_t count, int32_t*) const {
+  CHECK_THAT(false, "tokens ", begin, " to ", begin + count, " of piece ", piece, " of a set that has none");
 }
 
 void RandomSamples::read(int64_t index, int32_t* tokens, int32_t* targets) const {
@@ -50,7 +55,20 @@ static Dataset open_task(const DataOptions& options) {
   return {std::move(splits.train), std::move(splits.test), splits.words};
 }
 
-Dataset open_dataset(const DataOptions& options) {
+// What --shuffle documents makes of a training split.
+static Dataset shuffle_documents(Dataset data, const DataOptions& options) {
+  if (data.train == nullptr || options.shuffle == "windows") return data;
+  if (data.train->pieces().empty())
+    fail(Exit::usage, "--shuffle documents is for files, not for \"", options.spec, "\"");
+  const int64_t eot = options.eot >= 0 ? options.eot : data.tokenizer.eos();
+  if (eot < 0)
+    fail(Exit::usage, "--shuffle documents: ", options.spec, " does not say which token ends a document; ",
+         "say it with --eot ID");
+  data.train = std::make_unique<DocumentShuffle>(std::move(data.train), options.documents, eot, options.seed);
+  return data;
+}
+
+static Dataset open_splits(const DataOptions& options) {
   const std::string& spec = options.spec;
   if (options.seq_len < 0 || options.train_samples < 0 || options.test_samples < 0)
     fail(Exit::usage, "sequence length and numbers of samples must not be negative");
@@ -80,6 +98,8 @@ Dataset open_dataset(const DataOptions& options) {
   expand_directories(expanded);
   return open_shards(expanded);
 }
+
+Dataset open_dataset(const DataOptions& options) { return shuffle_documents(open_splits(options), options); }
 
 DataSpec parse_data_spec(const std::string& spec) {
   using enum DataSpec::Kind;

@@ -40,6 +40,16 @@ class Source {
   virtual int64_t vocab_size() const = 0;
   // targets are shifted already: targets[t] is what follows tokens[t], or -1 where it is not scored.
   virtual void read(int64_t index, int32_t* tokens /*(T)*/, int32_t* targets /*(T)*/) const = 0;
+  // A sample of an epoch that has its own windows (data/document_shuffle.h); otherwise all epochs have the same.
+  virtual void read_of_epoch(int64_t /*epoch*/, int64_t index, int32_t* tokens, int32_t* targets) const {
+    read(index, tokens, targets);
+  }
+  // How many documents an epoch lays in another order; 0: it does not.
+  virtual int64_t documents() const { return 0; }
+  // This split's tokens, for windows of another cut: how many of each file, in the order of the files, none of
+  // generated sets; and `count` of them.
+  virtual std::vector<int64_t> pieces() const { return {}; }
+  virtual void read_piece(size_t piece, int64_t begin, int64_t count, int32_t* out) const;
   // The same of a window of T tokens, at most seq_len(), that begins anywhere in the files of a split, not just where
   // one before it ends; `offset` counts the places where one can, (offsets(T)). Of a generated set, its samples, whole.
   virtual int64_t offsets(int64_t /*T*/) const { return size(); }
@@ -126,7 +136,10 @@ struct DataOptions {
   uint64_t seed = 0;          // of generated tasks
   int64_t train_samples = 0;  // 0: the source's own number; of files, the first so many windows
   int64_t test_samples = 0;
-  std::string val_spec;   // shards only: a glob of validation shards; without it, the last 1% of the windows
+  std::string val_spec;             // shards only: a glob of validation shards; without it, the last 1% of the windows
+  std::string shuffle = "windows";  // of the training set: one of shuffles (data/document_shuffle.h)
+  std::string documents = "auto";   // one of document_marks
+  int64_t eot = -1;                 // the token between documents; -1: the tokenizer's
   std::string tokenizer;  // text only: a tokenizer.json, or a directory with one; "": that of the model, if it is bpe
   Tokenizer of_model;     // encodes text if it is bpe, and tasks if it is bpe or bytes
   bool whole = false;     // files only: no training set, and all of each file as the test set (whole_window)

@@ -146,6 +146,10 @@ class TextSource : public Source {
     read(Window{first_ * (T_ + 1) + offset, length, 0}, T, tokens, targets);
   }
   uint64_t digest() const override { return all_->digest(); }
+  std::vector<int64_t> pieces() const override { return {count_ * (T_ + 1)}; }
+  void read_piece(size_t, int64_t begin, int64_t count, int32_t* out) const override {
+    all_->read(first_ * (T_ + 1) + begin, static_cast<size_t>(count), out);
+  }
 
  private:
   void read(const Window& window, int64_t T, int32_t* tokens, int32_t* targets) const {

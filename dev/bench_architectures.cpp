@@ -104,7 +104,7 @@ std::vector<std::string> cells(const Model& model, const Model& llama, const Arc
   const double bytes = static_cast<double>(model.activations);
   if (model.ratio.empty()) return {model.choice.text, "failed"};
   return {model.choice.text,
-          format_count(model.planned.parameters - llama.planned.parameters),
+          format_count(model.planned.accounting.parameters - llama.planned.accounting.parameters),
           format_number("%.3fx", model.planned.accounting.flops_per_token / llama.planned.accounting.flops_per_token),
           format_number("%.3fx", median(model.ratio)),
           format_number("%.3f", quantile(model.ratio, 0.25)) + format_number("-%.3f", quantile(model.ratio, 0.75)),
@@ -122,8 +122,8 @@ void bench_architectures(const ArchitectureFlags& f) {
   const ModelSize& z = f.size;
   print_text("\n", models.size(), " models, ", name_of_machine(f.device), ", ", f.dtype, "; C=", z.width,
              " L=", z.layers, " H=", z.heads, " K=", z.kv_heads, " F=", z.ffn, " V=", z.vocab, ", LLaMA ",
-             format_count(models[0].planned.parameters), " parameters;\ntraining steps of ", z.batch, " x ", z.seq,
-             " tokens, in turn, ", f.rounds, " rounds", parts, " after the first\n",
+             format_count(models[0].planned.accounting.parameters), " parameters;\ntraining steps of ", z.batch, " x ",
+             z.seq, " tokens, in turn, ", f.rounds, " rounds", parts, " after the first\n",
              "x: relative to llama. time: of each round, divided by llama's in that round; median and quartiles.\n"
              "memory, MiB: the planned peak of activations and their gradients.\n");
   GrowingTable table(

@@ -90,7 +90,7 @@ if [ "${2:-}" != pages ]; then
   tests/doc_commands.sh "$build" . || failures=$((failures + 1))
 fi
 
-others="analyze compare curves evaluate figures generate gradients prepare score tokenize transplant"
+others="analyze average compare curves evaluate figures generate gradients prepare score tokenize transplant"
 for program in $(cd "$build" && echo train_*) $others; do "$build/$program" --help-all || failures=1; done >"$work/help"
 "$python" tests/docs.py . "$work/help" || failures=$((failures + 1))
 [ $failures = 0 ] && echo "docs: as the programs are"

@@ -56,4 +56,12 @@ void require_replaceable(const std::string& out) {
     fail(Exit::usage, "--out ", out, " is a mount point, which cannot be replaced: ", advice);
 }
 
+void require_new_directory(const std::string& out) {
+  std::error_code error;
+  if (out.empty()) fail(Exit::usage, "--out is empty; give the directory to make");
+  if (path_exists(out) && !(fs::is_directory(out, error) && fs::is_empty(out, error)))
+    fail(Exit::usage, "--out ", out, " exists and is not empty; choose another name");
+  require_replaceable(out);
+}
+
 }  // namespace crossply

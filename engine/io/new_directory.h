@@ -12,5 +12,7 @@ std::string resolve_out(const std::string& out);
 // Throws Exit::usage if a rename cannot replace the directory `out`: the current directory and a mount point. Call it
 // before the work begins. A directory that does not exist is fine.
 void require_replaceable(const std::string& out);
+// The same, and unless `out` is new or an empty directory.
+void require_new_directory(const std::string& out);
 
 }  // namespace crossply

@@ -55,7 +55,7 @@ std::string value_of(const Shown& flag) {
       "--kd-tau 2 --kd-reduction element --muon-scale original --muon-polynomial polar_express --gpu h200 --mode "
       "continue --kv-owners [0,2] --value-layers [1] --norm rmsnorm --x tokens --style llama3 --lambda-scale frozen "
       "--vectors 30 --tsne-vectors 30 --rank-rate 100 --num-kv-shared-layers 1 --heads 0.0 --ffn 24 --mirror-offset 2 "
-      "--router-init random --decay routers --lambda2 frozen --router-bound literal --loss train");
+      "--documents after --router-init random --decay routers --lambda2 frozen --router-bound literal --loss train");
   if (values.contains(flag.name)) return values.at(flag.name);
   if (flag.type.empty()) return "";
   return flag.type.starts_with(" INT") ? "3" : flag.type == " FLOAT" ? "0.5" : flag.type == " BOOL" ? "false" : "x";
@@ -66,7 +66,7 @@ Words meeting(const std::string& need) {
   static const std::map<std::string, std::string> values = [] {
     auto pairs = pairs_of(
         "--temperature 1 --out made --teacher none --weight-decay 0.1 --world 2 --vocab 300 --prompts none --top-p 0.9 "
-        "--estimate 2 --num-kv-shared-layers 1 --branch none");
+        "--estimate 2 --num-kv-shared-layers 1 --branch none --steps 3");
     pairs["--schedule other than constant"] = "linear", pairs["--schedule wsd_*"] = "wsd_linear",
     pairs["--rounds other than 1"] = "3";
     pairs["--data arith:*|prosqa*"] = "arith:3", pairs["--tokens text:*"] = "text:none";
@@ -83,7 +83,7 @@ Words meeting(const std::string& need) {
 // Words that leave it unmet; none where the default does.
 Words against(const std::string& need) {
   static const auto values = pairs_of(
-      "--schedule constant --weight-decay 0 --dynamic false --value-embeds none --mixing identity "
+      "--schedule constant --shuffle windows --weight-decay 0 --dynamic false --value-embeds none --mixing identity "
       "--map inet --variant identity --rounds 1 --routing own --sharing cla "
       "--intermediate-sizes [24,24,24,24] --data text:none --top-p 1 --y routing");
   const std::string flag = need.substr(0, need.find(' '));
@@ -107,6 +107,7 @@ Words usual_words(const std::string& program, const std::string& need) {
                                                          {"curves", "none"},
                                                          {"prepare", "none --out none"},
                                                          {"transplant", "--model none --out none"},
+                                                         {"average", "--model none --out none"},
                                                          {"tokenize", "--tokenizer none"}};
   if (program == "compare" && need.starts_with("--dry-run")) return split_words("--data arith:3 --out none");
   if (all.contains(program)) return split_words(all.at(program));
@@ -153,7 +154,8 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
   // What is refused elsewhere, with more words, stands here too. The launcher says how many processes there are. With
   // --dry-run and --steps 0 all flags describe the run that is looked at.
   const Words of_training = split_words(
-      "--preset --data --tokenizer --val-data --train-samples --test-samples --seq --seed --init --vocab --width "
+      "--preset --data --tokenizer --val-data --shuffle --train-samples --test-samples --seq --seed --init --vocab "
+      "--width "
       "--layers --heads --kv-heads --head-width --ffn --rope-theta --norm-eps --tie --qk-norm --backbone --teacher "
       "--steps --batch --accumulate --lr --router-lr --schedule --warmup --weight-decay --beta1 --beta2 --adam-eps "
       "--clip --optimizer --decay-schedule --out --resume --branch --eval-every --eval-samples --save-every --save-at "
@@ -191,6 +193,7 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       {"analyze", "--model --data --what --dump --out --sequences --length --seed --split --val-data --device"},
       {"curves", "--out --y"},
       {"prepare", "--out --tokenizer --vocab --eot --field --special-tokens --skip-bad --val --shard-tokens"},
+      {"average", "--model --last --steps --out"},
       {"transplant", "--model --out --blocks --inherit --width --heads --rescale-q --seed --refresh"},
       {"tokenize", "--tokenizer --decode"}};
   const TempDir scratch;

@@ -108,6 +108,8 @@ const std::map<std::string, Program>& programs() {
       {"transplant",
        {{"transplant", "--model", "run", "--blocks", "0,0", "--out", "new"},
         {"new/model.safetensors", "new/config.json"}}},
+      {"average",
+       {{"average", "--model", "run", "--last", "1", "--out", "new"}, {"new/model.safetensors", "new/average.json"}}},
       {"compare",
        {joined(joined({"compare", "--arch", "llama,lime", "--out", "runs", "--jobs", "1"}, tiny), tiny_model),
         {"runs/llama/step_00000001/model.safetensors", "runs/lime/step_00000001/model.safetensors", "runs/compare.svg"},

@@ -49,9 +49,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (program == "gradients") arguments.insert(arguments.end(), {"--out", "gradients.safetensors"});
   if (program == "prepare" && std::count(arguments.begin(), arguments.end(), "-") > 0) return 0;  // it would wait
   if (program == "prepare") arguments.insert(arguments.end(), {"--out", "prepared"});
-  if (program == "transplant") arguments.insert(arguments.end(), {"--out", "transplanted"});
+  if (program == "transplant" || program == "average") arguments.insert(arguments.end(), {"--out", "made"});
   call_and_check(program, arguments);
-  for (const char* made : {"transplanted", "prepared", "prepared.partial"}) std::filesystem::remove_all(made);
+  for (const char* made : {"made", "prepared", "prepared.partial"}) std::filesystem::remove_all(made);
   require(!std::filesystem::exists("planned"), "a dry run wrote something");
   return 0;
 }

@@ -103,6 +103,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   o.preset = "arith";
   o.data.spec = "arith:4", o.data.val_spec = "v*.bin", o.data.tokenizer = "t.json";
   o.data.train_samples = 7, o.data.test_samples = 8, o.data.seq_len = 9;
+  o.data.shuffle = "documents", o.data.documents = "before", o.data.eot = 3;
   o.init = "somewhere";
   o.teacher = "elsewhere", o.kd.alpha = 0.7, o.kd.tau = 3, o.kd_reduction = "element";
   o.steps = 11, o.batch = 12, o.accumulate = 13, o.warmup = 14;
@@ -202,9 +203,11 @@ TEST_CASE(
     if (key != "config") CHECK_MESSAGE(now[key] == value, key);
   CHECK((s.check_replicas == 1000 && s.peer_timeout == 30 && !s.log_ranks));  // which it did not keep
   CHECK((s.config.arch == "lime" && s.config.options.at("window") == "1"));
-  json checkpoint = trajectory(s);  // has the same of these as older ones, and four that they did not have
-  CHECK(checkpoint.size() == 26 + 4);
-  for (const char* key : {"optimizer", "adam_eps", "cautious_decay", "decay_schedule"}) checkpoint.erase(key);
+  json checkpoint = trajectory(s);  // has the same of these as older ones, and what they did not have
+  const std::vector<const char*> newer = {"optimizer", "adam_eps", "cautious_decay", "decay_schedule", "shuffle",
+                                          "documents", "eot"};
+  CHECK(checkpoint.size() == 26 + newer.size());
+  for (const char* key : newer) checkpoint.erase(key);
   for (const auto& [key, value] : checkpoint.items()) CHECK_MESSAGE(older[key] == value, key);
   refuse_other_settings(checkpoint, s, "RUN");
   for (const char* key : {"matmul", "teacher", "tokenizer"}) checkpoint.erase(key);  // still older

@@ -31,7 +31,6 @@
 // carries for the transformers library, where another version of crossply has written it.
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <numeric>
 
 #include "cli/format.h"
@@ -69,14 +68,6 @@ std::string described(const Config& c, const ParameterTable& params) {
   return str("a ", c.arch, c.arch != "gpt2" && c.gpt2() ? " on gpt2" : "", " of ", c.num_hidden_layers,
              " blocks, width ", c.hidden_size, ", ", c.num_attention_heads, " heads, ", format_count(params.count()),
              " parameters");
-}
-
-void require_new(const std::string& out) {
-  std::error_code error;
-  if (out.empty()) fail(Exit::usage, "--out is empty; give the directory to make");
-  if (path_exists(out) && !(std::filesystem::is_directory(out, error) && std::filesystem::is_empty(out, error)))
-    fail(Exit::usage, "--out ", out, " exists and is not empty; choose another name");
-  require_replaceable(out);
 }
 
 std::set<std::string> parse_parts(const std::string& text) {
@@ -152,7 +143,7 @@ void report(const Options& o, const LoadedModel& source, const Config& target, c
 }
 
 Exit run(const Options& o) {
-  require_new(o.out);
+  require_new_directory(o.out);
   Transplant t;
   if (o.inherit != "all") t.parts = parse_parts(o.inherit);
   t.rescale_queries = o.rescale;
@@ -181,7 +172,7 @@ Exit run(const Options& o) {
   CheckpointWriter writer;
   writer.begin(o.out);
   write_model(writer, plan, {}, params, tokenizer);
-  writer.commit({}, [&] { require_new(o.out); });
+  writer.commit({}, [&] { require_new_directory(o.out); });
 
   report(o, source, plan.config, params, t, kept);
   return Exit::done;

@@ -158,10 +158,13 @@ std::string epochs_warning(const TrainPlan& plan, const Dataset& data) {
 std::string describe_data(const TrainPlan& plan, const Dataset& data) {
   const int64_t size = data.train->size(), T = data.train->seq_len(), each = plan.batch * plan.accumulate;
   const double epochs = epochs_of(plan, data);
+  const int64_t documents = data.train->documents();
+  const std::string shuffled =
+      documents > 0 ? str("; each epoch ", format_count(documents), " documents in another order") : "";
   return str("data: ", format_count(size * T), " training tokens in ", format_count(size), " sequences of ",
              format_count(T), "; ", format_count(plan.steps), " steps x ", format_count(each), " sequences = ",
              epochs < 100 ? format_number(epochs < 0.1 ? "%.2g" : "%.1f", epochs) : format_count(std::llround(epochs)),
-             " epochs; test set ", format_count(data.test->size()), " sequences");
+             " epochs", shuffled, "; test set ", format_count(data.test->size()), " sequences");
 }
 
 std::string validation_note(const Dataset& data) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "data/document_shuffle.h"
 #include "engine/tape.h"
 #include "train/settings/gpus.h"
 
@@ -34,6 +35,13 @@ const std::vector<FlagRow> data = {
      "tokenizer.json, or a directory that has one, for text: (default: that of the model it starts from, or bytes)"},
     {"--val-data", fixed, [](S s) -> M { return &s.data.val_spec; }, text("GLOB"),
      "validation shards (default: those of a directory that prepare wrote, otherwise the end of --data)"},
+    {"--shuffle", fixed, [](S s) -> M { return &s.data.shuffle; }, any_of(shuffles),
+     "windows: each epoch the same ones in another order; documents: cut anew out of documents in another order"},
+    {"--documents", fixed, [](S s) -> M { return &s.data.documents; }, any_of(document_marks),
+     "where they begin: after or before the token --eot; auto: before where the data begins with it",
+     {{"--shuffle", {"documents"}}}},
+    {"--eot", fixed, [](S s) -> M { return &s.data.eot; }, from(-1, max_size),
+     "id of the token between documents (-1: the tokenizer's)", {{"--shuffle", {"documents"}}}},
     {"--train-samples", fixed, [](S s) -> M { return &s.data.train_samples; }, count,
      "size of a generated training set (0: the task's own)"},
     {"--test-samples", fixed, [](S s) -> M { return &s.data.test_samples; }, count,
