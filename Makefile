@@ -20,7 +20,7 @@ PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_
 FUZZ_SECONDS ?= 120
 ARCHITECTURES ?= 90a-real;90-virtual
 
-.PHONY: all build run compare-all inheritune figures test test-second test-all test-one install uninstall tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
+.PHONY: all build run compare-all inheritune text figures test test-second test-all test-one install uninstall tests_of_mpi fuzz fuzz_targets faults fault_injection bench bench-architectures bench-gpu \
         count tidy pack test-arm check-macos setup new configure clean help $(PROGRAMS)
 all: build
 
@@ -49,6 +49,11 @@ OUT ?= runs/inheritune
 inheritune: setup configure
 	@$(COMPILE) --target train_gpt2 train_inheritune transplant curves analyze
 	@BUILD=$(BUILD) SEEDS="$(SEEDS)" dev/inheritune.sh $(OUT) $(TEXT)
+
+# A corpus of real English text out of free packages of Debian: $(DIR)/train.jsonl and more (docs/training.md).
+DIR ?= text
+text:
+	@python3 dev/text/make_text.py $(DIR)
 
 # The pictures and tables of dev/experiments from the records there; dev/experiments/run.sh makes the records.
 figures: setup configure

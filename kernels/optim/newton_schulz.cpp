@@ -128,7 +128,7 @@ void newton_schulz_cpu(const Tensor& x, const NewtonSchulz& iteration, MatmulPre
   with_storage(x.dtype, [&]<class T>(T) { newton_schulz_cpu(x.as<T>(), x.dim(0), x.dim(1), iteration, precision); });
 }
 
-bool is_large(const Tensor& x) { return x.numel() * std::min(x.dim(0), x.dim(1)) >= large_enough; }
+bool is_large(const Shape& x) { return x.numel() * std::min(x[0], x[1]) >= large_enough; }
 
 }  // namespace
 
@@ -149,6 +149,18 @@ NewtonSchulz newton_schulz_of(const std::string& name, int64_t count) {
   return iteration;
 }
 
+int64_t newton_schulz_scratch(const std::vector<Shape>& matrices, Dtype dtype, int64_t threads) {
+  const auto each = static_cast<int64_t>(size_of(dtype));
+  int64_t one = 0, shared_out = 0;  // of a large one, by all threads; of the others, for each thread
+  for (const Shape& x : matrices) {
+    const int64_t small = std::min(x[0], x[1]);
+    const int64_t bytes = 2 * each * small * small + 4 * (std::min(small, panel_rows) * small + x.numel());
+    int64_t& most = is_large(x) ? one : shared_out;
+    most = std::max(most, bytes);
+  }
+  return std::max(one, threads * shared_out);
+}
+
 // -----------------------------------------------------------------------------------------------------------------
 // Entry point.
 
@@ -161,10 +173,10 @@ void newton_schulz(const std::vector<Tensor>& matrices, const NewtonSchulz& iter
     return;
   }
   for (const Tensor& x : matrices)
-    if (is_large(x)) newton_schulz_cpu(x, iteration, stream.precision);
+    if (is_large(x.shape)) newton_schulz_cpu(x, iteration, stream.precision);
 #pragma omp parallel for schedule(dynamic, 1)
   for (size_t i = 0; i < matrices.size(); ++i)
-    if (!is_large(matrices[i])) newton_schulz_cpu(matrices[i], iteration, stream.precision);
+    if (!is_large(matrices[i].shape)) newton_schulz_cpu(matrices[i], iteration, stream.precision);
 }
 
 }  // namespace crossply

@@ -43,6 +43,8 @@ inline double newton_schulz_flops(int64_t m, int64_t n, size_t steps) {
   return static_cast<double>(steps) * (4 * small * small * large + 2 * small * small * small);
 }
 
+// Bytes that the CPU takes beside these matrices, with `threads` threads.
+int64_t newton_schulz_scratch(const std::vector<Shape>& matrices, Dtype dtype, int64_t threads);
 void newton_schulz(const std::vector<Tensor>& matrices, const NewtonSchulz& iteration, Stream stream);
 
 template <class T>

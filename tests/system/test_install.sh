@@ -41,7 +41,7 @@ sort "$home/files.txt" | diff - found >output || fail "files.txt is not what is 
 
 crossply="$prefix/bin/crossply"
 expect 0 "^crossply $version, commit " "$crossply" --version
-expect 0 '^  analyze compare ' "$crossply" --help
+expect 0 '^  analyze average compare ' "$crossply" --help
 expect 0 "^crossply train_lime \(crossply\) $version, commit " "$crossply" train_lime --version
 expect 0 '^Usage: crossply generate ' "$crossply" generate --help
 expect 64 '^error: name a program$' "$crossply"

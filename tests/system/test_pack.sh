@@ -73,7 +73,7 @@ if [ -n "$package" ]; then
   fi
   commit=$(basename "$package" | cut -d- -f2)
   expect 0 "commit $commit" train_lime --version
-  expect 64 '^  analyze bench compare ' crossply
+  expect 64 '^  analyze average bench compare ' crossply
   expect 0 'perplexity' crossply evaluate --model /tmp/run --data arith:3
   expect 0 'rmsnorm' bench ops --rounds 1
   if [[ $package = *-cuda* ]]; then

@@ -136,6 +136,7 @@ if ! grep -qs '^CROSSPLY_SANITIZE:BOOL=ON' "$build/CMakeCache.txt"; then
 --preset arith-quick
 --data text:wide.txt --width 512 --ffn 2048 --layers 2 --heads 8 --seq 256 --batch 4
 --data text:wide.txt --width 128 --layers 2 --vocab 50257 --seq 512 --batch 4
+--data text:wide.txt --width 512 --ffn 2048 --layers 2 --heads 8 --seq 64 --batch 1 --optimizer muon
 END
 fi
 expect 64 'known: llama ' "$build/compare" --arch none --out x

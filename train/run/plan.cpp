@@ -37,8 +37,9 @@ double resident_memory() {
 // The emulator has neither a library nor a driver.
 bool is_emulated(const TrainPlan& plan) { return plan.device == "emulator"; }
 
-// Of the kernels' scratch what weighs: logits, the blocks that products pack, and a head's rows in attention.
-double scratch_memory(const TrainPlan& plan, const Layout& layout) {
+// Of the kernels' scratch what weighs: logits, the blocks that products pack, a head's rows in attention, and the
+// squares of Newton-Schulz.
+double scratch_memory(const TrainPlan& plan, const Layout& layout, const ParameterTable& params) {
   const Config& c = plan.config;
   const int64_t T = plan.data.seq_len, threads = omp_get_max_threads();
   const int64_t widest = std::max({c.hidden_size, c.intermediate_size, c.vocab_size});
@@ -51,7 +52,10 @@ double scratch_memory(const TrainPlan& plan, const Layout& layout) {
   const double packed = bytes(std::min<int64_t>(256, widest) * (std::min<int64_t>(1024, widest) + left_operand));
   const double attention = bytes(4 * T * c.head_dim);
   const double replicas = static_cast<double>(std::min(threads, layout.replicas));
-  return replicas * logits + static_cast<double>(threads) * (packed + attention);
+  std::vector<Shape> matrices;
+  for (const Parameter* row : muon_matrices(params)) matrices.push_back(row->shape);
+  const auto squares = static_cast<double>(newton_schulz_scratch(matrices, storage_type(plan), threads));
+  return replicas * logits + squares + static_cast<double>(threads) * (packed + attention);
 }
 
 // The same on a GPU: what the nodes of the training tape say, and what a product needs beside its operands.
@@ -130,8 +134,8 @@ std::vector<MemoryPart> memory_parts(const TrainPlan& plan, PlannedRun& planned)
   if (planned.layout.replicas > 1)
     parts.push_back({"gradients of the replicas", 4 * replicas * static_cast<double>(planned.params.flat_size())});
   const bool gpu = backend_of(plan.device) == Backend::cuda;
-  parts.push_back(
-      {"scratch of the kernels, about", gpu ? gpu_scratch(plan, planned.tape) : scratch_memory(plan, planned.layout)});
+  parts.push_back({"scratch of the kernels, about",
+                   gpu ? gpu_scratch(plan, planned.tape) : scratch_memory(plan, planned.layout, planned.params)});
   const double answering = answering_memory(plan, planned.params);
   if (answering > 0) parts.push_back({"answering of prompts", answering});
   if (gpu) return parts;  // where neither tokens nor the program are
