@@ -397,7 +397,8 @@ std::vector<std::string> model_dirs_in(const std::string& path) {
   std::error_code error;
   if (fs::is_directory(path, error))
     for (const SavedStep& step : steps_in(path)) dirs.push_back(step.dir);
-  if (error || dirs.empty())
+  if (error && error.value() != ENOENT && error.value() != ENOTDIR) fail_io("inspect", path, error.value());
+  if (dirs.empty())
     fail(Exit::no_input, path,
          ": neither config.json nor a checkpoint (step_*) in it; expected a model or run directory");
   return dirs;
