@@ -14,7 +14,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -64,34 +63,17 @@ std::vector<T> parse_numbers(const char* flag, const std::string& text) {
   return numbers;
 }
 
-// The steps of the run's checkpoints, ascending.
-std::vector<int64_t> steps_of(const std::string& run) {
-  if (path_exists(run + "/config.json"))
-    fail(Exit::usage, "--model ", run, " is one model; give a run directory, in which there are checkpoints (step_*)");
-  std::vector<int64_t> steps;
-  for (const std::string& dir : model_dirs_in(run)) {
-    const std::string name = std::filesystem::path(dir).filename().string(), digits = name.substr(name.find('_') + 1);
-    int64_t step = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-    if (error == std::errc() && *end == '\0') steps.push_back(step);  // a name with .old has a newer one beside it
-  }
-  std::ranges::sort(steps);
-  return steps;
-}
-
-std::string listed(const std::vector<int64_t>& steps) {
-  std::string text;
-  for (const int64_t step : steps) text += (text.empty() ? "" : ", ") + std::to_string(step);
-  return text;
-}
-
 // The parts by ascending step; their shares have the sum 1.
 std::vector<Part> choose_parts(const Options& o) {
-  const std::vector<int64_t> there = steps_of(o.model);
+  if (path_exists(o.model + "/config.json"))
+    fail(Exit::usage, "--model ", o.model, " is one model; give a run directory, in which there are checkpoints ",
+         "(step_*)");
+  std::vector<int64_t> there = checkpoint_steps(o.model);
+  std::ranges::reverse(there);
   std::vector<int64_t> steps = parse_numbers<int64_t>("--steps", o.steps);
   if (o.last && *o.last > std::ssize(there))
     fail(Exit::usage, "--last ", *o.last, ": ", o.model, " has ", there.size(), " checkpoints, of the steps ",
-         listed(there), "; a larger --keep in training leaves more");
+         list_of(there), "; a larger --keep in training leaves more");
   if (o.last) steps.assign(there.end() - *o.last, there.end());
   std::vector<double> shares = parse_numbers<double>("--weights", o.weights);
   if (shares.empty()) shares.assign(steps.size(), 1);
@@ -101,7 +83,7 @@ std::vector<Part> choose_parts(const Options& o) {
   for (size_t i = 0; i < steps.size(); ++i) {
     if (!std::ranges::binary_search(there, steps[i]))
       fail(Exit::usage, "--steps: ", o.model, " has no checkpoint of step ", steps[i], "; it has those of ",
-           listed(there));
+           list_of(there));
     parts.push_back({steps[i], shares[i], step_dir(o.model, steps[i])});
   }
   std::ranges::sort(parts, {}, &Part::step);
@@ -166,7 +148,7 @@ Exit run(const Options& o) {
   std::vector<int64_t> steps;
   for (const Part& part : parts) steps.push_back(part.step);
   std::printf("%s\n", printable(wrap(str("wrote ", o.out, ", the ", o.weights.empty() ? "" : "weighted ", "mean of ",
-                                         o.model, " after the steps ", listed(steps)),
+                                         o.model, " after the steps ", list_of(steps)),
                                      78, 2))
                           .c_str());
   return Exit::done;

@@ -26,10 +26,6 @@ int64_t stable_end(const Settings& settings) {
   return settings.steps - (has_cooldown(settings.schedule) ? settings.cooldown : 0);
 }
 
-int64_t number_of(const std::string& step_dir) {
-  return std::stoll(step_dir.substr(step_dir.rfind("step_") + 5));  // model_dirs_in() gives no other names
-}
-
 Settings settings_of(const std::string& run) {
   Settings settings;
   take_settings(read_run_settings(run), run + "/flags.json", settings);
@@ -66,12 +62,6 @@ void check_rates(const Settings& settings, int64_t step) {
   });
 }
 
-std::string list_of(const std::vector<int64_t>& steps) {
-  std::string list;
-  for (const int64_t step : steps) list += str(list.empty() ? "" : ", ", step);
-  return list.empty() ? "none" : list;
-}
-
 }  // namespace
 
 void take_branch_settings(const std::string& run, Settings& settings) {
@@ -91,8 +81,7 @@ int64_t branch_step(const Settings& settings) {
   refuse_other_settings(trajectory(theirs), settings, run + "/flags.json", other);
   refuse_other_config(theirs.config, settings.config, run + "/flags.json", "--branch");
 
-  std::vector<int64_t> saved;
-  for (const std::string& dir : model_dirs_in(run)) saved.push_back(number_of(dir));
+  const std::vector<int64_t> saved = checkpoint_steps(run);
   const int64_t asked = settings.branch.step, mine = stable_end(settings), end = std::min(mine, stable_end(theirs));
   if (asked > mine)
     fail(Exit::usage, "--from-step ", asked, ": with --steps ", settings.steps, " and --cooldown ", settings.cooldown,

@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -129,6 +131,23 @@ std::string step_dir(const std::string& run_dir, int64_t step) {
   char name[32];
   std::snprintf(name, sizeof name, "/step_%08lld", static_cast<long long>(step));
   return run_dir + name;
+}
+
+std::vector<int64_t> checkpoint_steps(const std::string& run_dir) {
+  std::vector<int64_t> steps;
+  for (const std::string& dir : model_dirs_in(run_dir)) {
+    const std::string name = fs::path(dir).filename().string();
+    int64_t step = 0;
+    std::from_chars(name.data() + std::min<size_t>(5, name.size()), name.data() + name.size(), step);
+    if (dir == step_dir(run_dir, step)) steps.push_back(step);  // not of step_N.old, which was replaced
+  }
+  return steps;
+}
+
+std::string list_of(const std::vector<int64_t>& steps) {
+  std::string list;
+  for (const int64_t step : steps) list += str(list.empty() ? "" : ", ", step);
+  return list.empty() ? "none" : list;
 }
 
 void write_run_settings(const Settings& settings) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/io/file.h"
 #include "ranks/process_group.h"
@@ -39,6 +40,10 @@ class RunDir {
 };
 
 std::string step_dir(const std::string& run_dir, int64_t step);
+// The steps of the run's checkpoints, newest first. Throws what model_dirs_in() throws.
+std::vector<int64_t> checkpoint_steps(const std::string& run_dir);
+// "800, 900"; "none".
+std::string list_of(const std::vector<int64_t>& steps);
 // flags.json. Without it nothing else in the directory could be resumed.
 void write_run_settings(const Settings& settings);
 
