@@ -5,6 +5,7 @@
 
 #include "engine/check.h"
 #include "engine/numbers.h"
+#include "engine/split.h"
 
 namespace crossply {
 namespace {
@@ -12,9 +13,14 @@ namespace {
 // CLI11 keeps the check of a flag's needs with the flag, under this name. It is switched off until all flags are read.
 constexpr const char* check_of_needs = "needs";
 
-// On the command line, or else by default: as a preset or a resumed run has it.
+// On the command line, or else by default: as a preset or a resumed run has it. Of a list between commas each item.
 std::vector<std::string> values_of(const CLI::Option& flag) {
-  return flag.count() > 0 ? flag.reduced_results() : std::vector<std::string>{flag.get_default_str()};
+  const std::vector<std::string> given =
+      flag.count() > 0 ? flag.reduced_results() : std::vector{flag.get_default_str()};
+  std::vector<std::string> values = given;
+  for (const std::string& value : given)
+    for (const std::string& item : split_commas(value)) values.push_back(item);
+  return values;
 }
 
 bool is_on(const std::string& value) {

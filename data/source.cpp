@@ -99,7 +99,18 @@ static Dataset open_splits(const DataOptions& options) {
   return open_shards(expanded);
 }
 
-Dataset open_dataset(const DataOptions& options) { return shuffle_documents(open_splits(options), options); }
+static Dataset take_test_part(Dataset data, const DataOptions& options) {
+  if (options.test_part == "all" || options.whole) return data;
+  if (data.test->size() < 2)
+    fail(Exit::bad_data, options.spec, ": the test set has ", data.test->size(),
+         " sequence, of which there is no half");
+  data.test = std::make_unique<HalfOfSamples>(std::move(data.test), options.test_part == "first_half");
+  return data;
+}
+
+Dataset open_dataset(const DataOptions& options) {
+  return take_test_part(shuffle_documents(open_splits(options), options), options);
+}
 
 DataSpec parse_data_spec(const std::string& spec) {
   using enum DataSpec::Kind;

@@ -113,6 +113,40 @@ class SpreadSamples : public Source {
   int64_t count_;
 };
 
+// One half of another source's samples, the first with the smaller number of an odd one; also as a task.
+class HalfOfSamples : public Source, public Task {
+ public:
+  HalfOfSamples(std::unique_ptr<Source> source, bool first)
+      : source_(std::move(source)),
+        begin_(first ? 0 : source_->size() / 2),
+        size_(first ? source_->size() / 2 : source_->size() - begin_) {}
+  int64_t size() const override { return size_; }
+  int64_t seq_len() const override { return source_->seq_len(); }
+  int64_t vocab_size() const override { return source_->vocab_size(); }
+  void read(int64_t index, int32_t* tokens, int32_t* targets) const override {
+    source_->read(begin_ + index, tokens, targets);
+  }
+  void check_tokens(int64_t vocab) const override { source_->check_tokens(vocab); }
+  void check_when_read(int64_t vocab) override { source_->check_when_read(vocab); }
+  uint64_t digest() const override { return source_->digest(); }
+  int64_t file_tokens() const override { return source_->file_tokens(); }
+  std::vector<std::string> files() const override { return source_->files(); }
+  std::vector<std::string> files_of_both() const override { return source_->files_of_both(); }
+
+  const Task* task() const override { return source_->task() != nullptr ? this : nullptr; }
+  std::vector<int32_t> prompt(int64_t index) const override { return source_->task()->prompt(begin_ + index); }
+  int32_t eos() const override { return source_->task()->eos(); }
+  int64_t max_new_tokens() const override { return source_->task()->max_new_tokens(); }
+  Verdict judge(int64_t index, const std::vector<int32_t>& generated) const override {
+    return source_->task()->judge(begin_ + index, generated);
+  }
+  bool is_hard(int64_t index) const override { return source_->task()->is_hard(begin_ + index); }
+
+ private:
+  std::unique_ptr<Source> source_;
+  int64_t begin_, size_;
+};
+
 // What --data names, in words; and the same for --help.
 inline const char* const data_specs =
     "arith:3|4|5|6 (operators; 4-6 mixes them; with an i behind it, arith:6i, integers and not residues modulo 11), "
@@ -140,10 +174,14 @@ struct DataOptions {
   std::string shuffle = "windows";  // of the training set: one of shuffles (data/document_shuffle.h)
   std::string documents = "auto";   // one of document_marks
   int64_t eot = -1;                 // the token between documents; -1: the tokenizer's
+  std::string test_part = "all";    // one of test_parts: what is left of the test set
   std::string tokenizer;  // text only: a tokenizer.json, or a directory with one; "": that of the model, if it is bpe
   Tokenizer of_model;     // encodes text if it is bpe, and tasks if it is bpe or bytes
   bool whole = false;     // files only: no training set, and all of each file as the test set (whole_window)
 };
+
+// The first half is for choosing, such as a learning rate, and the second for reporting what was chosen.
+inline const std::vector<std::string> test_parts = {"all", "first_half", "second_half"};
 
 struct Dataset {
   std::unique_ptr<Source> train, test;  // train: null where all is for testing

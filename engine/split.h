@@ -7,6 +7,11 @@
 namespace crossply {
 
 // "a,b,,c" is a, b, "" and c; "" is one empty item.
+inline std::string join_commas(const std::vector<std::string>& items) {
+  std::string text;
+  for (const std::string& item : items) text += (text.empty() ? "" : ",") + item;
+  return text;
+}
 inline std::vector<std::string> split_commas(const std::string& text) {
   std::vector<std::string> items(1);
   for (const char c : text)

@@ -28,6 +28,9 @@ DataOptions read_run(const std::string& dir) {
     if (number < 0) fail(Exit::bad_data, path, ": \"", key, "\" is ", number, "; it must not be negative");
     into = static_cast<std::decay_t<decltype(into)>>(number);
   };
+  read(flags, "test_part", run.test_part, path);
+  if (std::find(test_parts.begin(), test_parts.end(), run.test_part) == test_parts.end())
+    fail(Exit::bad_data, path, ": \"test_part\" cannot be \"", excerpt(run.test_part), "\"");
   count("seed", run.seed);
   count("seq", run.seq_len);
   count("train_samples", run.train_samples);
@@ -65,11 +68,15 @@ std::string describe(const DataChoice& choice, bool complete) {
   if (choice.split == "all")  // files of text follow each other, files of shards do not
     return parse_data_spec(data.spec).kind == DataSpec::Kind::text ? "every token but the first, once"
                                                                    : "every token but a file's first, once";
+  const std::string half = data.test_part == "all"          ? ""
+                           : data.test_part == "first_half" ? ", first half"
+                                                            : ", second half";
   if (test && !data.val_spec.empty())
-    return choice.own && same_data(data.val_spec, run.val_spec) ? "the run's validation data" : "as validation data";
+    return (choice.own && same_data(data.val_spec, run.val_spec) ? "the run's validation data" : "as validation data") +
+           half;
   if (!choice.own) return test ? "what training on it would leave out" : "what training on it would use";
   if (!choice.own_parts) return choice.files ? str("cut for --seq ", data.seq_len) : "generated";
-  return test ? "kept from training" : "what the model was trained on";
+  return test ? "kept from training" + half : "what the model was trained on";
 }
 
 // What the flags leave open is as in the run that trained the model, so that the test set is the one it did not see.
@@ -89,6 +96,7 @@ DataChoice choose_data(const DataOptions& asked, const std::string& split, const
   if (own && data.train_samples == 0) data.train_samples = run.train_samples;
   if (own && data.test_samples == 0 && !data.whole) data.test_samples = run.test_samples;
   if (own && data.val_spec.empty()) data.val_spec = run.val_spec;
+  if (own) data.test_part = run.test_part;
   if (data.seq_len == 0 && (own || files)) data.seq_len = run.seq_len;
   choice.guessed_seq_len = data.seq_len == 0 && files;
   if (choice.guessed_seq_len) data.seq_len = std::min(model.config.max_position_embeddings, max_guessed_seq_len);

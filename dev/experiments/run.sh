@@ -2,11 +2,11 @@
 # The papers on trial, small: every experiment of this directory, in order, or those that are named. Stop it at any time
 # (exit code 75); started again it goes on where it was. Results land beside this script, thinned; figures follow by
 # `make figures`.
-#   dev/experiments/run.sh [NAME...]     small arith prosqa twelve longer newer routers variants literal depth arith_grid;
+#   dev/experiments/run.sh [NAME...]     small arith prosqa twelve longer newer routers variants literal depth recipe arith_grid;
 #                                        only if they are named: speed (on an idle machine), arith_long (hours), fine_tuning
 #   BUILD=build OUT=runs/experiments RECORDS=dev/experiments SEEDS=1,2,3 JOBS=0 (runs side by side; 0: compare chooses)
-# arith, prosqa and small make their own data; the others train on the sources of Python's library, which needs Python
-# with `pip install tokenizers` once.
+# arith, prosqa and small make their own data; recipe trains on the text of `make text`, the others on the sources of
+# Python's library. Both need Python with `pip install tokenizers` once.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build} out=${OUT:-runs/experiments} seeds=${SEEDS:-1,2,3} jobs=${JOBS:-0}
@@ -159,6 +159,34 @@ arith_long() {
   part arith/updates-7812 --preset arith --arch llama,lime --seeds 1,2,3,4,5 --steps 7812 --warmup 195 --answer-samples 512
 }
 
+# The text of `make text` in 260 tokens, nearly bytes. The first half of what is held out is the validation part, which
+# chooses the learning rates; the second half is the test part.
+english() {
+  [ ! -e "$out/english/held/manifest.json" ] || return 0
+  mkdir -p "$out/english"
+  [ -e "$out/english/text/corpus.json" ] || run "${PYTHON:-python3}" dev/text/make_text.py "$out/english/text"
+  run "$build/prepare" --vocab 260 --val 0 --out "$out/english/tokens" "$out/english/text/train.jsonl"
+  run "$build/prepare" --tokenizer "$out/english/tokens" --val 0 --out "$out/english/held" \
+    "$out/english/text/validation.jsonl" "$out/english/text/test.jsonl"
+}
+
+# AdamW, Muon and NorMuon, each at its own best rate, for LLaMA and LIMe; and AdamW with other betas and decays, each again
+# at its own best rate.
+recipe() {
+  english
+  of_recipe optimizers --optimizer adamw,muon,normuon --muon-lr 5e-3,1e-2,2e-2,4e-2,8e-2
+  of_recipe adamw-betas-0.9-0.99 --beta2 0.99
+  of_recipe adamw-betas-0.8-0.95 --beta1 0.8
+  of_recipe adamw-decay-0 --weight-decay 0
+  of_recipe adamw-decay-0.4 --weight-decay 0.4
+}
+of_recipe() {
+  part "recipe/$1" --arch llama,lime --data "$out/english/tokens" --val-data "$out/english/held/train_*.bin" --width 64 \
+    --layers 4 --heads 4 --ffn 192 --tie true --seq 64 --batch 16 --steps 300 --warmup 20 --schedule cosine_to_floor \
+    --lr-floor 0.1 --weight-decay 0.1 --clip 1 --lr 1e-3,2e-3,4e-3,8e-3,1.6e-2 --seeds 1,2,3,4,5,6,7,8 --eval-every 50 \
+    --eval-samples 512 --save-every 300 --keep 1 "${@:2}"
+}
+
 # Tested on the published questions where PROSQA names their file, prosqa_test.json of github.com/facebookresearch/coconut.
 prosqa() {
   part prosqa/prosqa --data "prosqa${PROSQA:+:$PROSQA}" --train-samples 50000 --arch llama,lime,hyper,denseformer --width 64 \
@@ -197,10 +225,10 @@ small() {
 best_rate() { "$build/figures" --best "$1" --as "$records/${2:-twelve/equal-tokens}.json"; }
 
 main() {
-  [ $# -gt 0 ] || set -- small arith prosqa twelve longer newer routers variants literal depth arith_grid
+  [ $# -gt 0 ] || set -- small arith prosqa twelve longer newer routers variants literal depth recipe arith_grid
   for experiment in "$@"; do
     case $experiment in
-      twelve | longer | newer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | prosqa | fine_tuning | \
+      twelve | longer | newer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | recipe | prosqa | fine_tuning | \
         small) "$experiment" ;;
       *) echo "error: $experiment is no experiment; see the head of $0" >&2 && exit 64 ;;
     esac

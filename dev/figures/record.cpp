@@ -65,6 +65,8 @@ json line_of(const json& run, size_t environment, const std::string& path) {
                           "memory_bytes", "tokens_per_second", "tokens_per_step", "training_seconds",
                           "runs_side_by_side", "train_loss", "test_loss", "answers", "steps_valid", "evaluations"})
     line[key] = need(run, key, path);
+  for (const char* key : {"optimizer", "muon_lr"})
+    if (run.contains(key) && !run[key].is_null() && run[key] != "adamw") line[key] = run[key];
   if (const json& error = need(run, "error", path); error != "") line["error"] = error;
   return line;
 }
@@ -84,7 +86,8 @@ RecordedRun run_of(const json& line, const std::string& path) {
     fail(Exit::bad_data, path, ": a run's name, seed or state cannot be ", json_text(name), ", ", json_text(seed), ", ",
          json_text(state));
   run.name = name, run.seed = seed, run.state = state;
-  run.lr = needed_number(line, "lr", path);
+  run.lr = needed_number(line, "lr", path), run.muon_lr = number(line, "muon_lr");
+  run.optimizer = line.value("optimizer", "adamw");
   run.test_loss = number(line, "test_loss"), run.answers = number(line, "answers");
   run.parameters = needed_number(line, "parameters", path);
   run.flops_per_token = needed_number(line, "flops_per_token", path);
@@ -112,13 +115,18 @@ std::string setting_of(const json& record, const std::string& path) {
   return json_text(setting);
 }
 
-// The runs that are done of an architecture, at its rate.
-RecordedArm arm_of(const json& listed, const std::vector<RecordedRun>& runs, const std::string& path) {
+// The runs that are done of an architecture with an optimizer, at its rate, but for those that chose that.
+RecordedArm arm_of(const json& listed, const std::vector<RecordedRun>& runs, const json& choosing,
+                   const std::string& path) {
   const json &name = need(listed, "name", path), &lr = need(listed, "lr", path);
   if (!holds<std::string>(name)) fail(Exit::bad_data, path, ": an architecture's name cannot be ", json_text(name));
-  RecordedArm arm{name, lr.is_number() ? lr.get<double>() : NAN, listed.value("lr_at_edge", json()) == true, 0, ""};
+  RecordedArm arm{name, lr.is_number() ? lr.get<double>() : NAN, listed.value("lr_at_edge", json()) == true};
+  arm.muon_lr = number(listed, "muon_lr");
+  const std::string arch = listed.value("arch", arm.name), optimizer = listed.value("optimizer", "adamw");
   for (const RecordedRun& run : runs) {
-    if (run.name != arm.name || run.lr != arm.lr) continue;
+    const bool same_muon = run.muon_lr == arm.muon_lr || optimizer == "adamw";
+    if (run.name != arch || run.optimizer != optimizer || run.lr != arm.lr || !same_muon || json(run.seed) == choosing)
+      continue;
     if (run.state == "done") arm.runs[run.seed] = run;
     arm.lost += run.state == "failed";
   }
@@ -140,13 +148,19 @@ std::string make_record(const std::string& directory) {
     lines.push_back(line_of(run, static_cast<size_t>(known - environments.begin()), path));
   }
   if (lines.empty()) fail(Exit::bad_data, path, ": no run of this comparison has begun");
+  const json choosing = results.value("choosing_seed", json());
   json arms = json::array();  // at the rates that compare chose
-  for (const json& arm : need(results, "architectures", path))
-    arms.push_back({{"name", need(arm, "name", path)},
-                    {"lr", need(arm, "lr", path)},
-                    {"lr_at_edge", need(arm, "lr_at_edge", path)}});
+  for (const json& arm : need(results, "architectures", path)) {
+    json listed;
+    for (const char* key : {"name", "lr", "lr_at_edge"}) listed[key] = need(arm, key, path);
+    for (const char* key : {"arch", "optimizer", "muon_lr"})
+      if (arm.contains(key) && arm[key] != arm["name"] && arm[key] != "adamw") listed[key] = arm[key];
+    if (const json rates = arm.value("rates", json()); rates.is_array() && rates.size() > 1) listed["rates"] = rates;
+    arms.push_back(listed);
+  }
   std::string out =
       "{\"format\": \"crossply record\",\n\"data_digest\": " + json_text(need(results, "data_digest", path)) +
+      (choosing.is_null() ? "" : ",\n\"choosing_seed\": " + json_text(choosing)) +
       ",\n\"flags\": " + json_text(common_of(flags)) + ",\n\"environments\": " + json_text(json(environments)) +
       ",\n\"architectures\": " + json_text(arms) + ",\n\"runs\": [\n";
   for (size_t i = 0; i < lines.size(); ++i) out += json_text(lines[i]) + (i + 1 < lines.size() ? ",\n" : "\n");
@@ -160,7 +174,7 @@ Record read_record(const std::string& path) {
   for (const json& line : need(all, "runs", path)) record.runs.push_back(run_of(line, path));
   const std::string setting = setting_of(all, path);
   for (const json& listed : need(all, "architectures", path)) {
-    RecordedArm arm = arm_of(listed, record.runs, path);
+    RecordedArm arm = arm_of(listed, record.runs, all.value("choosing_seed", json()), path);
     arm.setting = setting;
     if (!arm.runs.empty()) record.arms.push_back(arm);
   }

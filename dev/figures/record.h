@@ -11,7 +11,8 @@ namespace crossply::figures {
 
 struct RecordedRun {
   std::string name;  // as in --arch
-  double lr = 0;
+  std::string optimizer = "adamw";
+  double lr = 0, muon_lr = NAN;
   uint64_t seed = 0;
   std::string state;                         // as in results.json: done, failed, ...
   double test_loss = NAN;                    // after the last step
@@ -22,12 +23,14 @@ struct RecordedRun {
   std::vector<double> answer_step, share;  // of every test of answers, as many of each
 };
 
-// The runs of one name that are done, at the rate that the comparison chose for it; by seed.
+// The runs of an architecture with an optimizer that are done, at the rate that the comparison chose for it; by seed.
+// Without those of the seed that chose it and is not reported.
 struct RecordedArm {
   std::string name;
   double lr = NAN;
-  bool at_edge = false;      // the smallest or the largest of several rates
-  int64_t lost = 0;          // seeds that failed at this rate
+  bool at_edge = false;  // the smallest or the largest of several rates
+  int64_t lost = 0;      // seeds that failed at this rate
+  double muon_lr = NAN;
   std::string setting = "";  // data and flags that arms share which may be compared
   std::map<uint64_t, RecordedRun> runs = {};
 };

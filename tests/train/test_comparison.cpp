@@ -271,6 +271,7 @@ TEST_CASE("comparison: resuming needs no flags: architectures and settings are r
   const TempDir scratch;
   Comparison before = example(scratch.path);
   for (ComparedRun& run : before.runs) run.plan.lr = 0.125;
+  before.rates = {0.125};
   write_results(before);
   Experiment experiment;
   CHECK(!take_comparison_settings(scratch.file("nowhere"), experiment));

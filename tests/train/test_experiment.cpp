@@ -28,6 +28,7 @@ Comparison experiment(const std::vector<double>& rates = {0.001, 0.003, 0.01},
         run.directory = str(arch, "-", lr, "-", seed);
         comparison.runs.push_back(run);
       }
+  comparison.rates = rates;
   return comparison;
 }
 
@@ -79,8 +80,8 @@ TEST_CASE("comparison: rates are tried with the first seed, the other seeds get 
                                          "lime lr 0.01 seed 3"};
   CHECK(order == want);
   const std::vector<Arm> arms = arms_of(comparison);
-  CHECK(arms[0].lr == 0.003);
-  CHECK(arms[1].lr == 0.01);
+  CHECK(arms[0].rate == 0.003);
+  CHECK(arms[1].rate == 0.01);
   CHECK(!arms[0].at_edge);
   CHECK(arms[1].at_edge);
   CHECK(spread_over(comparison, arms[0], test_loss).n == 3);
@@ -97,8 +98,8 @@ TEST_CASE("comparison: a rate at which a seed diverges is not the best one, and 
   });
   CHECK(order.size() == 11);  // lime went on at 0.001 with two seeds
   const std::vector<Arm> arms = arms_of(comparison);
-  CHECK(arms[0].lr == 0.003);
-  CHECK(arms[1].lr == 0.001);
+  CHECK(arms[0].rate == 0.003);
+  CHECK(arms[1].rate == 0.001);
   CHECK(arms[1].works);
   CHECK(failures_of(comparison).empty());
   const std::string table = results_table(comparison);
@@ -143,7 +144,7 @@ TEST_CASE("comparison: a rate is settled when its runs are done or diverged; wha
   finish(killed, 0.5);
   ComparedRun& second = run_at(comparison, "lime", 0.003, 2);
   fail_with(second, Exit::io);
-  CHECK(arms_of(comparison)[1].lr == 0.003);  // that rate is not at fault
+  CHECK(arms_of(comparison)[1].rate == 0.003);  // that rate is not at fault
   CHECK(!next_run(comparison));
   CHECK(failures_of(comparison)[0]->result.code == Exit::io);
 }

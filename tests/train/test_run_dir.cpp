@@ -103,7 +103,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   o.preset = "arith";
   o.data.spec = "arith:4", o.data.val_spec = "v*.bin", o.data.tokenizer = "t.json";
   o.data.train_samples = 7, o.data.test_samples = 8, o.data.seq_len = 9;
-  o.data.shuffle = "documents", o.data.documents = "before", o.data.eot = 3;
+  o.data.shuffle = "documents", o.data.documents = "before", o.data.eot = 3, o.data.test_part = "first_half";
   o.init = "somewhere";
   o.teacher = "elsewhere", o.kd.alpha = 0.7, o.kd.tau = 3, o.kd_reduction = "element";
   o.steps = 11, o.batch = 12, o.accumulate = 13, o.warmup = 14;
@@ -153,7 +153,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   const json spoilt_values = R"({"steps": [-5, 0, "many", 1e30, 18446744073709551615], "batch": [0, 2.5, 2199023255552],
       "keep": [-1], "seq": [[]], "lr": ["fast", -1], "lr_floor": [2], "beta2": [1], "seed": [-1], "data": [7],
       "decay_all": [1], "schedule": ["flat"], "dtype": ["fp17"], "matmul": ["fp9"], "sum": ["all", 1],
-      "eval_rule": ["last"], "optimizer": ["sgd"], "muon_scale": ["big"], "muon_steps": [101], "decay_schedule": ["up"],
+      "eval_rule": ["last"], "optimizer": ["sgd"], "test_part": ["half"], "muon_scale": ["big"], "muon_steps": [101], "decay_schedule": ["up"],
       "teacher": [5], "kd_alpha": [1.5, "x"], "kd_tau": [0, -1, 1e-30, 1e30], "kd_reduction": ["sum"],
       "config": [3, {}]})"_json;
   for (const auto& [key, values] : spoilt_values.items())
@@ -205,7 +205,7 @@ TEST_CASE(
   CHECK((s.config.arch == "lime" && s.config.options.at("window") == "1"));
   json checkpoint = trajectory(s);  // has the same of these as older ones, and what they did not have
   const std::vector<const char*> newer = {"optimizer", "adam_eps", "cautious_decay", "decay_schedule", "shuffle",
-                                          "documents", "eot"};
+                                          "documents", "eot",      "test_part"};
   CHECK(checkpoint.size() == 26 + newer.size());
   for (const char* key : newer) checkpoint.erase(key);
   for (const auto& [key, value] : checkpoint.items()) CHECK_MESSAGE(older[key] == value, key);

@@ -18,13 +18,15 @@ using nlohmann::json;
 Differences loss_differences(const std::vector<CurveGroup>& groups, bool test) {
   Differences differences;
   std::vector<std::string> keys = {"data", "seq"};
-  if (test) keys = {"data", "val_data", "seq", "test_samples", "eval_samples", "eval_rule"};
+  if (test) keys = {"data", "val_data", "seq", "test_samples", "test_part", "eval_samples", "eval_rule"};
   for (const std::string& key : keys) {
     std::set<std::string> values, rows;
     for (const CurveGroup& group : groups)
       for (const CurveRun& run : group.runs) {
         if (run.settings.is_null()) continue;
-        const json value = run.settings.value(key, key == "eval_rule" ? json("first") : json());
+        const json value = run.settings.value(key, key == "eval_rule"   ? json("first")
+                                                   : key == "test_part" ? json("all")
+                                                                        : json());
         values.insert(json_text(value));
         rows.insert(group.name + ": " + (value == 0 && key == "eval_samples" ? "0 (all)" : json_text(value)));
       }

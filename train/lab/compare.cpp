@@ -1,11 +1,13 @@
-// compare: trains several architectures on the same batches, from one seed or several, at one learning rate or at the
-// best of several; ends with one table and one picture. Without --data and --preset it is the demonstration,
+// compare: trains several architectures on the same batches, from one seed or several, with one optimizer or several, at
+// one learning rate or at the best of several; ends with one table and one picture. Without --data and --preset it is the demonstration,
 // arith-quick.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <set>
 
 #include "cli/format.h"
+#include "cli/needs.h"
 #include "cli/program.h"
 #include "engine/io/file.h"
 #include "engine/io/printable.h"
@@ -27,14 +29,40 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// With the rates that were asked for.
+size_t runs_planned(const Comparison& comparison, const Arm& arm) {
+  std::set<size_t> all(arm.sweep.begin(), arm.sweep.end());
+  all.insert(arm.seeds.begin(), arm.seeds.end());
+  return comparison.choosing_seed ? arm.sweep.size() + arm.seeds.size() : all.size();
+}
+
 // --dry-run --time: of all runs, one after the other.
-void print_time(const Comparison& comparison, const std::vector<Arm>& arms, size_t each) {
+void print_time(const Comparison& comparison) {
   double seconds = 0;
-  for (const Arm& arm : arms) {
+  for (const Arm& arm : arms_of(comparison)) {
     const auto [plan, data] = open_inputs(comparison.runs[arm.seeds[0]].plan);
-    seconds += seconds_of_run(plan, data) * static_cast<double>(each);
+    seconds += seconds_of_run(plan, data) * static_cast<double>(runs_planned(comparison, arm));
   }
   print_seconds(seconds, "a run", " of all runs, by three of each architecture; evaluations");
+}
+
+// "80 runs: 2 architectures x 3 optimizers: 5 learning rates with seed 0, then 8 seeds at the best of them".
+std::string describe_runs(const Comparison& comparison, const std::vector<Arm>& arms) {
+  size_t runs = 0, rates = 1;
+  for (const Arm& arm : arms) runs += runs_planned(comparison, arm), rates = std::max(rates, arm.sweep.size());
+  const size_t optimizers = optimizers_of(comparison).size(), seeds = seeds_of(comparison).size();
+  std::string line = str(runs, " runs: ", arms.size() / optimizers, " architectures");
+  if (optimizers > 1) line += str(" x ", optimizers, " optimizers");
+  if (rates > 1) {
+    const size_t more = comparison.choosing_seed ? seeds : seeds - 1;
+    line += str(" x ", rates, " learning rates with seed ", comparison.runs[arms[0].sweep[0]].plan.seed);
+    if (more > 0)
+      line += str(", then ", more, comparison.choosing_seed ? "" : " more", more > 1 ? " seeds" : " seed",
+                  " at the best of them");
+  } else if (seeds > 1) {
+    line += str(" x ", seeds, " seeds");
+  }
+  return line;
 }
 
 // --dry-run: what the table can say without training.
@@ -42,28 +70,23 @@ void print_plans(const Comparison& comparison, int64_t jobs) {
   std::vector<std::vector<std::string>> table = {{"architecture", "parameters", "FLOP/token", "memory"}};
   double flops = 0, memory = 0;
   const std::vector<Arm> arms = arms_of(comparison);
-  const size_t rates = rates_of(comparison).size(), seeds = seeds_of(comparison).size(), each = rates + seeds - 1;
   for (const Arm& arm : arms) {
     const ComparedRun& run = comparison.runs[arm.seeds[0]];
     const TrainPlan& plan = run.plan;
-    table.push_back({run.choice.text, format_count(run.result.accounting.parameters),
+    table.push_back({arm.name, format_count(run.result.accounting.parameters),
                      format_number("%.4g", run.result.accounting.flops_per_token),
                      format_bytes(run.result.planned_memory)});
-    flops += run.result.accounting.flops_per_token *
-             static_cast<double>(plan.batch * plan.accumulate * plan.data.seq_len) * static_cast<double>(plan.steps) *
-             static_cast<double>(each);
+    flops += run.result.accounting.flops_per_token * static_cast<double>(plan.tokens_per_step() * plan.steps) *
+             static_cast<double>(runs_planned(comparison, arm));
     memory = std::max(memory, run.result.planned_memory);
   }
   std::printf("%sFLOP/token: forward and backward. memory: of a whole run, about.\n", format_table(table).c_str());
-  std::string line = str(arms.size() * each, " runs: ", arms.size(), " architectures");
-  if (rates > 1) line += str(" x ", rates, " learning rates with seed ", seeds_of(comparison)[0]);
-  if (seeds > 1)
-    line += rates > 1 ? str(", then ", seeds - 1, seeds > 2 ? " more seeds" : " more seed", " at the best of them")
-                      : str(" x ", seeds, " seeds");
-  line += str("; ", format_number("%.3g", flops), " FLOPs of training in all");
+  std::string line =
+      describe_runs(comparison, arms) + str("; ", format_number("%.3g", flops), " FLOPs of training in all");
+  if (comparison.choosing_seed) line += "; up to three more rates of each where the best is at an edge";
   if (comparison.runs[0].plan.resume) line += str("; ", runs_unfinished(comparison), " of the runs are left to do");
   std::printf("%s\n", wrap(line, 80, 0).c_str());
-  if (comparison.runs[0].plan.time) print_time(comparison, arms, each);
+  if (comparison.runs[0].plan.time) print_time(comparison);
   if (jobs > 1)
     std::printf("memory of %lld runs at a time: at most about %s\n", static_cast<long long>(jobs),
                 format_bytes(static_cast<double>(jobs) * memory).c_str());
@@ -80,17 +103,45 @@ void refuse_flags_of_trainers(const Settings& settings) {
   if (settings.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
 }
 
-// The runs of one architecture, from its first, which is complete but for rate, seed and directory.
-void add_runs(Comparison& comparison, const ComparedRun& plan, const Experiment& experiment) {
-  const bool one = experiment.rates.size() == 1 && experiment.seeds.size() == 1;
-  for (const double lr : experiment.rates)
-    for (const uint64_t seed : experiment.seeds) {
-      ComparedRun run = plan;
-      run.plan.lr = lr, run.plan.seed = seed;
-      run.directory = run.choice.file_name() + (one ? "" : str("-lr-", lr_text(lr), "-seed-", seed));
-      run.plan.out = run.result.run_dir = comparison.out + "/" + run.directory;
-      comparison.runs.push_back(run);
-    }
+// The plan with another optimizer, whose matrices have their usual rate.
+TrainPlan with_optimizer(TrainPlan plan, const std::string& optimizer) {
+  plan.optimizer = optimizer;
+  choose_muon(plan);
+  return plan;
+}
+
+// What is left open, and what does not fit: which rates are tried, and which seed tries them.
+void complete(Experiment& experiment, const TrainPlan& plan) {
+  if (experiment.optimizers.empty()) experiment.optimizers = {plan.optimizer};
+  if (experiment.seeds.empty()) experiment.seeds = {plan.seed};
+  if (experiment.rates.empty()) experiment.rates = {plan.lr};
+  const auto is_there = [&](const char* name) {
+    return std::find(experiment.optimizers.begin(), experiment.optimizers.end(), name) != experiment.optimizers.end();
+  };
+  const bool muon = is_there("muon") || is_there("normuon");
+  if (!muon && !experiment.muon_rates.empty())
+    fail(Exit::usage, "--muon-lr has no effect without --optimizer muon|normuon");
+  if (muon && !is_there("adamw") && experiment.rates.size() > 1)
+    fail(Exit::usage,
+         "several --lr are for AdamW to choose among: add adamw to --optimizer, or give one --lr and "
+         "several --muon-lr");
+  for (const double lr : muon&& experiment.muon_rates.empty() ? experiment.rates : std::vector<double>()) {
+    TrainPlan at = plan;
+    at.lr = lr, at.muon.lr = 0;
+    const double rate = with_optimizer(at, "muon").muon.lr;
+    if (experiment.muon_rates.empty() || experiment.muon_rates.back() != rate) experiment.muon_rates.push_back(rate);
+  }
+  if (!experiment.begun && (experiment.rates.size() > 1 || experiment.muon_rates.size() > 1))
+    experiment.choosing_seed = usual_choosing_seed;
+  if (std::find(experiment.seeds.begin(), experiment.seeds.end(), experiment.choosing_seed) != experiment.seeds.end())
+    fail(Exit::usage, "seed ", *experiment.choosing_seed,
+         " chooses among the learning rates, and others are reported: ", "leave it out of --seeds");
+}
+
+// The runs of one architecture with one optimizer.
+void add_arm(Comparison& comparison, const ComparedRun& like, const std::vector<uint64_t>& seeds) {
+  for (const double rate : like.plan.optimizer == "adamw" ? comparison.rates : comparison.muon_rates)
+    add_rate(comparison, like, rate, seeds);
 }
 
 // The plan of another architecture at the same settings.
@@ -111,26 +162,31 @@ TrainPlan plan_of(const ArchChoice& choice, TrainPlan plan) {
 Comparison prepare(Experiment& experiment, ComparisonDir& dir) {
   refuse_flags_of_trainers(experiment.settings);
   Settings settings = experiment.settings;
-  if (experiment.seeds.empty()) experiment.seeds = {settings.seed};
   if (!experiment.rates.empty()) settings.lr = experiment.rates[0];
-  settings.seed = experiment.seeds[0];
+  if (!experiment.muon_rates.empty()) settings.muon.lr = experiment.muon_rates[0];
+  if (!experiment.seeds.empty()) settings.seed = experiment.seeds[0];
   const std::vector<ArchChoice> choices = parse_arch_list(experiment.archs, settings.config.backbone);
   settings.config.arch = settings.config.backbone;
   auto [plan, data] = open_inputs(settings);
-  if (experiment.rates.empty()) experiment.rates = {plan.lr};
+  complete(experiment, plan);
   experiment.notes = {plan.chosen, epochs_warning(plan, data), warmup_warning(plan)};
   if (!plan.dry_run && !dir.is_held())
     dir = plan.resume ? ComparisonDir::claim(plan.out) : ComparisonDir::claim_fresh(plan.out);
   Comparison comparison{plan.data.spec, plan.dry_run ? plan.out : dir.path(), {}};
+  comparison.rates = experiment.rates, comparison.muon_rates = experiment.muon_rates;
+  comparison.choosing_seed = experiment.choosing_seed;
   if (data.test != nullptr) comparison.test_size = data.test->size();
   if (!plan.dry_run) comparison.data_digest = plan.data_digest = digest_of_files(plan, data);
   comparison.data_note = validation_note(data);
   std::vector<TrainPlan> plans;
   for (const ArchChoice& choice : choices) {
-    plans.push_back(plan_of(choice, plan));
-    ComparedRun run{choice, plans.back(), plan_training(plans.back())};
-    add_runs(comparison, run, experiment);
+    const TrainPlan of_choice = plan_of(choice, plan);
+    for (const std::string& optimizer : experiment.optimizers) {
+      plans.push_back(with_optimizer(of_choice, optimizer));
+      add_arm(comparison, {choice, plans.back(), plan_training(plans.back())}, experiment.seeds);
+    }
   }
+  name_directories(comparison);
   if (experiment.settings.given.contains("--router-lr")) refuse_idle_router_lr(plans, "these architectures");
   return comparison;
 }
@@ -144,8 +200,7 @@ void print_next(const Comparison& comparison, const std::string& program) {
   const std::vector<Arm> arms = arms_of(comparison);
   for (const Arm& arm : arms) {
     const ComparedRun& run = comparison.runs[arm.seeds.front()];  // at its best rate
-    if (run.state == RunState::done && run.result.test_loss < least)
-      least = run.result.test_loss, best = run.result.run_dir;
+    if (is_done(run) && run.result.test_loss < least) least = run.result.test_loss, best = run.result.run_dir;
   }
   const bool text = parse_data_spec(comparison.data).kind == DataSpec::Kind::text;
   if (!best.empty()) std::printf("next:     %s\n", generate_command(program, best, comparison.data, text).c_str());
@@ -192,10 +247,12 @@ void draw_missing_figures(Comparison& comparison) {
 
 // Returns the error of the last attempt to write the results. A figure that cannot be written does not end the runs.
 std::string train_all(Comparison& comparison, int64_t asked) {
+  extend(comparison);
   const Jobs jobs = choose_jobs(comparison, asked);
   if (!jobs.reason.empty()) std::printf("%s\n", jobs.reason.c_str());
   std::string told;
   const auto after_each = [&] {
+    extend(comparison);
     const std::string error = write_results(comparison);
     if (!error.empty() && error != told) print_line("note: " + error + "; the runs go on", false);
     told = error;
@@ -216,7 +273,7 @@ Exit run(Experiment& o, ComparisonDir& dir) {
   }
   const auto device = make_device(o.settings.device, o.settings.matmul);  // refuses one that is not there
   for (const Arm& arm : arms_of(comparison))                              // not when their turns come
-    refuse_too_large(comparison.runs[arm.sweep[0]].plan, *device);
+    refuse_too_large(comparison.runs[arm.seeds[0]].plan, *device);
   if (o.settings.resume) take_up(comparison);
   if (comparison.out != o.settings.out)
     std::printf("%s holds another comparison; this one is in %s\n", printable(o.settings.out).c_str(),
@@ -282,28 +339,54 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
       return static_cast<uint64_t>(read_integer("--seeds", item, 0, std::numeric_limits<int64_t>::max()));
     });
   };
-  const auto set_rates = [&](const std::string& text) {
-    o.rates = read_list<double>("--lr", text,
-                                [](const std::string& item) { return read_number("--lr", item, 0, max_number); });
+  const auto read_rates = [](const std::string& flag, const std::string& text) {
+    return read_list<double>(flag, text,
+                             [&](const std::string& item) { return read_number(flag, item, 0, max_number); });
+  };
+  const auto set_rates = [&o, read_rates](const std::string& text) { o.rates = read_rates("--lr", text); };
+  const auto set_muon_rates = [&o, read_rates](const std::string& text) {
+    o.muon_rates = read_rates("--muon-lr", text);
+  };
+  const auto set_optimizers = [&o](const std::string& text) {
+    o.optimizers = read_list<std::string>("--optimizer", text, [](const std::string& item) {
+      if (std::find(optimizers.begin(), optimizers.end(), item) == optimizers.end())
+        refuse_value("--optimizer", "cannot be '" + excerpt(item) + "'; give of " + join_commas(optimizers));
+      return item;
+    });
+    o.settings.optimizer = "adamw";
+    for (const std::string& name : o.optimizers)
+      if (name != "adamw") o.settings.optimizer = name;  // for what only Muon has, or cannot do
   };
   add_parsed(
       app, "--seeds", set_seeds, "LIST",
       "several seeds between commas: 1,2,3 (default: --seed)\nThe table then has means and standard deviations, and "
-      "says which differences from the yardstick are larger than the spread of seeds. The first one chooses among "
-      "several --lr, also with --resume");
+      "says which differences from the yardstick are larger than the spread of seeds");
   add_integer(app, "--jobs", o.jobs, 0, 4096,
               "runs side by side, each with its share of the threads; results are the same (0: several where there are "
               "several seeds or rates, on a CPU, and a step of the first run, which is timed, is too small for all "
               "threads)");
   add_train_flags(app, o.settings);
   flag_named(app, "--seeds").excludes(flag_named(app, "--seed"));
-  remove_flag(app, "--lr");
+  for (const char* flag : {"--lr", "--muon-lr", "--optimizer"}) remove_flag(app, flag);
   add_parsed(
       app, "--lr", set_rates, "FLOAT,...",
-      "base learning rate, or several between commas\nEach architecture is trained at all with the first seed, then "
-      "with the other seeds at the best, by the test loss")
+      "base learning rate, or several between commas\nSeed 0 is trained at all, and tested on the first half of the "
+      "test set; the best is that of --seeds, which are tested on the second half. While the best is at an edge, a "
+      "rate "
+      "beyond it is tried, three at most")
       .default_str(format_number("%g", o.settings.lr))
       .group("Optimiser");
+  add_parsed(app, "--optimizer", set_optimizers, "NAME,...",
+             "adamw, muon, normuon, or several between commas\nmuon and normuon are for matrices between widths: all "
+             "other parameters are AdamW's then, at the --lr that is best for AdamW alone, if that is compared, too")
+      .default_str(join_commas(o.optimizers.empty() ? std::vector{o.settings.optimizer} : o.optimizers))
+      .group("Optimiser");
+  needs(app,
+        add_parsed(app, "--muon-lr", set_muon_rates, "FLOAT,...",
+                   "Muon's base learning rate, or several between commas (default: of each --lr, with --muon-scale rms "
+                   "five times that, with original 0.03)")
+            .group("Optimiser"),
+        {{"--optimizer", {"muon", "normuon"}}});
 }
 
 }  // namespace

@@ -9,65 +9,11 @@
 namespace crossply {
 namespace {
 
-// Another try may bring it to its end.
-bool is_unfinished(const ComparedRun& run) { return !is_done(run) && !diverged(run); }
-
 // Still to be done by this program.
 bool is_open(const ComparedRun& run) { return is_unfinished(run) && run.state != RunState::running && !run.tried; }
 bool is_pending(const ComparedRun& run) { return is_open(run) || run.state == RunState::running; }
 
 bool has_score(const ComparedRun& run) { return is_done(run) && std::isfinite(run.result.test_loss); }
-
-template <class T>
-void add_new(std::vector<T>& values, T value) {
-  if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
-}
-
-// The rate that an arm is judged at, so far; of those at which a seed diverged only where there are no others.
-void choose_rate(const Comparison& comparison, const std::vector<size_t>& all, Arm& arm) {
-  double best = INFINITY;
-  arm.lr = NAN;
-  for (const size_t i : arm.sweep) {
-    const ComparedRun& first = comparison.runs[i];
-    const double lr = first.plan.lr;
-    if (!has_score(first)) continue;
-    const bool works = std::none_of(all.begin(), all.end(), [&](size_t k) {
-      return comparison.runs[k].plan.lr == lr && diverged(comparison.runs[k]);
-    });
-    if (works < arm.works || (works == arm.works && first.result.test_loss >= best)) continue;
-    best = first.result.test_loss, arm.lr = lr, arm.works = works;
-  }
-  if (std::isnan(arm.lr) && arm.sweep.size() == 1) arm.lr = comparison.runs[arm.sweep[0]].plan.lr;
-  for (const size_t k : all)
-    if (comparison.runs[k].plan.lr == arm.lr) arm.seeds.push_back(k);
-  if (arm.seeds.empty()) arm.seeds = {arm.sweep[0]};
-}
-
-Arm arm_of(const Comparison& comparison, const std::string& name) {
-  Arm arm{name, {}, {}};
-  std::vector<size_t> all;
-  for (size_t i = 0; i < comparison.runs.size(); ++i)
-    if (comparison.runs[i].choice.text == name) all.push_back(i);
-  double lowest = INFINITY, highest = 0;
-  for (const size_t i : all) {
-    const Settings& settings = comparison.runs[i].plan;
-    if (settings.seed != comparison.runs[all[0]].plan.seed) continue;
-    arm.sweep.push_back(i);
-    lowest = std::min(lowest, settings.lr), highest = std::max(highest, settings.lr);
-  }
-  arm.settled = arm.sweep.size() == 1 || std::none_of(arm.sweep.begin(), arm.sweep.end(),
-                                                      [&](size_t i) { return is_unfinished(comparison.runs[i]); });
-  choose_rate(comparison, all, arm);
-  arm.at_edge = arm.settled && arm.sweep.size() > 1 && (arm.lr == lowest || arm.lr == highest);
-  return arm;
-}
-
-// The runs of an arm that are needed, as far as they are known.
-std::vector<size_t> needed(const Arm& arm) {
-  std::vector<size_t> out = arm.sweep;
-  for (const size_t i : arm.settled ? arm.seeds : std::vector<size_t>()) add_new(out, i);
-  return out;
-}
 
 // Those of an arm that `counts`; where its rate is not settled but `will_be`, also the seeds that follow.
 template <class Counts, class WillBe>
@@ -75,7 +21,7 @@ int64_t count_runs(const Comparison& comparison, Counts&& counts, WillBe&& will_
   int64_t count = 0;
   for (const Arm& arm : arms_of(comparison)) {
     for (const size_t i : needed(arm)) count += counts(comparison.runs[i]);
-    if (!arm.settled && will_be(arm)) count += static_cast<int64_t>(seeds_of(comparison).size()) - 1;
+    if (!arm.settled && will_be(arm)) count += std::ssize(seeds_of(comparison)) - (comparison.choosing_seed ? 0 : 1);
   }
   return count;
 }
@@ -104,11 +50,19 @@ const char* name_of(RunState state) {
 
 bool is_done(const ComparedRun& run) { return run.state == RunState::done; }
 
+bool is_unfinished(const ComparedRun& run) { return !is_done(run) && !diverged(run); }
+
 bool diverged(const ComparedRun& run) { return run.state == RunState::failed && run.result.code == Exit::not_finite; }
 
 int64_t steps_of(const ComparedRun& run) {
   const std::vector<double>& steps = run.result.curves.step;
   return steps.empty() ? 0 : static_cast<int64_t>(steps.back());
+}
+
+int64_t test_size_of(const Comparison& comparison, const ComparedRun& run) {
+  const int64_t all = comparison.test_size, first = all / 2;
+  const std::string& part = run.plan.data.test_part;
+  return part == "all" ? all : part == "first_half" ? first : all - first;
 }
 
 std::string remark(const ComparedRun& run) {
@@ -131,34 +85,16 @@ Measured steps_valid(const ComparedRun& run) {
   return task_share(run, run.result.steps_valid, run.result.curves.steps_valid);
 }
 
-std::vector<Arm> arms_of(const Comparison& comparison) {
-  std::vector<std::string> names;
-  for (const ComparedRun& run : comparison.runs) add_new(names, run.choice.text);
-  std::vector<Arm> arms;
-  for (const std::string& name : names) arms.push_back(arm_of(comparison, name));
-  return arms;
-}
-
-std::vector<double> rates_of(const Comparison& comparison) {
-  std::vector<double> rates;
-  for (const ComparedRun& run : comparison.runs) add_new(rates, run.plan.lr);
-  return rates;
-}
-
-std::vector<uint64_t> seeds_of(const Comparison& comparison) {
-  std::vector<uint64_t> seeds;
-  for (const ComparedRun& run : comparison.runs) add_new(seeds, run.plan.seed);
-  return seeds;
-}
-
 std::optional<size_t> next_run(const Comparison& comparison) {
   const std::vector<Arm> arms = arms_of(comparison);
   for (const Arm& arm : arms)
-    for (const size_t i : arm.sweep)
+    for (const size_t i : arm.waits ? std::vector<size_t>() : arm.sweep)
       if (is_open(comparison.runs[i])) return i;
-  for (size_t seed = 1; seed < seeds_of(comparison).size(); ++seed)
+  for (size_t seed = 0; seed < seeds_of(comparison).size(); ++seed)
     for (const Arm& arm : arms)
-      if (arm.settled && seed < arm.seeds.size() && is_open(comparison.runs[arm.seeds[seed]])) return arm.seeds[seed];
+      if (arm.settled && std::isfinite(arm.rate) && seed < arm.seeds.size() &&
+          is_open(comparison.runs[arm.seeds[seed]]))
+        return arm.seeds[seed];
   return {};
 }
 
@@ -203,8 +139,11 @@ std::vector<const ComparedRun*> failures_of(const Comparison& comparison) {
 std::string lr_text(double lr) { return json_text(nlohmann::json(lr)); }
 
 std::string run_name(const Comparison& comparison, const ComparedRun& run) {
-  return run.choice.text + (rates_of(comparison).size() > 1 ? " lr " + lr_text(run.plan.lr) : "") +
-         (seeds_of(comparison).size() > 1 ? str(" seed ", run.plan.seed) : "");
+  const bool choice = comparison.rates.size() > 1 || comparison.muon_rates.size() > 1;
+  const bool muon = run.plan.optimizer != "adamw" && !comparison.muon_rates.empty();
+  return run.choice.text + (optimizers_of(comparison).size() > 1 ? " " + run.plan.optimizer : "") +
+         (choice ? (muon ? " muon-lr " : " lr ") + lr_text(rate_of(run)) : "") +
+         (choice || seeds_of(comparison).size() > 1 ? str(" seed ", run.plan.seed) : "");
 }
 
 std::string run_directory(const ComparedRun& run) {
@@ -251,7 +190,7 @@ double relative_time(const Comparison& comparison, const std::vector<size_t>& of
     }
     return spread_of(rates).mean;
   };
-  return rate(arm_of(comparison, comparison.runs[0].choice.text).seeds) / rate(of);
+  return rate(arms_of(comparison)[0].seeds) / rate(of);
 }
 
 double relative_memory(const Comparison& comparison, const ComparedRun& run) {
@@ -261,10 +200,13 @@ double relative_memory(const Comparison& comparison, const ComparedRun& run) {
 std::string parameter_warning(const Comparison& comparison) {
   const ComparedRun& yardstick = comparison.runs[0];
   std::vector<std::string> differing;
-  for (const ComparedRun& run : comparison.runs) {
+  const std::vector<Arm> arms = arms_of(comparison);
+  for (const Arm& arm : arms) {
+    if (first_optimizer(arms, arm) != nullptr) continue;
+    const ComparedRun& run = comparison.runs[arm.seeds[0]];
     const double ratio = static_cast<double>(run.result.accounting.parameters) /
                          static_cast<double>(yardstick.result.accounting.parameters);
-    if (std::abs(ratio - 1) > 0.1) add_new(differing, run.choice.text + format_number(" %+.0f %%", 100 * (ratio - 1)));
+    if (std::abs(ratio - 1) > 0.1) differing.push_back(arm.arch + format_number(" %+.0f %%", 100 * (ratio - 1)));
   }
   std::string list;
   for (const std::string& one : differing) list += (list.empty() ? " " : ", ") + one;

@@ -1,7 +1,9 @@
 // What `compare` knows about its runs, and what it makes of that: a table, results.md, results.json and compare.svg.
 //
-// Every architecture is trained at every rate with the first seed, and with the other seeds only at its best rate: that
-// with the lowest test loss among those at which no seed diverged.
+// An arm is an architecture with an optimizer. Where it has several learning rates to choose among, a seed of its own
+// tries them all and is tested on the first half of the test set. The seeds that count are trained at the best rate
+// alone and are tested on the second half, by which nothing was chosen. Best is the lowest loss among the rates at which
+// no seed diverged. arms.cpp has these rules.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -14,6 +16,9 @@
 #include "train/settings/arch_list.h"
 
 namespace crossply {
+
+// The seed that chooses among rates.
+constexpr uint64_t usual_choosing_seed = 0;
 
 enum class RunState { waiting, running, done, stopped, failed };
 
@@ -34,41 +39,66 @@ struct ComparedRun {
 struct Comparison {
   std::string data;                      // as in --data
   std::string out;                       // the directory of the comparison; each run's directory is in it
-  std::vector<ComparedRun> runs;         // by architecture, then rate, then seed: all, though only some are needed
+  std::vector<ComparedRun> runs;         // all that may be needed: by add_rate(), and what extend() found
   int64_t test_size = 0;                 // sequences in the test set; 0: unknown
   std::string data_digest = "";          // of files; "" of what is generated
   std::vector<std::string> others = {};  // runs in `out` that are not compared now, as results.json had them
   std::string data_note = "";            // on validation files among the training files; "" where there are none
+  std::vector<double> rates = {};        // --lr, and --muon-lr of the arms of Muon, before any were added at an edge
+  std::vector<double> muon_rates = {};
+  // Tries the rates and is not reported. None where no arm has a choice; and of a comparison that was begun so, or by a
+  // program before this rule: there the first seed chooses, on all of the test set, and is reported, too.
+  std::optional<uint64_t> choosing_seed = {};
 };
 
 // What is compared, by its flags.
 struct Experiment {
   std::string archs = "llama,lime";
-  std::vector<double> rates;       // none: that of `train`
-  std::vector<uint64_t> seeds;     // the same
+  std::vector<std::string> optimizers;  // none: that of `train`
+  std::vector<double> rates;            // the same; of AdamW
+  std::vector<double> muon_rates;       // of the matrices of Muon; none: by the rule of one run, for each of `rates`
+  std::vector<uint64_t> seeds;          // as reported; none: that of `train`
+  std::optional<uint64_t> choosing_seed;
+  bool begun = false;              // an earlier comparison goes on, whose seed that chooses stays
   int64_t jobs = 0;                // runs side by side; 0: chosen
   std::vector<std::string> notes;  // to be printed
   std::string program;             // compare as it was called, for commands to paste
   Settings settings;
 };
 
-// An architecture in a comparison. Numbers are places in Comparison::runs.
+// Numbers are places in Comparison::runs.
 struct Arm {
-  std::string name;
-  std::vector<size_t> sweep;  // every rate with the first seed
-  std::vector<size_t> seeds;  // every seed at the best rate so far; the first run where there is none
-  double lr = 0;              // that rate; NaN: none
-  bool settled = false;       // all of the sweep is done or diverged; nothing is judged before
+  std::string name;  // of the architecture, and where there are several, of the optimizer: "lime muon"
+  std::string arch, optimizer;
+  std::vector<size_t> sweep;  // every rate with the seed that chooses, by rate; none where there is no choice
+  std::vector<size_t> seeds;  // every reported seed at the best rate so far, at any where there is none
+  double rate = NAN;          // that rate, --muon-lr of an arm of Muon; NaN: none
+  bool settled = false;       // the rates are tried, and no other is needed; nothing is judged before
+  bool waits = false;         // for AdamW's best --lr of this architecture
   bool works = false;         // no seed diverged at that rate
   bool at_edge = false;       // it is the smallest or the largest of several
 };
 std::vector<Arm> arms_of(const Comparison& comparison);
-std::vector<double> rates_of(const Comparison& comparison);
-std::vector<uint64_t> seeds_of(const Comparison& comparison);
+std::vector<uint64_t> seeds_of(const Comparison& comparison);  // those that are reported
+std::vector<std::string> optimizers_of(const Comparison& comparison);
+bool chooses(const Comparison& comparison, const ComparedRun& run);  // is it of the seed that tries the rates?
+// The rate that is tried: --lr, of Muon --muon-lr.
+double rate_of(const ComparedRun& run);
+// Adds a rate of an arm, with the seed that chooses, if there is one, and with those that are reported. like: complete
+// but for rate, seed, part of the test set and directory.
+void add_rate(Comparison& comparison, const ComparedRun& like, double rate, const std::vector<uint64_t>& seeds);
+// Names the directories of runs that have none yet. All runs that are planned are there by then.
+void name_directories(Comparison& comparison);
+// Adds what has turned out to be needed: a rate beyond the edge at which an arm's best is, at most three for each arm.
+// Gives the runs of Muon that have not begun AdamW's best --lr of the same architecture. Returns whether anything
+// changed.
+bool extend(Comparison& comparison);
 
 // The run to begin next: first the rates, then seed after seed, so that what is there at any time is of all
 // architectures. None where all are done, or wait for one that is running.
 std::optional<size_t> next_run(const Comparison& comparison);
+// Those of an arm that are needed, as far as they are known: its rates, and once they are settled its seeds.
+std::vector<size_t> needed(const Arm& arm);
 // Runs that this program has yet to do, or does; and those with all that are needed. The best rates are not known
 // before the rest is, but how many runs that makes is.
 int64_t runs_left(const Comparison& comparison);
@@ -89,7 +119,10 @@ const char* name_of(RunState state);
 bool is_done(const ComparedRun& run);
 // Ended with a loss that is not finite: the run's own end, while anything else that failed may end well the next time.
 bool diverged(const ComparedRun& run);
+bool is_unfinished(const ComparedRun& run);  // neither: another try may bring it to its end
 int64_t steps_of(const ComparedRun& run);
+// Sequences in the run's part of the test set; 0: unknown.
+int64_t test_size_of(const Comparison& comparison, const ComparedRun& run);
 // "failed after step 3 of 10: WHY"; "" of a run that is done.
 std::string remark(const ComparedRun& run);
 
@@ -108,6 +141,10 @@ Measured steps_valid(const ComparedRun& run);
 // Over the seeds of an arm that are done.
 Spread spread_over(const Comparison& comparison, const Arm& arm, Measure measure);
 double tokens_per_second_of(const Comparison& comparison, const Arm& arm);  // NaN: not known, or of a shared machine
+// The arms that one is compared with: the first architecture's with the same optimizer, and its own architecture's with
+// the first optimizer; null where that is the arm itself.
+const Arm* first_architecture(const std::vector<Arm>& arms, const Arm& arm);
+const Arm* first_optimizer(const std::vector<Arm>& arms, const Arm& arm);
 // Of the test losses of two arms, seed by seed: the first's minus the second's. None before both rates are settled.
 Spread paired_difference(const Comparison& comparison, const Arm& arm, const Arm& yardstick);
 // Of runs, relative to the yardstick; NaN where none is done, or none had the machine for itself.

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "cli/bounds.h"
 #include "engine/io/file.h"
@@ -21,26 +22,43 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-json json_of(const Comparison& comparison, const Arm& arm, const Arm& yardstick) {
-  json rates = json::array();
-  for (const size_t i : arm.sweep)
-    rates.push_back(
-        {{"lr", comparison.runs[i].plan.lr}, {"test_loss", number_or_null(test_loss(comparison.runs[i]).value)}});
-  const Spread loss = spread_over(comparison, arm, test_loss);
-  const Spread difference = paired_difference(comparison, arm, yardstick);
-  return {{"name", arm.name},
-          {"lr", number_or_null(arm.lr)},
-          {"lr_settled", arm.settled},
-          {"lr_at_edge", arm.at_edge},
-          {"rates", rates},
-          {"seeds_done", loss.n},
-          {"test_loss_mean", number_or_null(loss.mean)},
-          {"test_loss_sd", number_or_null(loss.sd)},
+void add_rates(json& to, const ComparedRun& run) {
+  to["lr"] = run.plan.lr;
+  if (run.plan.optimizer != "adamw") to["muon_lr"] = run.plan.muon.lr;
+}
+
+json difference_of(const Comparison& comparison, const Arm& arm, const Arm* other) {
+  const Spread difference = other == nullptr ? Spread() : paired_difference(comparison, arm, *other);
+  return {{"difference_from", other == nullptr ? json() : json(other->name)},
           {"difference_seeds", difference.n},
           {"difference_mean", number_or_null(difference.mean)},
           {"difference_error", number_or_null(difference.error())},
           {"difference_interval", number_or_null(difference.interval())},
           {"larger_than_spread", difference.n > 1 ? json(difference.differs_from_zero()) : json()}};
+}
+
+json json_of(const Comparison& comparison, const Arm& arm, const std::vector<Arm>& arms) {
+  json rates = json::array();
+  for (const size_t i : arm.sweep) {
+    rates.push_back({{"test_loss", number_or_null(test_loss(comparison.runs[i]).value)}});
+    add_rates(rates.back(), comparison.runs[i]);
+  }
+  const Spread loss = spread_over(comparison, arm, test_loss);
+  json out = {{"name", arm.name},
+              {"arch", arm.arch},
+              {"optimizer", arm.optimizer},
+              {"lr_settled", arm.settled},
+              {"lr_at_edge", arm.at_edge},
+              {"rates", rates},
+              {"seeds_done", loss.n},
+              {"test_loss_mean", number_or_null(loss.mean)},
+              {"test_loss_sd", number_or_null(loss.sd)}};
+  add_rates(out, comparison.runs[arm.seeds[0]]);
+  if (std::isnan(arm.rate)) out[arm.optimizer == "adamw" ? "lr" : "muon_lr"] = json();
+  out.update(difference_of(comparison, arm, first_architecture(arms, arm)));
+  if (first_optimizer(arms, arm) != nullptr)
+    out["optimizer_difference"] = difference_of(comparison, arm, first_optimizer(arms, arm));
+  return out;
 }
 
 // Every evaluation of a run, so that results.json alone can be drawn.
@@ -75,9 +93,9 @@ constexpr const char* about =
     "steps_valid: shares of 1; test_loss_sequences: how many test sequences test_loss is of, and flags/eval_rule "
     "which (spread: sequence floor((i + 0.5) N / n) of N; spread_then_all: all after the last step; first, and where "
     "there is none: the first ones); ..._step: when the number was measured; null: unknown; "
-    "architectures: at their best rates, chosen by the test loss of the first seed once lr_settled; difference: of "
-    "test losses from the yardstick's "
-    "with the same "
+    "architectures: with each optimizer, at their best rates, which are chosen once lr_settled by choosing_seed on the "
+    "first half of the test set (flags/test_part), while the others are tested on the second; where that is null, by "
+    "the first seed on all of it; difference: of test losses from those of difference_from with the same "
     "seed, its standard error, and half of Student's 95 % interval; others: runs that the last call did not compare; "
     "training_seconds: without pauses and tests, of a machine that other runs may have shared; environment: of the "
     "run's "
@@ -137,8 +155,10 @@ Exit exit_code_of(const json& run, const std::string& path) {
 bool is_same(const json& saved, const ComparedRun& run) {
   if (saved["name"] != run.choice.text || !saved.contains("flags")) return false;
   const json& flags = saved["flags"];
+  const std::string& optimizer = run.plan.optimizer;
   return flags.is_object() && flags.value("lr", json()) == json(run.plan.lr) &&
-         flags.value("seed", json()) == json(run.plan.seed);
+         flags.value("seed", json()) == json(run.plan.seed) && flags.value("optimizer", json("adamw")) == optimizer &&
+         (optimizer == "adamw" || flags.value("muon_lr", json()) == json(run.plan.muon.lr));
 }
 
 // A name and nothing more: what is read here is written to.
@@ -214,35 +234,37 @@ json to_json(const Comparison& comparison, const ComparedRun& run) {
   const int64_t steps_done = is_done(run) ? run.plan.steps : steps_of(run);
   const int64_t tokens_per_step = run.plan.batch * run.plan.accumulate * run.plan.data.seq_len;
   const double rate = r.tokens_per_second * r.accounting.flops_per_token;
-  json out = {
-      {"name", run.choice.text},
-      {"arch", run.choice.arch},
-      {"options", run.choice.options},
-      {"directory", dir},
-      {"metrics", run.state == RunState::waiting ? json() : json(dir + "/metrics.jsonl")},
-      {"state", name_of(run.state)},
-      {"exit_code", run.state == RunState::waiting ? json() : json(static_cast<int>(r.code))},
-      {"error", run.error},
-      {"lr", run.plan.lr},
-      {"seed", run.plan.seed},
-      {"flags", all_settings(run.plan)},
-      {"steps_done", steps_done},
-      {"tokens", steps_done * tokens_per_step},
-      {"scored_tokens", r.scored_tokens < 0 ? json() : json(r.scored_tokens)},
-      {"epochs", number_or_null(r.epochs)},
-      {"flops", static_cast<double>(steps_done * tokens_per_step) * r.accounting.flops_per_token},
-      {"flops_per_second", rate > 0 ? json(rate) : json()},
-      {"mfu", rate > 0 && r.peak > 0 ? json(rate / r.peak) : json()},
-      {"peak_flops_per_second", r.peak > 0 ? json(r.peak) : json()},
-      {"memory_bytes", r.memory},
-      {"relative_memory", relative_memory(comparison, run)},
-      {"tokens_per_second", r.tokens_per_second > 0 ? json(r.tokens_per_second) : json()},
-      {"tokens_per_step", tokens_per_step},
-      {"training_seconds", r.curves.seconds.empty() ? json() : number_or_null(r.curves.seconds.back())},
-      {"runs_side_by_side", run.side_by_side},
-      {"test_loss_sequences",
-       comparison.test_size > 0 ? json(sequences_tested(run.plan, comparison.test_size, is_done(run))) : json()},
-      {"relative_time", number_or_null(relative_time(comparison, {place}))}};
+  json out = {{"name", run.choice.text},
+              {"arch", run.choice.arch},
+              {"options", run.choice.options},
+              {"directory", dir},
+              {"metrics", run.state == RunState::waiting ? json() : json(dir + "/metrics.jsonl")},
+              {"state", name_of(run.state)},
+              {"exit_code", run.state == RunState::waiting ? json() : json(static_cast<int>(r.code))},
+              {"error", run.error},
+              {"optimizer", run.plan.optimizer},
+              {"lr", run.plan.lr},
+              {"muon_lr", run.plan.optimizer == "adamw" ? json() : json(run.plan.muon.lr)},
+              {"seed", run.plan.seed},
+              {"flags", all_settings(run.plan)},
+              {"steps_done", steps_done},
+              {"tokens", steps_done * tokens_per_step},
+              {"scored_tokens", r.scored_tokens < 0 ? json() : json(r.scored_tokens)},
+              {"epochs", number_or_null(r.epochs)},
+              {"flops", static_cast<double>(steps_done * tokens_per_step) * r.accounting.flops_per_token},
+              {"flops_per_second", rate > 0 ? json(rate) : json()},
+              {"mfu", rate > 0 && r.peak > 0 ? json(rate / r.peak) : json()},
+              {"peak_flops_per_second", r.peak > 0 ? json(r.peak) : json()},
+              {"memory_bytes", r.memory},
+              {"relative_memory", relative_memory(comparison, run)},
+              {"tokens_per_second", r.tokens_per_second > 0 ? json(r.tokens_per_second) : json()},
+              {"tokens_per_step", tokens_per_step},
+              {"training_seconds", r.curves.seconds.empty() ? json() : number_or_null(r.curves.seconds.back())},
+              {"runs_side_by_side", run.side_by_side},
+              {"test_loss_sequences",
+               comparison.test_size > 0 ? json(sequences_tested(run.plan, test_size_of(comparison, run), is_done(run)))
+                                        : json()},
+              {"relative_time", number_or_null(relative_time(comparison, {place}))}};
   out.update(to_json(r.accounting));
   const auto put = [&](const std::string& key, const Measured& number, const std::string& step_key) {
     const bool known = std::isfinite(number.value);
@@ -284,26 +306,34 @@ void take_up(ComparedRun& run, const json& saved, const std::string& out, const 
 std::string results_json(const Comparison& comparison) {
   json runs = json::array(), arms = json::array(), others = json::array();
   const std::vector<Arm> all_arms = arms_of(comparison);
-  for (const Arm& arm : all_arms) arms.push_back(json_of(comparison, arm, all_arms[0]));
-  // A run that is not needed, or not yet known to be, is one more only if it was begun.
-  const uint64_t first_seed = comparison.runs[0].plan.seed;
-  for (const ComparedRun& run : comparison.runs) {
-    if (run.state == RunState::waiting && run.plan.seed != first_seed) continue;
+  std::set<size_t> listed;  // a run that is not needed, or not yet known to be, only if it was begun
+  for (const Arm& arm : all_arms) {
+    arms.push_back(json_of(comparison, arm, all_arms));
+    listed.insert(arm.sweep.begin(), arm.sweep.end());
+    if (arm.sweep.empty()) listed.insert(arm.seeds[0]);
+  }
+  for (size_t i = 0; i < comparison.runs.size(); ++i) {
+    const ComparedRun& run = comparison.runs[i];
+    if (run.state == RunState::waiting && !listed.contains(i)) continue;
     runs.push_back(to_json(comparison, run));
     runs.back()["evaluations"] = evaluations_of(run.result.curves);
     runs.back()["environment"] = recorded_environment(comparison.out + "/" + run_directory(run) + "/environment.jsonl");
   }
   for (const std::string& other : comparison.others) others.push_back(known_json(other));
   const double chance = chance_of(comparison.data);  // of answers
+  const int64_t tested = test_size_of(comparison, comparison.runs[all_arms[0].seeds[0]]);
   const json all = {{"format", "crossply comparison"},
                     {"version", 1},
                     {"about", about},
                     {"data", comparison.data},
                     {"data_digest", comparison.data_digest.empty() ? json() : json(comparison.data_digest)},
                     {"yardstick", comparison.runs[0].choice.text},
-                    {"rates", rates_of(comparison)},
+                    {"optimizers", optimizers_of(comparison)},
+                    {"rates", comparison.rates},
+                    {"muon_rates", comparison.muon_rates},
+                    {"choosing_seed", comparison.choosing_seed ? json(*comparison.choosing_seed) : json()},
                     {"seeds", seeds_of(comparison)},
-                    {"test_sequences", comparison.test_size > 0 ? json(comparison.test_size) : json()},
+                    {"test_sequences", tested > 0 ? json(tested) : json()},
                     {"chance", number_or_null(chance)},
                     {"architectures", arms},
                     {"runs", runs},
@@ -312,6 +342,14 @@ std::string results_json(const Comparison& comparison) {
 }
 
 namespace {
+
+std::vector<std::string> optimizers_in(const json& list, const std::string& path) {
+  const bool known = list.is_array() && !list.empty() && std::all_of(list.begin(), list.end(), [](const json& name) {
+                       return std::find(optimizers.begin(), optimizers.end(), name) != optimizers.end();
+                     });
+  if (!known) fail(Exit::bad_data, path, ": \"optimizers\" cannot be ", json_text(list));
+  return list;
+}
 
 void take_experiment(const json& old, const std::string& path, Experiment& experiment) {
   std::vector<std::string> names;
@@ -322,17 +360,42 @@ void take_experiment(const json& old, const std::string& path, Experiment& exper
     names.push_back(name);
     experiment.archs += (experiment.archs.empty() ? "" : ",") + name;
   }
-  // A GPT-2 among LLaMAs does not have all their sizes.
+  // A GPT-2 among LLaMAs does not have all their sizes, and a run of AdamW not all settings of Muon's.
+  const auto says = [](const json& run) {
+    const json config = run["flags"].value("config", json());
+    return (config.is_object() && config.contains("hidden_size") ? 2 : 0) + run["flags"].contains("muon_lr");
+  };
   const json& runs = old["runs"];
-  const auto llama = std::find_if(runs.begin(), runs.end(), [](const json& run) {
-    return run["flags"].contains("config") && run["flags"]["config"].contains("hidden_size");
-  });
+  const auto most =
+      std::max_element(runs.begin(), runs.end(), [&](const json& a, const json& b) { return says(a) < says(b); });
   Settings& settings = experiment.settings;
-  take_settings((llama == runs.end() ? runs[0] : *llama)["flags"], path + ": flags", settings);
+  take_settings((*most)["flags"], path + ": flags", settings);
   settings.config.arch = "llama";  // what the first one has of its own is in its name
   settings.config.options.clear();
+  settings.data.test_part = "all";  // what each run has is decided anew
   experiment.rates = list_of<double>(old, "rates", "lr", max_number, path);
+  experiment.muon_rates.clear();
+  if (settings.optimizer != "adamw" && old.value("muon_rates", json()) != json::array())
+    experiment.muon_rates = list_of<double>(old, "muon_rates", "muon_lr", max_number, path);
   experiment.seeds = list_of<uint64_t>(old, "seeds", "seed", max_number, path);
+  experiment.choosing_seed.reset();
+  if (const json seed = old.value("choosing_seed", json()); !seed.is_null()) {
+    if (!holds<uint64_t>(seed)) fail(Exit::bad_data, path, ": \"choosing_seed\" cannot be ", json_text(seed));
+    experiment.choosing_seed = seed.get<uint64_t>();
+  }
+  experiment.optimizers = {settings.optimizer};
+  if (old.contains("optimizers")) experiment.optimizers = optimizers_in(old["optimizers"], path);
+}
+
+void take_run(ComparedRun& run, const json& saved, const std::string& out, const std::string& path) {
+  run.directory = directory_of(saved, run, path);
+  run.plan.out = out + "/" + run.directory;
+  refuse_other_run(saved, run, run.plan.out, path);
+  take_up(run, saved, out, path);
+  run.result.run_dir = run.plan.out;
+  // What somebody removed is trained again.
+  if (is_done(run) && !path_exists(run.plan.out)) run.state = RunState::waiting;
+  if (is_done(run)) refuse_other_tests(saved["flags"], run, run.plan.out);
 }
 
 void take_results(Comparison& comparison, const json& old, const std::string& path) {
@@ -348,24 +411,20 @@ void take_results(Comparison& comparison, const json& old, const std::string& pa
   }
   refuse_other_experiment(comparison, old, path);
   refuse_other_data(comparison, old);
-  for (const char* list : {"runs", "others"}) {
-    for (const json& saved : old[list]) {
+  std::vector<json> all(old["runs"].begin(), old["runs"].end());
+  all.insert(all.end(), old["others"].begin(), old["others"].end());
+  do {  // what is taken up says which other runs are needed
+    const auto taken = [&](const json& saved) {
       const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(),
                                     [&](const ComparedRun& candidate) { return is_same(saved, candidate); });
-      if (run == comparison.runs.end()) {
-        comparison.others.push_back(json_text(saved));
-        continue;
-      }
-      run->directory = directory_of(saved, *run, path);
-      run->plan.out = out + "/" + run->directory;
-      refuse_other_run(saved, *run, run->plan.out, path);
-      take_up(*run, saved, out, path);
-      run->result.run_dir = run->plan.out;
-      // What somebody removed is trained again.
-      if (is_done(*run) && !path_exists(run->plan.out)) run->state = RunState::waiting;
-      if (is_done(*run)) refuse_other_tests(saved["flags"], *run, run->plan.out);
-    }
-  }
+      if (run == comparison.runs.end()) return false;
+      take_run(*run, saved, out, path);
+      return true;
+    };
+    std::erase_if(all, taken);
+  } while (extend(comparison));
+  for (const json& saved : all)
+    if (saved.value("state", json()) != name_of(RunState::waiting)) comparison.others.push_back(json_text(saved));
 }
 
 }  // namespace
@@ -374,8 +433,9 @@ bool take_comparison_settings(const std::string& out, Experiment& experiment) {
   const std::string path = out + "/results.json";
   return with_advice(path, [&] {
     const json old = read_results(path);
-    if (!old.is_null()) take_experiment(old, path, experiment);
-    return !old.is_null();
+    experiment.begun = !old.is_null();
+    if (experiment.begun) take_experiment(old, path, experiment);
+    return experiment.begun;
   });
 }
 

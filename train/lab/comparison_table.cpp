@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "cli/curve.h"
@@ -42,11 +43,19 @@ std::string measured_text(const ComparedRun& run, const Measured& number, Text t
 // A comparison and its arms, of which the first is the yardstick. several: seeds or rates.
 struct View {
   explicit View(const Comparison& c)
-      : comparison(c), arms(arms_of(c)), rates(rates_of(c)), seeds(seeds_of(c)), several(c.runs.size() > arms.size()) {}
+      : comparison(c), arms(arms_of(c)), seeds(seeds_of(c)), several(c.runs.size() > arms.size()) {}
   const ComparedRun& first_of(const Arm& arm) const { return comparison.runs[arm.seeds[0]]; }
   std::string number(const Arm& arm, Measure measure, Text text, Text with_spread) const;
   std::string rate(const Arm& arm, int64_t exact_below) const;
-  std::string lr(const Arm& arm) const { return std::isfinite(arm.lr) ? lr_text(arm.lr) : "-"; }
+  // With Muon's own behind it: "0.004, muon 0.02".
+  std::string lr(const Arm& arm) const {
+    const TrainPlan& plan = first_of(arm).plan;
+    if (arm.waits || std::isnan(arm.rate)) return "-";
+    return lr_text(plan.lr) + (arm.optimizer == "adamw" ? "" : ", muon " + lr_text(plan.muon.lr));
+  }
+  bool has_choice() const {
+    return std::any_of(arms.begin(), arms.end(), [](const Arm& arm) { return arm.sweep.size() > 1; });
+  }
   std::string seeds_done(const Arm& arm) const;
   bool is_task() const {
     return std::any_of(comparison.runs.begin(), comparison.runs.end(),
@@ -58,13 +67,13 @@ struct View {
   }
   const Comparison& comparison;
   const std::vector<Arm> arms;
-  const std::vector<double> rates;
   const std::vector<uint64_t> seeds;
   const bool several;
 };
 
 // "1.3120 +- 0.0041" over seeds; where none is done, what the first one has.
 std::string View::number(const Arm& arm, Measure measure, Text text, Text with_spread) const {
+  if (arm.seeds.empty()) return "-";
   if (arm.seeds.size() == 1) return measured_text(first_of(arm), measure(first_of(arm)), text);
   const Spread spread = spread_over(comparison, arm, measure);
   if (spread.n == 0) return measured_text(first_of(arm), measure(first_of(arm)), text);
@@ -111,7 +120,8 @@ std::vector<Column> columns_of(const View& view) {
   add("FLOP/token", 8, flops);
   if (!view.side_by_side()) add("tokens/s", 4, [&](const Arm& arm) { return view.rate(arm, 1'000'000); });
   add("memory", 5, memory);
-  if (view.rates.size() > 1) add("lr", 1, [&](const Arm& arm) { return view.lr(arm); });
+  if (view.has_choice() || optimizers_of(view.comparison).size() > 1)
+    add("lr", 1, [&](const Arm& arm) { return view.lr(arm); });
   if (view.seeds.size() > 1) add("seeds", 1, [&](const Arm& arm) { return view.seeds_done(arm); });
   add("train loss", 7, number(train_loss, loss_text, four_digits));
   add("test loss", 1, number(test_loss, loss_text, four_digits));
@@ -146,16 +156,16 @@ std::string list_of_seeds(const View& view) {
   return list;
 }
 
-std::string list_of_rates(const View& view) {
+std::string list_of(const std::vector<double>& rates) {
   std::string list;
-  for (const double rate : view.rates) list += (list.empty() ? "" : ", ") + lr_text(rate);
+  for (const double rate : rates) list += (list.empty() ? "" : ", ") + lr_text(rate);
   return list;
 }
 
-// Whether an arm differs from the yardstick by more than seeds do.
-std::string verdict(const View& view, const Arm& arm) {
-  if (!arm.settled || !view.arms[0].settled) return "a best rate is not known yet: cannot be told";
-  const Spread d = paired_difference(view.comparison, arm, view.arms[0]);
+// Whether an arm differs from another by more than seeds do.
+std::string verdict(const View& view, const Arm& arm, const Arm& other) {
+  if (!arm.settled || !other.settled) return "a best rate is not known yet: cannot be told";
+  const Spread d = paired_difference(view.comparison, arm, other);
   if (d.n == 0) return "no seed has ended for both: cannot be told";
   const std::string size =
       d.mean == 0 ? "the same" : (d.mean < 0 ? "lower by " : "higher by ") + four_digits(std::abs(d.mean));
@@ -165,24 +175,37 @@ std::string verdict(const View& view, const Arm& arm) {
          (d.differs_from_zero() ? ": larger than the spread of seeds" : ": within the spread of seeds");
 }
 
-// A line for each architecture but the yardstick: its name and its verdict.
-std::vector<std::pair<std::string, std::string>> verdicts(const View& view) {
+// Arms, each with its verdict against another.
+struct Verdicts {
+  std::string title;
   std::vector<std::pair<std::string, std::string>> lines;
-  for (size_t i = 1; i < view.arms.size() && view.seeds.size() > 1; ++i)
-    lines.emplace_back(view.arms[i].name, verdict(view, view.arms[i]));
-  return lines;
+};
+
+// Architectures against the first of them, by optimizer; and optimizers against the first of them, by architecture.
+std::vector<Verdicts> verdicts(const View& view) {
+  if (view.seeds.size() < 2) return {};
+  Verdicts architectures, optimizers;
+  const std::string seeds = str(", over ", view.seeds.size(), " seeds:");
+  const bool several = optimizers_of(view.comparison).size() > 1;
+  architectures.title =
+      str("test loss against that of ", view.arms[0].arch, several ? " with the same optimizer" : "", seeds);
+  optimizers.title = str("test loss against that of the same architecture with ", view.arms[0].optimizer, seeds);
+  for (const Arm& arm : view.arms) {
+    if (const Arm* other = first_architecture(view.arms, arm))
+      architectures.lines.emplace_back(arm.name, verdict(view, arm, *other));
+    if (const Arm* other = first_optimizer(view.arms, arm))
+      optimizers.lines.emplace_back(arm.name, verdict(view, arm, *other));
+  }
+  std::vector<Verdicts> all = {architectures, optimizers};
+  std::erase_if(all, [](const Verdicts& one) { return one.lines.empty(); });
+  return all;
 }
 
-std::string title_of_verdicts(const View& view, const std::string& yardstick) {
-  return str("test loss against that of ", yardstick, ", over ", view.seeds.size(), " seeds:");
-}
-
-std::string table_of_verdicts(const View& view, size_t width) {
-  std::string out = title_of_verdicts(view, view.arms[0].name) + "\n";
+std::string text_of(const Verdicts& one, size_t width) {
+  std::string out = wrap(one.title, width, 0) + "\n";
   size_t longest = 0;
-  const auto lines = verdicts(view);
-  for (const auto& line : lines) longest = std::max(longest, line.first.size());
-  for (const auto& [name, verdict] : lines)
+  for (const auto& line : one.lines) longest = std::max(longest, line.first.size());
+  for (const auto& [name, verdict] : one.lines)
     out += "  " + name + ":" + std::string(longest - name.size() + 1, ' ') +
            wrap(verdict, std::max<size_t>(30, width - std::min(width, longest + 4)), longest + 4) + "\n";
   return out;
@@ -207,22 +230,38 @@ std::string notes_on_spread(const View& view) {
          (view.is_task() ? ", which also draw the task's data." : ".");
 }
 
+// "llama, lime adamw": those that are so, between commas.
+template <class Is>
+std::string names_of(const View& view, Is&& is) {
+  std::string names;
+  for (const Arm& arm : view.arms)
+    if (is(arm)) names += (names.empty() ? "" : ", ") + arm.name;
+  return names;
+}
+
 // Where the rates come from.
 std::string notes_on_rates(const View& view) {
-  std::string edge, open;
-  bool chosen = false;
-  const auto add = [](std::string& list, const Arm& arm) { list += (list.empty() ? "" : ", ") + arm.name; };
-  for (const Arm& arm : view.arms) {
-    if (arm.at_edge) add(edge, arm);
-    if (!arm.settled) add(open, arm);
-    chosen |= arm.settled && std::isfinite(arm.lr);
-  }
-  std::string out = str("lr: that of ", list_of_rates(view), " with the lowest test loss from seed ", view.seeds[0],
-                        view.seeds.size() > 1 ? "; other seeds are trained at it alone." : ".");
-  if (chosen)
+  const Comparison& comparison = view.comparison;
+  std::string out;
+  if (comparison.choosing_seed) {
+    out = str("lr: by the lowest test loss of seed ", *comparison.choosing_seed,
+              " on the first half of the test set, of ", list_of(comparison.rates), ". ");
+    if (!comparison.muon_rates.empty())
+      out += str("Of Muon's matrices likewise, of ", list_of(comparison.muon_rates),
+                 "; its other parameters have AdamW's best lr where that was compared, too. ");
     out +=
-        " The best rate is chosen by the same loss that is shown, so the numbers are a little too good, not by the "
-        "same for all; the seed that chose is counted.";
+        "While the best is at an edge a rate beyond it is tried, three at most; tried: all rates of an arm. The "
+        "seeds that are reported chose nothing, and are tested on the second half.";
+  } else {
+    out = str("lr: that of ", list_of(comparison.rates), " with the lowest test loss from seed ", view.seeds[0],
+              view.seeds.size() > 1 ? "; other seeds are trained at it alone." : ".");
+    if (!names_of(view, [](const Arm& arm) { return arm.settled && std::isfinite(arm.rate); }).empty())
+      out +=
+          " The best rate is chosen by the same loss that is shown, so the numbers are a little too good, not by the "
+          "same for all; the seed that chose is counted.";
+  }
+  const std::string open = names_of(view, [](const Arm&arm) { return !arm.settled; }),
+                    edge = names_of(view, [](const Arm&arm) { return arm.settled && arm.at_edge; });
   if (!open.empty()) out += " Not all rates are done, so that the best may be another: " + open + ".";
   if (!edge.empty()) out += " At the edge of these rates, so that one beyond may be better: " + edge + ".";
   return out;
@@ -246,16 +285,17 @@ std::string test_part(const Settings& settings, int64_t size) {
 std::string notes_on_tests(const View& view) {
   const Comparison& comparison = view.comparison;
   const Settings& settings = comparison.runs[0].plan;
+  const int64_t size = test_size_of(comparison, view.first_of(view.arms[0]));
   const auto part = [&](int64_t samples, const std::string& what) {
-    if (comparison.test_size == 0) return str("at most ", format_count(samples), " ", what);
-    if (samples >= comparison.test_size) return str("all ", format_count(comparison.test_size), " ", what);
-    return str("the first ", format_count(samples), " of ", format_count(comparison.test_size), " ", what);
+    if (size == 0) return str("at most ", format_count(samples), " ", what);
+    if (samples >= size) return str("all ", format_count(size), " ", what);
+    return str("the first ", format_count(samples), " of ", format_count(size), " ", what);
   };
-  std::string out = "test loss: over " + test_part(settings, comparison.test_size) + ".\n";
+  std::string out =
+      "test loss: over " + test_part(settings, size) + (comparison.choosing_seed ? " of the second half" : "") + ".\n";
   if (!comparison.data_note.empty()) out += comparison.data_note + ".\n";
   if (view.is_task()) {
-    const int64_t prompts =
-        comparison.test_size > 0 ? std::min(settings.answer_samples, comparison.test_size) : settings.answer_samples;
+    const int64_t prompts = size > 0 ? std::min(settings.answer_samples, size) : settings.answer_samples;
     double error = 0;  // two standard errors
     for (const ComparedRun& run : comparison.runs)
       if (const double p = answers(run).value; std::isfinite(p))
@@ -270,26 +310,30 @@ std::string notes_on_tests(const View& view) {
   return out + "All runs have one seed: another may order close architectures otherwise.\n";
 }
 
-// Which architectures diverged at a rate that so is not their best.
-std::string diverged_at(const View& view, double lr) {
-  std::string names;
+// Which arms diverged at a rate that so is not their best: "diverged at lr 0.01: llama, lime".
+std::string diverged_at_rates(const View& view) {
+  std::map<double, std::string> names;
   for (const Arm& arm : view.arms)
     for (const size_t i : arm.sweep) {
       const ComparedRun& run = view.comparison.runs[i];
-      if (arm.works && diverged(run) && run.plan.lr == lr) names += (names.empty() ? "" : ", ") + arm.name;
+      if (!arm.works || !diverged(run)) continue;
+      std::string& list = names[rate_of(run)];
+      list += (list.empty() ? "" : ", ") + arm.name;
     }
-  return names.empty() ? "" : "diverged at lr " + lr_text(lr) + ": " + names + "\n";
+  std::string out;
+  for (const auto& [rate, list] : names) out += "diverged at lr " + lr_text(rate) + ": " + list + "\n";
+  return out;
 }
 
 // The runs that did not end well; of those that have not begun, where there are several of an arm, how many.
 std::string remarks(const View& view) {
-  std::string out;
-  for (const double lr : view.rates) out += diverged_at(view, lr);
+  std::string out = diverged_at_rates(view);
   for (const Arm& arm : view.arms)
     for (const ComparedRun& run : view.comparison.runs) {
-      const bool first = run.plan.seed == view.seeds[0], waits = run.state == RunState::waiting;
-      if (run.choice.text != arm.name || is_done(run) || (waits && view.several)) continue;
-      if (!(arm.works && first && diverged(run))) out += run_name(view.comparison, run) + ": " + remark(run) + "\n";
+      const bool tries = chooses(view.comparison, run), waits = run.state == RunState::waiting;
+      if (run.choice.text != arm.arch || run.plan.optimizer != arm.optimizer || is_done(run) || (waits && view.several))
+        continue;
+      if (!(arm.works && tries && diverged(run))) out += run_name(view.comparison, run) + ": " + remark(run) + "\n";
     }
   const int64_t left = runs_unfinished(view.comparison);
   if (view.several && left > 0) out += str(left, left == 1 ? " run is" : " runs are", " still to be done\n");
@@ -312,7 +356,7 @@ std::vector<std::string> markdown_cells(const View& view, const Arm& arm) {
                                     number(test_loss, four_digits),
                                     number(answers, percent_text),
                                     number(steps_valid, percent_text)};
-  if (view.several) cells.insert(cells.end(), {view.lr(arm), view.seeds_done(arm)});
+  if (view.several) cells.insert(cells.end(), {view.lr(arm), str(arm.sweep.size()), view.seeds_done(arm)});
   else cells.push_back(is_done(run) ? "done" : remark(run));
   return cells;
 }
@@ -320,13 +364,15 @@ std::vector<std::string> markdown_cells(const View& view, const Arm& arm) {
 // The last cell without room for more: with all that is needed to find a run.
 std::string table_of_runs(const View& view) {
   std::string out = "## Runs\n\n" +
-                    format_markdown_row({"architecture", "lr", "seed", "train loss", "test loss", "answers",
-                                         "steps valid", "directory", "state"}) +
-                    "|---|---|---|---|---|---|---|---|---|\n";
+                    format_markdown_row({"architecture", "optimizer", "lr", "seed", "train loss", "test loss",
+                                         "answers", "steps valid", "directory", "state"}) +
+                    "|---|---|---|---|---|---|---|---|---|---|\n";
   for (const ComparedRun& run : view.comparison.runs) {
-    if (run.state == RunState::waiting && run.plan.seed != view.seeds[0]) continue;
+    if (run.state == RunState::waiting && !chooses(view.comparison, run)) continue;
+    const TrainPlan& plan = run.plan;
+    const std::string lr = lr_text(plan.lr) + (plan.optimizer == "adamw" ? "" : ", muon " + lr_text(plan.muon.lr));
     const auto number = [&](Measure measure, Text text) { return measured_text(run, measure(run), text); };
-    out += format_markdown_row({run.choice.text, lr_text(run.plan.lr), std::to_string(run.plan.seed),
+    out += format_markdown_row({run.choice.text, plan.optimizer, lr, std::to_string(plan.seed),
                                 number(train_loss, four_digits), number(test_loss, four_digits),
                                 number(answers, percent_text), number(steps_valid, percent_text), run_directory(run),
                                 is_done(run) ? "done" : remark(run)});
@@ -334,8 +380,19 @@ std::string table_of_runs(const View& view) {
   return out + "\n";
 }
 
+// The runs that are drawn: the reported ones; before the first of these has begun, one that chooses their rate, if
+// possible the best so far.
+std::vector<size_t> drawn_runs(const View& view, const Arm& arm) {
+  const auto begun = [&](size_t i) { return view.comparison.runs[i].state != RunState::waiting; };
+  if (std::any_of(arm.seeds.begin(), arm.seeds.end(), begun)) return arm.seeds;
+  std::vector<size_t> drawn;
+  for (const size_t i : arm.sweep)
+    if (begun(i) && (drawn.empty() || rate_of(view.comparison.runs[i]) == arm.rate)) drawn = {i};
+  return drawn;
+}
+
 std::string curve_name(const View& view, const Arm& arm) {
-  if (view.several) return arm.name + (view.rates.size() > 1 ? " lr " + view.lr(arm) : "");
+  if (view.several) return arm.name + (view.has_choice() ? " lr " + view.lr(arm) : "");
   const ComparedRun& run = view.first_of(arm);
   return arm.name + (is_done(run) ? "" : str(" (", name_of(run.state), ")"));
 }
@@ -344,17 +401,18 @@ std::string curve_name(const View& view, const Arm& arm) {
 Curve mean_curve(const View& view, const Arm& arm, std::vector<double> RunCurves::*x,
                  std::vector<double> RunCurves::*y) {
   std::vector<SteppedCurve> lines;
+  const std::vector<size_t> drawn = drawn_runs(view, arm);
   const bool any_done =
-      std::any_of(arm.seeds.begin(), arm.seeds.end(), [&](size_t i) { return is_done(view.comparison.runs[i]); });
-  for (const size_t i : arm.seeds) {
+      std::any_of(drawn.begin(), drawn.end(), [&](size_t i) { return is_done(view.comparison.runs[i]); });
+  for (const size_t i : drawn) {
     const ComparedRun& run = view.comparison.runs[i];
     const RunCurves& curves = run.result.curves;
     const bool begun = !any_done && run.state == RunState::running && !curves.step.empty();
-    if (arm.seeds.size() == 1 || is_done(run) || begun) lines.push_back({curves.*x, curves.*x, curves.*y});
+    if (drawn.size() == 1 || is_done(run) || begun) lines.push_back({curves.*x, curves.*x, curves.*y});
   }
   Curve mean = mean_of(lines).curve;
   mean.name = curve_name(view, arm);
-  mean.broken_off = arm.seeds.size() == 1 && view.first_of(arm).state == RunState::failed;
+  mean.broken_off = drawn.size() == 1 && view.comparison.runs[drawn[0]].state == RunState::failed;
   return mean;
 }
 
@@ -376,9 +434,7 @@ void draw(const View& view) {
   Panel train{several ? "training loss, mean over the seeds" : "training loss", "test loss", {}};
   std::vector<std::string> drawn;
   for (const Arm& arm : view.arms) {
-    const bool begun = std::any_of(arm.seeds.begin(), arm.seeds.end(),
-                                   [&](size_t i) { return view.comparison.runs[i].state != RunState::waiting; });
-    if (!begun) continue;
+    if (drawn_runs(view, arm).empty()) continue;
     drawn.push_back(arm.name);
     Curve loss = mean_curve(view, arm, &RunCurves::step, &RunCurves::loss);
     test.curves.push_back(mean_curve(view, arm, &RunCurves::test_step, &RunCurves::test_loss));
@@ -411,7 +467,9 @@ std::string results_table(const Comparison& comparison, size_t width) {
 
 std::string results_verdicts(const Comparison& comparison, size_t width) {
   const View view(comparison);
-  return view.seeds.size() > 1 && view.arms.size() > 1 ? table_of_verdicts(view, width) : "";
+  std::string out;
+  for (const Verdicts& one : verdicts(view)) out += (out.empty() ? "" : "\n") + text_of(one, width);
+  return out;
 }
 
 std::string results_markdown(const Comparison& comparison) {
@@ -421,12 +479,12 @@ std::string results_markdown(const Comparison& comparison) {
   std::string out =
       "# " + format_markdown(short_name(comparison.data)) + "\n\n" +
       str(settings.steps, " steps of ", settings.batch * settings.accumulate, " sequences of ", settings.data.seq_len,
-          " tokens, ", seeds, view.rates.size() > 1 ? ", learning rates " + list_of_rates(view) : "",
+          " tokens, ", seeds, view.has_choice() ? ", learning rates " + list_of(comparison.rates) : "",
           "; all settings: results.json.\n\n![loss](compare.svg)\n\nAs PNG or PDF: `curves --out "
           "figure.pdf DIR`, of this directory.\n\n");
   std::vector<std::string> head = {"architecture",    "parameters", "FLOP/token", "tokens/s", "time",       "memory",
                                    "relative memory", "train loss", "test loss",  "answers",  "steps valid"};
-  if (view.several) head.insert(head.end(), {"lr", "seeds"});
+  if (view.several) head.insert(head.end(), {"lr", "tried", "seeds"});
   else head.push_back("state");
   out += format_markdown_row(head) + "|";
   for (size_t i = 0; i < head.size(); ++i) out += "---|";
@@ -435,11 +493,14 @@ std::string results_markdown(const Comparison& comparison) {
   out += "\n";
   if (view.seeds.size() > 1) {
     out += "In the table: " + notes_on_spread(view) + " In the picture: " + about_bands + ".\n\n";
-    if (view.arms.size() > 1) out += title_of_verdicts(view, format_markdown(view.arms[0].name)) + "\n\n";
-    for (const auto& [name, verdict] : verdicts(view)) out += "* " + format_markdown(name) + ": " + verdict + "\n";
-    if (view.arms.size() > 1) out += "\n" + notes_on_verdicts(view) + "\n\n";
+    for (const Verdicts& one : verdicts(view)) {
+      out += format_markdown(one.title) + "\n\n";
+      for (const auto& [name, verdict] : one.lines) out += "* " + format_markdown(name) + ": " + verdict + "\n";
+      out += "\n";
+    }
+    if (view.arms.size() > 1) out += notes_on_verdicts(view) + "\n\n";
   }
-  if (view.rates.size() > 1) out += notes_on_rates(view) + "\n\n";
+  if (view.has_choice()) out += notes_on_rates(view) + "\n\n";
   if (view.several) out += table_of_runs(view);
   return out + "time and relative memory: against " + format_markdown(comparison.runs[0].choice.text) +
          (view.side_by_side() ? ". Runs were trained side by side, so there are no tokens/s and times; "

@@ -120,23 +120,45 @@ void add_run(Groups& groups, const CurveGroup& like, const CurveRun& run) {
   group->runs.push_back(run);
 }
 
-// Of each architecture of a comparison of several rates the one it is judged at; the first one where there is none yet.
-std::map<std::string, json> chosen_rates(const json& comparison, const std::string& path, std::string& notes) {
-  std::map<std::string, json> rates;
-  const json listed = comparison.value("rates", json());
-  if (!listed.is_array() || listed.size() < 2) return rates;
-  for (const json& arm : comparison.value("architectures", json::array())) {
+// The arms of a comparison, by its results.json.
+struct Arms {
+  json all;
+  json choosing_seed;   // whose runs are not drawn; null: none
+  bool choice = false;  // of several rates: only those that are judged are drawn
+
+  // The one that a run is of; null where there is none.
+  const json* of(const json& run) const {
+    for (const json& arm : all)
+      if (arm.value("arch", arm["name"]) == run["name"] &&
+          arm.value("optimizer", json("adamw")) == run.value("optimizer", json("adamw")))
+        return &arm;
+    return nullptr;
+  }
+  bool draws(const json& run, const json& arm) const {
+    if (!choice) return true;
+    const auto same = [&](const char* key) { return run.value(key, json()) == arm.value(key, json()); };
+    return (choosing_seed.is_null() || run.value("seed", json()) != choosing_seed) && same("lr") && same("muon_lr");
+  }
+};
+
+Arms read_arms(const json& comparison, const std::string& path, std::string& notes) {
+  const json rates = comparison.value("rates", json()), muon_rates = comparison.value("muon_rates", json());
+  const auto several = [](const json& list) { return list.is_array() && list.size() > 1; };
+  Arms arms{comparison.value("architectures", json::array()), comparison.value("choosing_seed", json()),
+            several(rates) || several(muon_rates)};
+  for (json& arm : arms.all) {
     if (!arm.is_object() || !holds<std::string>(arm.value("name", json())))
       fail(Exit::bad_data, path, ": an architecture has no \"name\"");
-    const std::string name = arm["name"];
-    const json lr = arm.value("lr", json()), rate = lr.is_number() ? lr : listed[0];
-    rates[name] = rate;
-    notes += str("note: of '", name, "' the runs at lr ", json_text(rate),
-                 lr.is_null()                              ? ", the first one; none is done yet\n"
+    if (!arms.choice) continue;
+    const bool muon = arm.value("muon_lr", json()).is_number(), known = muon || arm.value("lr", json()).is_number();
+    if (!known && rates.is_array()) arm["lr"] = rates[0];
+    notes += str("note: of '", arm["name"].get<std::string>(), "' the runs at lr ", json_text(arm["lr"]),
+                 muon ? ", muon " + json_text(arm["muon_lr"]) : "",
+                 !known                                    ? ", the first one; none is done yet\n"
                  : arm.value("lr_settled", json()) == true ? ", its best\n"
                                                            : ", the best so far\n");
   }
-  return rates;
+  return arms;
 }
 
 // The runs that results.json of a comparison names, but for those that have no losses yet.
@@ -144,15 +166,16 @@ void add_comparison(const Options& o, Groups& groups, const std::string& name, c
   const std::string path = dir + "/results.json";
   const json all = read_json(path), runs = all.is_object() ? all.value("runs", json()) : json();
   if (!runs.is_array()) fail(Exit::bad_data, path, ": is not of a comparison: \"runs\" is missing");
-  const std::map<std::string, json> rates = chosen_rates(all, path, groups.notes);
+  const Arms arms = read_arms(all, path, groups.notes);
   const size_t before = groups.all.size();
   for (const json& run : runs) {
     if (!run.is_object() || !holds<std::string>(run.value("name", json())) ||
         !holds<std::string>(run.value("directory", json())))
       fail(Exit::bad_data, path, ": a run has no \"name\" or no \"directory\"");
-    const std::string own = run["name"], place = dir + "/" + run["directory"].get<std::string>();
-    const auto rate = rates.find(own);
-    if (rate != rates.end() && run.value("lr", json()) != rate->second) continue;
+    const json* arm = arms.of(run);
+    if (arm != nullptr && !arms.draws(run, *arm)) continue;
+    const std::string own = arm == nullptr ? run["name"] : (*arm)["name"];
+    const std::string place = dir + "/" + run["directory"].get<std::string>();
     if (!path_exists(place + "/metrics.jsonl")) continue;
     const CurveRun read = read_run(o, place);
     if (read.missing.empty())
@@ -161,7 +184,7 @@ void add_comparison(const Options& o, Groups& groups, const std::string& name, c
   }
   if (groups.all.size() == before)
     fail(Exit::bad_data, path, ": no run of this comparison has a ", o.loss == "test" ? "test" : "training",
-         " loss yet");
+         " loss yet", arms.choosing_seed.is_null() ? "" : "; those that choose a learning rate are not drawn");
 }
 
 // Throws Exit::io where that cannot be known: nothing is taken for absent that may be there.

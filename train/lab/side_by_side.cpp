@@ -346,7 +346,7 @@ Jobs choose_jobs(const Comparison& comparison, int64_t asked) {
 void train_one_by_one(Comparison& comparison, const std::function<void()>& after_each) {
   int64_t number = runs_in_all(comparison) - runs_left(comparison);
   while (const auto next = next_run(comparison)) {
-    ComparedRun& run = comparison.runs[*next];
+    ComparedRun& run = comparison.runs[*next];  // until after_each(), which may add runs
     const std::string label = label_of(comparison, run, ++number);
     const int64_t runs_after = runs_left(comparison) - 1;
     run.tried = true;
@@ -355,8 +355,9 @@ void train_one_by_one(Comparison& comparison, const std::function<void()>& after
       run.result.curves = curves;
       draw_comparison(comparison);  // what it cannot write, after_each says
     });
+    const bool stopped = run.state == RunState::stopped;
     after_each();
-    if (run.state == RunState::stopped || stop_requested()) return;
+    if (stopped || stop_requested()) return;
   }
 }
 
@@ -390,7 +391,7 @@ void train_side_by_side(Comparison& comparison, int64_t jobs, const std::functio
       run.side_by_side = std::max(before, jobs);
       processes.erase(processes.begin() + static_cast<std::ptrdiff_t>(*i));
       overview.clear();
-      after_each();
+      after_each();  // `run` may be elsewhere now
     }
     draw_evaluated(comparison, processes);
     overview.show(processes);

@@ -164,6 +164,7 @@ const std::vector<FlagRow> output = {
      "steps between evaluations (0: a tenth of the run)"},
     {"--eval-samples", free_, [](S s) -> M { return &s.eval_samples; }, count,
      "test sequences for the loss, evenly spread (0: all). Without this flag the last evaluation is over all"},
+    {"--test-part", fixed, [](S s) -> M { return &s.data.test_part; }, any_of(test_parts), ""},
     {"--eval-rule", free_, [](S s) -> M { return &s.eval_rule; }, any_of(eval_rules), ""},
     {"--answer-samples", free_, [](S s) -> M { return &s.answer_samples; }, count,
      "test prompts to answer by generation (0: none)", {{"--data", {"arith:*", "prosqa*"}}}},

@@ -156,16 +156,6 @@ void choose_open(TrainPlan& plan, const DataFacts& data) {
                     format_count(params.count()), " parameters:", flags);
 }
 
-// The matrices' learning rate, where it was not given. With the rms scale an update has the size of one of AdamW's, but
-// AdamW's own rate was measured to be too small.
-void choose_muon(TrainPlan& plan) {
-  plan.muon.normalize_rows = plan.optimizer == "normuon";
-  if (plan.optimizer == "adamw" || plan.muon.lr > 0) return;
-  if (plan.muon.scale == "spectral")
-    fail(Exit::usage, "--muon-scale spectral has no usual learning rate: give --muon-lr");
-  plan.muon.lr = plan.muon.scale == "rms" ? 5 * plan.lr : 0.03;
-}
-
 void choose_cooldown(TrainPlan& plan) {
   if (!has_cooldown(plan.schedule)) return;
   if (plan.cooldown == 0) plan.cooldown = std::max<int64_t>(1, (plan.steps + 2) / 5);  // a fifth, rounded
@@ -200,6 +190,14 @@ void check_teacher(const TrainPlan& plan, const Config& teacher) {
 }
 
 }  // namespace
+
+void choose_muon(TrainPlan& plan) {
+  plan.muon.normalize_rows = plan.optimizer == "normuon";
+  if (plan.optimizer == "adamw" || plan.muon.lr > 0) return;
+  if (plan.muon.scale == "spectral")
+    fail(Exit::usage, "--muon-scale spectral has no usual learning rate: give --muon-lr");
+  plan.muon.lr = plan.muon.scale == "rms" ? 5 * plan.lr : 0.03;
+}
 
 Config resolve_model(const Settings& settings, const InitialModel* initial, std::string& notes) {
   if (initial != nullptr) return initial->goes_on ? settings.config : take_initial(settings, initial->config, notes);

@@ -36,6 +36,10 @@ int64_t resolve_seq_len(const Settings& settings, const Config& model, const Tok
 TrainPlan resolve(const Settings& settings, Config model, const InitialModel* initial, const DataFacts& data,
                   const std::optional<Config>& teacher, std::string& notes);
 
+// What plan.optimizer says of Muon: its matrices' learning rate, where it is still 0, and whether rows are normalised.
+// With the rms scale an update has the size of one of AdamW's, but AdamW's own rate was measured to be too small.
+void choose_muon(TrainPlan& plan);
+
 // About how many tokens the files of --data have, by their sizes; nothing is read.
 int64_t tokens_about(const DataOptions& data);
 // The default of --seq for files, from their number of tokens: shorter where there is less data, so that there are

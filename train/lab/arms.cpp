@@ -1,0 +1,214 @@
+// The arms of a comparison: which learning rates are tried, which is the best, and which are tried beyond an edge.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "cli/bounds.h"
+#include "cli/format.h"
+#include "engine/numbers.h"
+#include "train/lab/comparison.h"
+
+namespace crossply {
+namespace {
+
+constexpr size_t most_beyond = 3;  // rates that are added to an arm's grid
+
+template <class T>
+void add_new(std::vector<T>& values, T value) {
+  if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
+}
+
+bool of_muon(const ComparedRun& run) { return run.plan.optimizer != "adamw"; }
+
+void set_rate(ComparedRun& run, double rate) { (of_muon(run) ? run.plan.muon.lr : run.plan.lr) = rate; }
+
+bool same_arm(const ComparedRun& a, const ComparedRun& b) {
+  return a.choice.text == b.choice.text && a.plan.optimizer == b.plan.optimizer;
+}
+
+// The rate that an arm is judged at, so far; of those at which a seed diverged only where there are no others.
+void choose_rate(const Comparison& comparison, const std::vector<size_t>& all, Arm& arm) {
+  const auto works_at = [&](double rate) {
+    return std::none_of(all.begin(), all.end(),
+                        [&](size_t k) { return rate_of(comparison.runs[k]) == rate && diverged(comparison.runs[k]); });
+  };
+  double best = INFINITY;
+  for (const size_t i : arm.sweep) {
+    const ComparedRun& first = comparison.runs[i];
+    if (!is_done(first) || !std::isfinite(first.result.test_loss)) continue;
+    const bool works = works_at(rate_of(first));
+    if (works < arm.works || (works == arm.works && first.result.test_loss >= best)) continue;
+    best = first.result.test_loss, arm.rate = rate_of(first), arm.works = works;
+  }
+  const double any = rate_of(comparison.runs[arm.sweep.empty() ? all[0] : arm.sweep[0]]);
+  if (arm.sweep.size() < 2) arm.rate = any, arm.works = works_at(any);
+  for (const size_t k : all) {
+    const ComparedRun& run = comparison.runs[k];
+    const bool reported = !comparison.choosing_seed || !chooses(comparison, run);
+    if (reported && rate_of(run) == (std::isnan(arm.rate) ? any : arm.rate)) arm.seeds.push_back(k);
+  }
+}
+
+// An arm's next rate: as far beyond the edge as that is from its neighbour. Three digits, so that people can read it.
+std::optional<double> rate_beyond(const Comparison& comparison, const Arm& arm) {
+  const size_t asked = (arm.optimizer == "adamw" ? comparison.rates : comparison.muon_rates).size();
+  if (!comparison.choosing_seed || !arm.at_edge || arm.sweep.size() >= asked + most_beyond) return {};
+  const auto rate = [&](size_t place) { return rate_of(comparison.runs[arm.sweep[place]]); };
+  const size_t last = arm.sweep.size() - 1;
+  const double edge = arm.rate, neighbour = arm.rate == rate(0) ? rate(1) : rate(last - 1);
+  const double beyond = parse_number(format_number("%.3g", edge * (edge / neighbour))).value_or(NAN);
+  if (!(beyond > 0 && beyond <= max_number)) return {};
+  return beyond;
+}
+
+// The arm of the same architecture whose best --lr an arm of Muon takes; null where it is of AdamW, or alone.
+const Arm* leader_of(const std::vector<Arm>& arms, const Arm& arm) {
+  if (arm.optimizer == "adamw") return nullptr;
+  for (const Arm& other : arms)
+    if (other.optimizer == "adamw" && other.arch == arm.arch) return &other;
+  return nullptr;
+}
+
+Arm arm_of(const Comparison& comparison, const ComparedRun& like, bool several_optimizers) {
+  const std::string arch = like.choice.text, optimizer = like.plan.optimizer;
+  Arm arm{arch + (several_optimizers ? " " + optimizer : ""), arch, optimizer, {}, {}};
+  std::vector<size_t> all;
+  for (size_t i = 0; i < comparison.runs.size(); ++i)
+    if (same_arm(comparison.runs[i], like)) all.push_back(i);
+  for (const size_t i : all)
+    if (chooses(comparison, comparison.runs[i])) arm.sweep.push_back(i);
+  std::stable_sort(arm.sweep.begin(), arm.sweep.end(),
+                   [&](size_t a, size_t b) { return rate_of(comparison.runs[a]) < rate_of(comparison.runs[b]); });
+  choose_rate(comparison, all, arm);
+  const bool choice = arm.sweep.size() > 1;
+  const bool tried =
+      std::none_of(arm.sweep.begin(), arm.sweep.end(), [&](size_t i) { return is_unfinished(comparison.runs[i]); });
+  arm.at_edge = choice && tried &&
+                (arm.rate == rate_of(comparison.runs[arm.sweep.front()]) ||
+                 arm.rate == rate_of(comparison.runs[arm.sweep.back()]));
+  arm.settled = !choice || (tried && !rate_beyond(comparison, arm));
+  return arm;
+}
+
+// AdamW's best --lr is that of Muon's other parameters, too. Where AdamW works at no rate it is the smallest.
+bool follow(Comparison& comparison, const std::vector<Arm>& arms) {
+  bool changed = false;
+  for (ComparedRun& run : comparison.runs) {
+    const auto arm = std::find_if(arms.begin(), arms.end(), [&](const Arm& one) {
+      return one.arch == run.choice.text && one.optimizer == run.plan.optimizer;
+    });
+    const Arm* leader = leader_of(arms, *arm);
+    if (leader == nullptr || !leader->settled || run.state != RunState::waiting || run.tried) continue;
+    const double lr = std::isfinite(leader->rate) ? leader->rate
+                                                  : *std::min_element(comparison.rates.begin(), comparison.rates.end());
+    if (run.plan.lr == lr) continue;
+    run.plan.lr = lr, run.directory.clear(), changed = true;
+  }
+  return changed;
+}
+
+}  // namespace
+
+double rate_of(const ComparedRun& run) { return of_muon(run) ? run.plan.muon.lr : run.plan.lr; }
+
+bool chooses(const Comparison& comparison, const ComparedRun& run) {
+  return run.plan.seed == comparison.choosing_seed.value_or(comparison.runs[0].plan.seed);
+}
+
+std::vector<uint64_t> seeds_of(const Comparison& comparison) {
+  std::vector<uint64_t> seeds;
+  for (const ComparedRun& run : comparison.runs)
+    if (run.plan.seed != comparison.choosing_seed) add_new(seeds, run.plan.seed);
+  return seeds;
+}
+
+std::vector<std::string> optimizers_of(const Comparison& comparison) {
+  std::vector<std::string> names;
+  for (const ComparedRun& run : comparison.runs) add_new(names, run.plan.optimizer);
+  return names;
+}
+
+std::vector<Arm> arms_of(const Comparison& comparison) {
+  const bool several = optimizers_of(comparison).size() > 1;
+  std::vector<Arm> arms;
+  for (const ComparedRun& run : comparison.runs) {
+    const bool known = std::any_of(arms.begin(), arms.end(), [&](const Arm& arm) {
+      return arm.arch == run.choice.text && arm.optimizer == run.plan.optimizer;
+    });
+    if (!known) arms.push_back(arm_of(comparison, run, several));
+  }
+  for (Arm& arm : arms) {
+    const Arm* leader = leader_of(arms, arm);
+    arm.waits = leader != nullptr && !leader->settled;
+    arm.settled = arm.settled && !arm.waits;
+  }
+  return arms;
+}
+
+void add_rate(Comparison& comparison, const ComparedRun& like, double rate, const std::vector<uint64_t>& seeds) {
+  const bool muon = of_muon(like);
+  const bool choice = comparison.choosing_seed && (muon ? comparison.muon_rates : comparison.rates).size() > 1;
+  std::vector<uint64_t> all = seeds;
+  if (choice) all.insert(all.begin(), *comparison.choosing_seed);
+  for (const uint64_t seed : all) {
+    ComparedRun run = like;
+    set_rate(run, rate);
+    run.plan.seed = seed;
+    if (comparison.choosing_seed)
+      run.plan.data.test_part = seed == comparison.choosing_seed ? "first_half" : "second_half";
+    run.directory.clear();
+    comparison.runs.push_back(run);
+  }
+}
+
+void name_directories(Comparison& comparison) {
+  const std::vector<Arm> arms = arms_of(comparison);
+  const bool one_each = comparison.runs.size() == arms.size(), several = optimizers_of(comparison).size() > 1;
+  for (ComparedRun& run : comparison.runs) {
+    if (!run.directory.empty()) continue;
+    run.directory = run.choice.file_name() + (several ? "-" + run.plan.optimizer : "");
+    if (!one_each) run.directory += "-lr-" + lr_text(run.plan.lr);
+    if (!one_each && of_muon(run) && comparison.muon_rates.size() > 1)
+      run.directory += "-muon-lr-" + lr_text(run.plan.muon.lr);
+    if (!one_each) run.directory += str("-seed-", run.plan.seed);
+    run.plan.out = run.result.run_dir = comparison.out + "/" + run.directory;
+  }
+}
+
+std::vector<size_t> needed(const Arm& arm) {
+  std::vector<size_t> out = arm.sweep;
+  if (arm.settled && std::isfinite(arm.rate))
+    for (const size_t i : arm.seeds) add_new(out, i);
+  return out;
+}
+
+bool extend(Comparison& comparison) {
+  bool changed = false;
+  const std::vector<uint64_t> seeds = seeds_of(comparison);
+  for (const Arm& arm : arms_of(comparison)) {
+    const auto rate = rate_beyond(comparison, arm);
+    if (!rate) continue;
+    ComparedRun like = comparison.runs[arm.seeds[0]];
+    like.result = plan_training(like.plan);
+    like = {like.choice, like.plan, like.result};
+    add_rate(comparison, like, *rate, seeds);
+    changed = true;
+  }
+  changed |= follow(comparison, arms_of(comparison));
+  if (changed) name_directories(comparison);
+  return changed;
+}
+
+const Arm* first_architecture(const std::vector<Arm>& arms, const Arm& arm) {
+  for (const Arm& other : arms)
+    if (other.optimizer == arm.optimizer) return other.arch == arm.arch ? nullptr : &other;
+  return nullptr;
+}
+
+const Arm* first_optimizer(const std::vector<Arm>& arms, const Arm& arm) {
+  for (const Arm& other : arms)
+    if (other.arch == arm.arch) return other.optimizer == arm.optimizer ? nullptr : &other;
+  return nullptr;
+}
+
+}  // namespace crossply
