@@ -52,7 +52,8 @@ std::map<std::string, std::string> pairs_of(const std::string& text) {
 // A value that the flag takes and that is not its default; "" of a switch.
 std::string value_of(const Shown& flag) {
   static const auto values = pairs_of(
-      "--kd-tau 2 --kd-reduction element --muon-scale original --muon-polynomial polar_express --gpu h200 --mode "
+      "--kd-tau 2 --kd-reduction element --muon-lr 0.5 --muon-scale original --muon-polynomial polar_express --gpu "
+      "h200 --mode "
       "continue --kv-owners [0,2] --value-layers [1] --norm rmsnorm --x tokens --style llama3 --lambda-scale frozen "
       "--vectors 30 --tsne-vectors 30 --rank-rate 100 --num-kv-shared-layers 1 --heads 0.0 --ffn 24 --mirror-offset 2 "
       "--documents after --router-init random --decay routers --lambda2 frozen --router-bound literal --loss train");

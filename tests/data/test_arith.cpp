@@ -530,3 +530,37 @@ TEST_CASE("arith: the judge of integers") {
     CHECK(!mixed.judge(i, gold).answer);
   }
 }
+
+TEST_CASE("data: two halves of a test set are all of it once, in order, also as a task; one sample has no halves") {
+  for (const int64_t n : {2, 7}) {
+    DataOptions options = task_options("arith:3", 20, n);
+    const Dataset whole = open_dataset(options);
+    options.test_part = "first_half";
+    const Dataset first = open_dataset(options);
+    options.test_part = "second_half";
+    const Dataset second = open_dataset(options);
+    CHECK(first.test->size() == n / 2);
+    CHECK(second.test->size() == n - n / 2);
+    const int64_t T = whole.test->seq_len();
+    CHECK(first.test->digest() == whole.test->digest());
+    CHECK(second.train->size() == 20);
+    std::vector<int32_t> want(2 * T), got(2 * T);
+    for (int64_t i = 0; i < n; ++i) {
+      const Source& half = *(i < n / 2 ? first : second).test;
+      const int64_t place = i < n / 2 ? i : i - n / 2;
+      whole.test->read(i, want.data(), want.data() + T);
+      half.read(place, got.data(), got.data() + T);
+      CHECK(got == want);
+      const Task &of_whole = *whole.test->task(), &of_half = *half.task();
+      CHECK(of_half.prompt(place) == of_whole.prompt(i));
+      CHECK(of_half.is_hard(place) == of_whole.is_hard(i));
+      const std::vector<int32_t> answer(want.begin() + std::ssize(of_whole.prompt(i)), want.begin() + T);
+      CHECK(of_half.judge(place, answer).answer);
+      CHECK(of_half.max_new_tokens() == of_whole.max_new_tokens());
+      CHECK(of_half.eos() == of_whole.eos());
+    }
+  }
+  DataOptions one = task_options("arith:3", 20, 1);
+  one.test_part = "second_half";
+  check_fails(Exit::bad_data, {"arith:3", "no half"}, [&] { open_dataset(one); });
+}

@@ -1,5 +1,6 @@
 // The losses that evaluations give: over all of a set, and over random batches of it.
 
+#include "engine/io/json.h"
 #include "eval/mean_loss.h"
 #include "tests/support/data_check.h"
 #include "tests/support/program.h"
@@ -79,6 +80,31 @@ TEST_CASE("evaluation: a part of the test sequences is spread over all of them: 
   CHECK(sequences_tested(plan, 50, false) == 50);
   plan.eval_rule = "spread";
   CHECK(sequences_tested(plan, 600, true) == 512);
+}
+
+TEST_CASE(
+    "evaluation: a run of compare that chose a rate, or was chosen, is evaluated on its own half of the test set") {
+  const TempDir dir;
+  write_text(dir.file("text"), random_text(6000));
+  const std::string out = dir.file("trial"), data = "text:" + dir.file("text");
+  const Outcome compared = run_program_inside(
+      dir, split_words("compare --arch llama --lr 1e-2,2e-2 --seeds 1 --width 8 --ffn 8 --layers 1 --heads 2 --seq 7 "
+                       "--batch 4 --steps 6 --eval-samples 0 --data " +
+                       data + " --out " + out));
+  check_outcome(compared, Exit::done, "llama");
+  int halves = 0;
+  const auto results = known_json(read_text(out + "/results.json"));
+  for (const auto& run : results["runs"]) {
+    if (run["state"] != "done") continue;
+    const bool chooses = run["seed"] == 0;
+    const std::string model = out + "/" + run["directory"].get<std::string>();
+    const Outcome got = run_program_inside(dir, split_words("evaluate --model " + model + " --data " + data));
+    check_outcome(got, Exit::done, chooses ? "kept from training, first half" : "kept from training, second half");
+    CHECK(run["test_loss_sequences"] == (chooses ? 37 : 38));  // of 75
+    CHECK(number_after(got.output, "loss ") == doctest::Approx(run["test_loss"].get<double>()).epsilon(1e-4));
+    halves |= chooses ? 1 : 2;
+  }
+  CHECK(halves == 3);
 }
 
 TEST_CASE("evaluation: --estimate is the mean of random batches with its spread, the same for the same seed") {

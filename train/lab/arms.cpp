@@ -1,7 +1,6 @@
 // The arms of a comparison: which learning rates are tried, which is the best, and which are tried beyond an edge.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
 #include "cli/bounds.h"
 #include "cli/format.h"
@@ -21,10 +20,6 @@ void add_new(std::vector<T>& values, T value) {
 bool of_muon(const ComparedRun& run) { return run.plan.optimizer != "adamw"; }
 
 void set_rate(ComparedRun& run, double rate) { (of_muon(run) ? run.plan.muon.lr : run.plan.lr) = rate; }
-
-bool same_arm(const ComparedRun& a, const ComparedRun& b) {
-  return a.choice.text == b.choice.text && a.plan.optimizer == b.plan.optimizer;
-}
 
 // The rate that an arm is judged at, so far; of those at which a seed diverged only where there are no others.
 void choose_rate(const Comparison& comparison, const std::vector<size_t>& all, Arm& arm) {
@@ -74,7 +69,7 @@ Arm arm_of(const Comparison& comparison, const ComparedRun& like, bool several_o
   Arm arm{arch + (several_optimizers ? " " + optimizer : ""), arch, optimizer, {}, {}};
   std::vector<size_t> all;
   for (size_t i = 0; i < comparison.runs.size(); ++i)
-    if (same_arm(comparison.runs[i], like)) all.push_back(i);
+    if (is_of(comparison.runs[i], arm)) all.push_back(i);
   for (const size_t i : all)
     if (chooses(comparison, comparison.runs[i])) arm.sweep.push_back(i);
   std::stable_sort(arm.sweep.begin(), arm.sweep.end(),
@@ -94,9 +89,7 @@ Arm arm_of(const Comparison& comparison, const ComparedRun& like, bool several_o
 bool follow(Comparison& comparison, const std::vector<Arm>& arms) {
   bool changed = false;
   for (ComparedRun& run : comparison.runs) {
-    const auto arm = std::find_if(arms.begin(), arms.end(), [&](const Arm& one) {
-      return one.arch == run.choice.text && one.optimizer == run.plan.optimizer;
-    });
+    const auto arm = std::find_if(arms.begin(), arms.end(), [&](const Arm& one) { return is_of(run, one); });
     const Arm* leader = leader_of(arms, *arm);
     if (leader == nullptr || !leader->settled || run.state != RunState::waiting || run.tried) continue;
     const double lr = std::isfinite(leader->rate) ? leader->rate
@@ -108,6 +101,10 @@ bool follow(Comparison& comparison, const std::vector<Arm>& arms) {
 }
 
 }  // namespace
+
+bool is_of(const ComparedRun& run, const Arm& arm) {
+  return run.choice.text == arm.arch && run.plan.optimizer == arm.optimizer;
+}
 
 double rate_of(const ComparedRun& run) { return of_muon(run) ? run.plan.muon.lr : run.plan.lr; }
 
@@ -132,10 +129,8 @@ std::vector<Arm> arms_of(const Comparison& comparison) {
   const bool several = optimizers_of(comparison).size() > 1;
   std::vector<Arm> arms;
   for (const ComparedRun& run : comparison.runs) {
-    const bool known = std::any_of(arms.begin(), arms.end(), [&](const Arm& arm) {
-      return arm.arch == run.choice.text && arm.optimizer == run.plan.optimizer;
-    });
-    if (!known) arms.push_back(arm_of(comparison, run, several));
+    if (std::none_of(arms.begin(), arms.end(), [&](const Arm& arm) { return is_of(run, arm); }))
+      arms.push_back(arm_of(comparison, run, several));
   }
   for (Arm& arm : arms) {
     const Arm* leader = leader_of(arms, arm);

@@ -51,7 +51,9 @@ std::string describe_runs(const Comparison& comparison, const std::vector<Arm>& 
   size_t runs = 0, rates = 1;
   for (const Arm& arm : arms) runs += runs_planned(comparison, arm), rates = std::max(rates, arm.sweep.size());
   const size_t optimizers = optimizers_of(comparison).size(), seeds = seeds_of(comparison).size();
-  std::string line = str(runs, " runs: ", arms.size() / optimizers, " architectures");
+  const size_t archs = arms.size() / optimizers;
+  std::string line =
+      str(runs, runs == 1 ? " run: " : " runs: ", archs, archs == 1 ? " architecture" : " architectures");
   if (optimizers > 1) line += str(" x ", optimizers, " optimizers");
   if (rates > 1) {
     const size_t more = comparison.choosing_seed ? seeds : seeds - 1;

@@ -78,6 +78,7 @@ struct Arm {
   bool works = false;         // no seed diverged at that rate
   bool at_edge = false;       // it is the smallest or the largest of several
 };
+bool is_of(const ComparedRun& run, const Arm& arm);
 std::vector<Arm> arms_of(const Comparison& comparison);
 std::vector<uint64_t> seeds_of(const Comparison& comparison);  // those that are reported
 std::vector<std::string> optimizers_of(const Comparison& comparison);

@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "cli/curve.h"
 #include "cli/format.h"
@@ -40,6 +41,11 @@ std::string measured_text(const ComparedRun& run, const Measured& number, Text t
   return text(number.value) + (is_done(run) ? "" : str(" @", number.step));
 }
 
+// With Muon's own behind it: "0.004, muon 0.02".
+std::string rates_text(const TrainPlan& plan) {
+  return lr_text(plan.lr) + (plan.optimizer == "adamw" ? "" : ", muon " + lr_text(plan.muon.lr));
+}
+
 // A comparison and its arms, of which the first is the yardstick. several: seeds or rates.
 struct View {
   explicit View(const Comparison& c)
@@ -47,11 +53,8 @@ struct View {
   const ComparedRun& first_of(const Arm& arm) const { return comparison.runs[arm.seeds[0]]; }
   std::string number(const Arm& arm, Measure measure, Text text, Text with_spread) const;
   std::string rate(const Arm& arm, int64_t exact_below) const;
-  // With Muon's own behind it: "0.004, muon 0.02".
   std::string lr(const Arm& arm) const {
-    const TrainPlan& plan = first_of(arm).plan;
-    if (arm.waits || std::isnan(arm.rate)) return "-";
-    return lr_text(plan.lr) + (arm.optimizer == "adamw" ? "" : ", muon " + lr_text(plan.muon.lr));
+    return arm.waits || std::isnan(arm.rate) ? "-" : rates_text(first_of(arm).plan);
   }
   bool has_choice() const {
     return std::any_of(arms.begin(), arms.end(), [](const Arm& arm) { return arm.sweep.size() > 1; });
@@ -239,6 +242,10 @@ std::string names_of(const View& view, Is&& is) {
   return names;
 }
 
+std::string at_edge(const View& view) {
+  return names_of(view, [](const Arm& arm) { return arm.settled && arm.at_edge; });
+}
+
 // Where the rates come from.
 std::string notes_on_rates(const View& view) {
   const Comparison& comparison = view.comparison;
@@ -291,8 +298,8 @@ std::string notes_on_tests(const View& view) {
     if (samples >= size) return str("all ", format_count(size), " ", what);
     return str("the first ", format_count(samples), " of ", format_count(size), " ", what);
   };
-  std::string out =
-      "test loss: over " + test_part(settings, size) + (comparison.choosing_seed ? " of the second half" : "") + ".\n";
+  std::string out = "test loss: over " + test_part(settings, size) +
+                    (comparison.choosing_seed ? ", which are the second half of the test set" : "") + ".\n";
   if (!comparison.data_note.empty()) out += comparison.data_note + ".\n";
   if (view.is_task()) {
     const int64_t prompts = size > 0 ? std::min(settings.answer_samples, size) : settings.answer_samples;
@@ -331,10 +338,11 @@ std::string remarks(const View& view) {
   for (const Arm& arm : view.arms)
     for (const ComparedRun& run : view.comparison.runs) {
       const bool tries = chooses(view.comparison, run), waits = run.state == RunState::waiting;
-      if (run.choice.text != arm.arch || run.plan.optimizer != arm.optimizer || is_done(run) || (waits && view.several))
-        continue;
+      if (!is_of(run, arm) || is_done(run) || (waits && view.several)) continue;
       if (!(arm.works && tries && diverged(run))) out += run_name(view.comparison, run) + ": " + remark(run) + "\n";
     }
+  if (view.comparison.choosing_seed && !at_edge(view).empty())
+    out += wrap("the best lr is at the edge of all that were tried: " + at_edge(view), 80, 0) + "\n";
   const int64_t left = runs_unfinished(view.comparison);
   if (view.several && left > 0) out += str(left, left == 1 ? " run is" : " runs are", " still to be done\n");
   return out;
@@ -361,18 +369,37 @@ std::vector<std::string> markdown_cells(const View& view, const Arm& arm) {
   return cells;
 }
 
+// The runs that were begun, or will be for certain: by arm, then by rate, the seed that chooses before the others.
+std::vector<size_t> listed_runs(const View& view) {
+  const std::vector<ComparedRun>& runs = view.comparison.runs;
+  const auto order = [&](size_t i) {
+    const bool reported = !chooses(view.comparison, runs[i]);
+    return std::tuple(rate_of(runs[i]), reported, i);
+  };
+  std::vector<size_t> all;
+  for (const Arm& arm : view.arms) {
+    std::vector<size_t> own;
+    for (size_t i = 0; i < runs.size(); ++i)
+      if (is_of(runs[i], arm) && (runs[i].state != RunState::waiting || chooses(view.comparison, runs[i])))
+        own.push_back(i);
+    std::sort(own.begin(), own.end(), [&](size_t a, size_t b) { return order(a) < order(b); });
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
+
 // The last cell without room for more: with all that is needed to find a run.
 std::string table_of_runs(const View& view) {
   std::string out = "## Runs\n\n" +
                     format_markdown_row({"architecture", "optimizer", "lr", "seed", "train loss", "test loss",
                                          "answers", "steps valid", "directory", "state"}) +
                     "|---|---|---|---|---|---|---|---|---|---|\n";
-  for (const ComparedRun& run : view.comparison.runs) {
-    if (run.state == RunState::waiting && !chooses(view.comparison, run)) continue;
-    const TrainPlan& plan = run.plan;
-    const std::string lr = lr_text(plan.lr) + (plan.optimizer == "adamw" ? "" : ", muon " + lr_text(plan.muon.lr));
+  for (const size_t i : listed_runs(view)) {
+    const ComparedRun& run = view.comparison.runs[i];
+    const bool tries = view.comparison.choosing_seed && chooses(view.comparison, run);
     const auto number = [&](Measure measure, Text text) { return measured_text(run, measure(run), text); };
-    out += format_markdown_row({run.choice.text, plan.optimizer, lr, std::to_string(plan.seed),
+    out += format_markdown_row({run.choice.text, run.plan.optimizer, rates_text(run.plan),
+                                std::to_string(run.plan.seed) + (tries ? ", chooses" : ""),
                                 number(train_loss, four_digits), number(test_loss, four_digits),
                                 number(answers, percent_text), number(steps_valid, percent_text), run_directory(run),
                                 is_done(run) ? "done" : remark(run)});
