@@ -179,6 +179,11 @@ recipe() {
   of_recipe adamw-betas-0.8-0.95 --beta1 0.8
   of_recipe adamw-decay-0 --weight-decay 0
   of_recipe adamw-decay-0.4 --weight-decay 0.4
+  # LLaMA with more steps of the best AdamW: how many of them are worth Muon's?
+  for steps in 450 600 1200; do
+    of_recipe "adamw-$steps-steps" --arch llama --beta1 0.8 --lr 2e-3,4e-3,8e-3 --steps $steps --eval-every 150 \
+      --save-every $steps
+  done
 }
 of_recipe() {
   part "recipe/$1" --arch llama,lime --data "$out/english/tokens" --val-data "$out/english/held/train_*.bin" --width 64 \

@@ -328,6 +328,64 @@ void prosqa(Page& page) {
   page.answers("seeds.svg", "ProsQA: every seed", {all, hard});
 }
 
+// --- Optimizers
+
+std::string loss_of(const RecordedArm& arm) {
+  const Spread loss = spread_of(values_of(arm, test_loss_of));
+  return format_number("%.3f", loss.mean) + (loss.n > 1 ? format_number(" ± %.3f", loss.sd) : "");
+}
+
+// Every rate that an arm's own seed has tried, with its loss on the validation half.
+std::string tried_rates(const RecordedArm& arm) {
+  std::string out;
+  for (const RecordedRate& one : arm.tried)
+    out += (out.empty() ? "" : ", ") + lr_text(one.rate) + " " +
+           (std::isfinite(one.test_loss) ? format_number("%.3f", one.test_loss) : "diverged");
+  return out;
+}
+
+void recipe(Page& page) {
+  const auto record = page.record("optimizers");
+  if (!record) return;
+  const auto pair = [&](const std::string& optimizer) {
+    return ComparedArms{"LLaMA and LIMe, " + optimizer,
+                        record->arm("llama " + optimizer),
+                        {{"lime " + optimizer, record->arm("lime " + optimizer)}}};
+  };
+  std::vector<ComparedArms> groups;
+  for (const std::string& arch : {std::string("llama"), std::string("lime")}) {
+    const std::string first = arch + " adamw";
+    ComparedArms group{"against " + first, record->arm(first), {{first, record->arm(first)}}};
+    for (const std::string& optimizer : {std::string(" muon"), std::string(" normuon")})
+      group.arms.push_back({arch + optimizer, record->arm(arch + optimizer)});
+    groups.push_back(group);
+  }
+  for (const char* optimizer : {"adamw", "muon", "normuon"}) groups.push_back(pair(optimizer));
+  page.curves("curves.svg", "English, by optimizer", arms_but(*record, ""));
+  page.differences("differences.svg", "English: optimizers, and LIMe with each", groups);
+  std::string losses = format_markdown_row({"", "LLaMA", "LIMe"}) + "|---|---|---|\n", tried;
+  const auto add = [&](const std::string& label, const Record& from, const std::string& suffix) {
+    losses += format_markdown_row({label, loss_of(from.arm("llama" + suffix)), loss_of(from.arm("lime" + suffix))});
+    for (const char* arch : {"llama", "lime"}) {
+      const RecordedArm& arm = from.arm(arch + suffix);
+      tried += format_markdown_row({label, arch, rates_of(arm), tried_rates(arm)});
+    }
+  };
+  const std::pair<const char*, const char*> others[] = {{"adamw-betas-0.9-0.99", "adamw, betas 0.9, 0.99"},
+                                                        {"adamw-betas-0.8-0.95", "adamw, betas 0.8, 0.95"},
+                                                        {"adamw-decay-0", "adamw, decay 0"},
+                                                        {"adamw-decay-0.4", "adamw, decay 0.4"}};
+  add("adamw, betas 0.9, 0.95, decay 0.1", *record, " adamw");
+  for (const auto& [name, label] : others)
+    if (const auto other = page.record(name)) add(label, *other, "");
+  add("muon", *record, " muon"), add("normuon", *record, " normuon");
+  page.markdown(
+      "## Test loss\n\nMean ± standard deviation over the reported seeds, on the test half.\n\n" + losses +
+      "\n## Rates that were tried\n\nOne seed, on the validation half: rate and loss. Of muon and normuon the "
+      "rate is `--muon-lr`.\n\n" +
+      format_markdown_row({"", "", "best lr", "tried"}) + "|---|---|---|---|\n" + tried + "\n");
+}
+
 void small(Page& page) {
   const auto record = page.record("small");
   if (!record) return;
@@ -379,6 +437,7 @@ void draw_experiments(const std::string& directory) {
       {"literal", "What the literal choices cost", literal},
       {"depth", "Depth at a fixed width", depth},
       {"prosqa", "ProsQA from scratch", prosqa},
+      {"recipe", "AdamW, Muon and NorMuon", recipe},
       {"small", "A small experiment", small}};
   std::vector<std::string> names;
   for (const auto& [name, title, draw] : pages) {

@@ -32,7 +32,7 @@ std::vector<std::string> row_of(const LabelledArm& labelled, const RecordedArm& 
   return {labelled.label,
           format_count(static_cast<int64_t>(run.parameters)),
           format_number("%.4g", run.flops_per_token),
-          lr_text(arm.lr) + (arm.at_edge ? " (edge)" : ""),
+          rates_of(arm),
           str(loss.n, arm.lost > 0 ? str(", ", arm.lost, " failed") : ""),
           format_number("%.4f", loss.mean) + (loss.n > 1 ? format_number(" ± %.4f", loss.sd) : ""),
           !other ? "" : signed_text(difference.mean) + (std::isfinite(half) ? format_number(" ± %.4f", half) : ""),
@@ -117,6 +117,11 @@ std::string models_of(const std::vector<LabelledArm>& arms) {
 }
 
 }  // namespace
+
+std::string rates_of(const RecordedArm& arm) {
+  return lr_text(arm.lr) + (std::isfinite(arm.muon_lr) ? ", muon " + lr_text(arm.muon_lr) : "") +
+         (arm.at_edge ? " (edge)" : "");
+}
 
 double test_loss_of(const RecordedRun& run) { return run.test_loss; }
 double answers_of(const RecordedRun& run) { return run.answers; }

@@ -21,6 +21,9 @@ struct ComparedArms {
   std::vector<LabelledArm> arms;
 };
 
+// "0.004, muon 0.02 (edge)": at which the arm was trained, and whether it is at the edge of those that were tried.
+std::string rates_of(const RecordedArm& arm);
+
 double test_loss_of(const RecordedRun& run);
 double answers_of(const RecordedRun& run);
 double hard_answers_of(const RecordedRun& run);

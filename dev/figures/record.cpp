@@ -122,6 +122,8 @@ RecordedArm arm_of(const json& listed, const std::vector<RecordedRun>& runs, con
   if (!holds<std::string>(name)) fail(Exit::bad_data, path, ": an architecture's name cannot be ", json_text(name));
   RecordedArm arm{name, lr.is_number() ? lr.get<double>() : NAN, listed.value("lr_at_edge", json()) == true};
   arm.muon_lr = number(listed, "muon_lr");
+  for (const json& one : listed.value("rates", json::array()))
+    arm.tried.push_back({number(one, std::isfinite(arm.muon_lr) ? "muon_lr" : "lr"), number(one, "test_loss")});
   const std::string arch = listed.value("arch", arm.name), optimizer = listed.value("optimizer", "adamw");
   for (const RecordedRun& run : runs) {
     const bool same_muon = run.muon_lr == arm.muon_lr || optimizer == "adamw";

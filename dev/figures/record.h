@@ -23,6 +23,10 @@ struct RecordedRun {
   std::vector<double> answer_step, share;  // of every test of answers, as many of each
 };
 
+struct RecordedRate {
+  double rate = NAN, test_loss = NAN;  // of the seed that chooses
+};
+
 // The runs of an architecture with an optimizer that are done, at the rate that the comparison chose for it; by seed.
 // Without those of the seed that chose it and is not reported.
 struct RecordedArm {
@@ -31,6 +35,7 @@ struct RecordedArm {
   bool at_edge = false;  // the smallest or the largest of several rates
   int64_t lost = 0;      // seeds that failed at this rate
   double muon_lr = NAN;
+  std::vector<RecordedRate> tried = {};
   std::string setting = "";  // data and flags that arms share which may be compared
   std::map<uint64_t, RecordedRun> runs = {};
 };

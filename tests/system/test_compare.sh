@@ -72,6 +72,32 @@ s/"directory": "llama"/"directory": "..\/good"/ => "directory"
 s/[}][^}]*$// => it ends too early, at byte
 END
 
+# --- rates that one half of the test set chooses, killed again and again -------------------------------------------
+tuned() {
+  compare --arch llama,lime --optimizer adamw,muon --lr 1e-2,2e-2 --muon-lr 0.05,0.1 --seeds 1,2 --steps 40 "$@"
+}
+expect 0 '^lime muon ' tuned --out whole
+for ((i = 0; i < 60; ++i)); do
+  timeout -s KILL 0.$((2 + i % 5)) "$build/compare" "${tiny[@]}" --arch llama,lime --optimizer adamw,muon --lr 1e-2,2e-2 \
+    --muon-lr 0.05,0.1 --seeds 1,2 --steps 40 --resume --jobs $((1 + i % 2)) --out killed >output 2>&1
+  code=$?
+  [ $code = 0 ] && break
+  [ $code = 137 ] || { fail "killed and resumed: exit code $code"; break; }
+done 2>/dev/null  # the shell's word on each kill
+[ $i -gt 2 ] || fail "only $i kills"
+expect 0 '^lime muon ' "$build/compare" --resume --out killed
+runs() { sed -n '/^## Runs/,$p' "$1/results.md" | grep '^| l'; }
+diff <(runs whole) <(runs killed) >output || fail "a comparison that was killed has other runs or losses"
+for dir in whole killed; do
+  [ "$(runs $dir | grep -c '0, chooses')" -ge 8 ] || fail "$dir: rates were not tried"
+  [ "$(count 'not started' $dir)" = 0 ] || fail "$dir: runs are left"
+done
+expect 64 'seed 0 chooses' tuned --seeds 0,1 --out refused_seed
+expect 64 'several --lr are for AdamW' tuned --optimizer muon --out refused_lr
+expect 64 'has no effect without --optimizer muon' tuned --optimizer adamw --out refused_muon
+expect 64 "cannot be 'sgd'" tuned --optimizer adamw,sgd --out refused_name
+for dir in refused_*; do [ ! -e "$dir" ] || [ "$dir" = refused_too ] || fail "$dir: refused, and there"; done
+
 # --- files that cannot be written --------------------------------------------------------------------------------
 rm good/compare.svg && mkdir good/compare.svg
 expect 74 '^note: cannot write good/compare.svg: .*; the runs go on$' \

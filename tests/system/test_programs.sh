@@ -399,7 +399,7 @@ grep -q '^5 runs are still to be done$' output || fail "a stopped comparison doe
 saved stopped/llama-lr-0.003-seed-1 && saved stopped/lime-lr-0.003-seed-1 || fail "SIGINT: a run has no checkpoint"
 expect 0 '^lime ' compare llama,lime --steps 40 "${seeds[@]}" --seeds 2,1,3 --dry-run
 grep -q '^8 runs: 2 architectures x 2 learning rates with seed 2, then 2 more seeds at the' output || fail "no number of runs"
-expect 77 '^error: failed: llama lime;' compare llama,lime --steps 4 --lr 1e30,1e31 --clip 0 --out no_rate
+expect 77 '^error: failed: llama, lime;' compare llama,lime --steps 4 --lr 1e30,1e31 --clip 0 --out no_rate
 for run in {in_turn,beside}/lime-lr-0.003-seed-2; do  # also of a run in a process of its own
   grep -q '"command":[[].*"--arch","llama,lime",.*"--seeds"' $run/environment.jsonl || fail "$run: not the user's command line"
 done

@@ -153,7 +153,8 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   const json spoilt_values = R"({"steps": [-5, 0, "many", 1e30, 18446744073709551615], "batch": [0, 2.5, 2199023255552],
       "keep": [-1], "seq": [[]], "lr": ["fast", -1], "lr_floor": [2], "beta2": [1], "seed": [-1], "data": [7],
       "decay_all": [1], "schedule": ["flat"], "dtype": ["fp17"], "matmul": ["fp9"], "sum": ["all", 1],
-      "eval_rule": ["last"], "optimizer": ["sgd"], "test_part": ["half"], "muon_scale": ["big"], "muon_steps": [101], "decay_schedule": ["up"],
+      "eval_rule": ["last"], "optimizer": ["sgd"], "test_part": ["half"], "muon_scale": ["big"], "muon_steps": [101],
+      "decay_schedule": ["up"],
       "teacher": [5], "kd_alpha": [1.5, "x"], "kd_tau": [0, -1, 1e-30, 1e30], "kd_reduction": ["sum"],
       "config": [3, {}]})"_json;
   for (const auto& [key, values] : spoilt_values.items())

@@ -10,7 +10,7 @@
 namespace crossply {
 namespace {
 
-constexpr size_t most_beyond = 3;  // rates that are added to an arm's grid
+constexpr size_t max_beyond = 3;  // rates that are added to an arm's grid
 
 template <class T>
 void add_new(std::vector<T>& values, T value) {
@@ -21,22 +21,25 @@ bool of_muon(const ComparedRun& run) { return run.plan.optimizer != "adamw"; }
 
 void set_rate(ComparedRun& run, double rate) { (of_muon(run) ? run.plan.muon.lr : run.plan.lr) = rate; }
 
-// The rate that an arm is judged at, so far; of those at which a seed diverged only where there are no others.
+// The first choice by the seed that chooses, and the rate that an arm is judged at, so far: of those at which a seed
+// diverged only where there are no others.
 void choose_rate(const Comparison& comparison, const std::vector<size_t>& all, Arm& arm) {
   const auto works_at = [&](double rate) {
     return std::none_of(all.begin(), all.end(),
                         [&](size_t k) { return rate_of(comparison.runs[k]) == rate && diverged(comparison.runs[k]); });
   };
-  double best = INFINITY;
+  double least = INFINITY, of_rate = INFINITY;
   for (const size_t i : arm.sweep) {
     const ComparedRun& first = comparison.runs[i];
-    if (!is_done(first) || !std::isfinite(first.result.test_loss)) continue;
-    const bool works = works_at(rate_of(first));
-    if (works < arm.works || (works == arm.works && first.result.test_loss >= best)) continue;
-    best = first.result.test_loss, arm.rate = rate_of(first), arm.works = works;
+    const double loss = first.result.test_loss, rate = rate_of(first);
+    if (!is_done(first) || !std::isfinite(loss)) continue;
+    if (loss < least) least = loss, arm.first_choice = rate;
+    const bool works = works_at(rate);
+    if (works < arm.works || (works == arm.works && loss >= of_rate)) continue;
+    of_rate = loss, arm.rate = rate, arm.works = works;
   }
   const double any = rate_of(comparison.runs[arm.sweep.empty() ? all[0] : arm.sweep[0]]);
-  if (arm.sweep.size() < 2) arm.rate = any, arm.works = works_at(any);
+  if (arm.sweep.size() < 2) arm.rate = arm.first_choice = any, arm.works = works_at(any);
   for (const size_t k : all) {
     const ComparedRun& run = comparison.runs[k];
     const bool reported = !comparison.choosing_seed || !chooses(comparison, run);
@@ -44,13 +47,20 @@ void choose_rate(const Comparison& comparison, const std::vector<size_t>& all, A
   }
 }
 
-// An arm's next rate: as far beyond the edge as that is from its neighbour. Three digits, so that people can read it.
+bool at_edge(const Comparison& comparison, const Arm& arm, double rate) {
+  return arm.sweep.size() > 1 &&
+         (rate == rate_of(comparison.runs[arm.sweep.front()]) || rate == rate_of(comparison.runs[arm.sweep.back()]));
+}
+
+// An arm's next rate, once all are tried: as far beyond the edge as that is from its neighbour. Three digits, so that
+// people can read it.
 std::optional<double> rate_beyond(const Comparison& comparison, const Arm& arm) {
   const size_t asked = (arm.optimizer == "adamw" ? comparison.rates : comparison.muon_rates).size();
-  if (!comparison.choosing_seed || !arm.at_edge || arm.sweep.size() >= asked + most_beyond) return {};
+  if (!comparison.choosing_seed || !arm.tried || !at_edge(comparison, arm, arm.first_choice) ||
+      arm.sweep.size() >= asked + max_beyond)
+    return {};
   const auto rate = [&](size_t place) { return rate_of(comparison.runs[arm.sweep[place]]); };
-  const size_t last = arm.sweep.size() - 1;
-  const double edge = arm.rate, neighbour = arm.rate == rate(0) ? rate(1) : rate(last - 1);
+  const double edge = arm.first_choice, neighbour = edge == rate(0) ? rate(1) : rate(arm.sweep.size() - 2);
   const double beyond = parse_number(format_number("%.3g", edge * (edge / neighbour))).value_or(NAN);
   if (!(beyond > 0 && beyond <= max_number)) return {};
   return beyond;
@@ -64,9 +74,8 @@ const Arm* leader_of(const std::vector<Arm>& arms, const Arm& arm) {
   return nullptr;
 }
 
-Arm arm_of(const Comparison& comparison, const ComparedRun& like, bool several_optimizers) {
-  const std::string arch = like.choice.text, optimizer = like.plan.optimizer;
-  Arm arm{arch + (several_optimizers ? " " + optimizer : ""), arch, optimizer, {}, {}};
+Arm arm_of(const Comparison& comparison, const ComparedRun& like) {
+  Arm arm{arm_name(comparison, like), like.choice.text, like.plan.optimizer, {}, {}};
   std::vector<size_t> all;
   for (size_t i = 0; i < comparison.runs.size(); ++i)
     if (is_of(comparison.runs[i], arm)) all.push_back(i);
@@ -75,25 +84,23 @@ Arm arm_of(const Comparison& comparison, const ComparedRun& like, bool several_o
   std::stable_sort(arm.sweep.begin(), arm.sweep.end(),
                    [&](size_t a, size_t b) { return rate_of(comparison.runs[a]) < rate_of(comparison.runs[b]); });
   choose_rate(comparison, all, arm);
-  const bool choice = arm.sweep.size() > 1;
-  const bool tried =
+  arm.tried =
       std::none_of(arm.sweep.begin(), arm.sweep.end(), [&](size_t i) { return is_unfinished(comparison.runs[i]); });
-  arm.at_edge = choice && tried &&
-                (arm.rate == rate_of(comparison.runs[arm.sweep.front()]) ||
-                 arm.rate == rate_of(comparison.runs[arm.sweep.back()]));
-  arm.settled = !choice || (tried && !rate_beyond(comparison, arm));
+  arm.at_edge = arm.tried && at_edge(comparison, arm, arm.rate);
+  arm.settled = arm.sweep.size() < 2 || (arm.tried && !rate_beyond(comparison, arm));
   return arm;
 }
 
-// AdamW's best --lr is that of Muon's other parameters, too. Where AdamW works at no rate it is the smallest.
+// AdamW's first choice is the --lr of Muon's other parameters, too: all of Muon's runs have the same, whatever becomes of
+// AdamW's other seeds. Where AdamW works at no rate it is the smallest.
 bool follow(Comparison& comparison, const std::vector<Arm>& arms) {
   bool changed = false;
   for (ComparedRun& run : comparison.runs) {
     const auto arm = std::find_if(arms.begin(), arms.end(), [&](const Arm& one) { return is_of(run, one); });
     const Arm* leader = leader_of(arms, *arm);
     if (leader == nullptr || !leader->settled || run.state != RunState::waiting || run.tried) continue;
-    const double lr = std::isfinite(leader->rate) ? leader->rate
-                                                  : *std::min_element(comparison.rates.begin(), comparison.rates.end());
+    const double lr =
+        std::isfinite(leader->first_choice) ? leader->first_choice : rate_of(comparison.runs[leader->sweep[0]]);
     if (run.plan.lr == lr) continue;
     run.plan.lr = lr, run.directory.clear(), changed = true;
   }
@@ -125,12 +132,15 @@ std::vector<std::string> optimizers_of(const Comparison& comparison) {
   return names;
 }
 
+std::string arm_name(const Comparison& comparison, const ComparedRun& run) {
+  return run.choice.text + (optimizers_of(comparison).size() > 1 ? " " + run.plan.optimizer : "");
+}
+
 std::vector<Arm> arms_of(const Comparison& comparison) {
-  const bool several = optimizers_of(comparison).size() > 1;
   std::vector<Arm> arms;
   for (const ComparedRun& run : comparison.runs) {
     if (std::none_of(arms.begin(), arms.end(), [&](const Arm& arm) { return is_of(run, arm); }))
-      arms.push_back(arm_of(comparison, run, several));
+      arms.push_back(arm_of(comparison, run));
   }
   for (Arm& arm : arms) {
     const Arm* leader = leader_of(arms, arm);

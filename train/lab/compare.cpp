@@ -1,6 +1,6 @@
-// compare: trains several architectures on the same batches, from one seed or several, with one optimizer or several, at
-// one learning rate or at the best of several; ends with one table and one picture. Without --data and --preset it is the demonstration,
-// arith-quick.
+// compare: trains several architectures on the same batches, from one seed or several, with one optimizer or several,
+// at one learning rate or at the best of several; ends with one table and one picture. Without --data and --preset it
+// is the demonstration, arith-quick.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -112,6 +112,17 @@ TrainPlan with_optimizer(TrainPlan plan, const std::string& optimizer) {
   return plan;
 }
 
+// Of Muon's matrices, at each of these --lr; each once.
+std::vector<double> usual_muon_rates(TrainPlan plan, const std::vector<double>& rates) {
+  std::vector<double> usual;
+  for (const double lr : rates) {
+    plan.lr = lr, plan.muon.lr = 0;
+    const double rate = with_optimizer(plan, "muon").muon.lr;
+    if (std::find(usual.begin(), usual.end(), rate) == usual.end()) usual.push_back(rate);
+  }
+  return usual;
+}
+
 // What is left open, and what does not fit: which rates are tried, and which seed tries them.
 void complete(Experiment& experiment, const TrainPlan& plan) {
   if (experiment.optimizers.empty()) experiment.optimizers = {plan.optimizer};
@@ -127,17 +138,12 @@ void complete(Experiment& experiment, const TrainPlan& plan) {
     fail(Exit::usage,
          "several --lr are for AdamW to choose among: add adamw to --optimizer, or give one --lr and "
          "several --muon-lr");
-  for (const double lr : muon&& experiment.muon_rates.empty() ? experiment.rates : std::vector<double>()) {
-    TrainPlan at = plan;
-    at.lr = lr, at.muon.lr = 0;
-    const double rate = with_optimizer(at, "muon").muon.lr;
-    if (experiment.muon_rates.empty() || experiment.muon_rates.back() != rate) experiment.muon_rates.push_back(rate);
-  }
+  if (muon && experiment.muon_rates.empty()) experiment.muon_rates = usual_muon_rates(plan, experiment.rates);
   if (!experiment.begun && (experiment.rates.size() > 1 || experiment.muon_rates.size() > 1))
     experiment.choosing_seed = usual_choosing_seed;
   if (std::find(experiment.seeds.begin(), experiment.seeds.end(), experiment.choosing_seed) != experiment.seeds.end())
     fail(Exit::usage, "seed ", *experiment.choosing_seed,
-         " chooses among the learning rates, and others are reported: ", "leave it out of --seeds");
+         " chooses among the learning rates and is not reported; give others with --seeds");
 }
 
 // The runs of one architecture with one optimizer.
@@ -222,7 +228,7 @@ Exit conclude(const Comparison& comparison, const std::string& program, const st
   }
   std::string failed;
   const std::vector<const ComparedRun*> failures = failures_of(comparison);
-  for (const ComparedRun* run : failures) failed += " " + run->choice.text;
+  for (const ComparedRun* run : failures) failed += (failed.empty() ? " " : ", ") + arm_name(comparison, *run);
   const bool passing = std::any_of(failures.begin(), failures.end(), [](const auto* run) { return !diverged(*run); });
   if (!failures.empty())
     fail(failures[0]->result.code, "failed:", failed, "; the reason stands above",

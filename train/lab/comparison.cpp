@@ -141,8 +141,7 @@ std::string lr_text(double lr) { return json_text(nlohmann::json(lr)); }
 std::string run_name(const Comparison& comparison, const ComparedRun& run) {
   const bool choice = comparison.rates.size() > 1 || comparison.muon_rates.size() > 1;
   const bool muon = run.plan.optimizer != "adamw" && !comparison.muon_rates.empty();
-  return run.choice.text + (optimizers_of(comparison).size() > 1 ? " " + run.plan.optimizer : "") +
-         (choice ? (muon ? " muon-lr " : " lr ") + lr_text(rate_of(run)) : "") +
+  return arm_name(comparison, run) + (choice ? (muon ? " muon-lr " : " lr ") + lr_text(rate_of(run)) : "") +
          (choice || seeds_of(comparison).size() > 1 ? str(" seed ", run.plan.seed) : "");
 }
 

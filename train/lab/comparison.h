@@ -2,8 +2,8 @@
 //
 // An arm is an architecture with an optimizer. Where it has several learning rates to choose among, a seed of its own
 // tries them all and is tested on the first half of the test set. The seeds that count are trained at the best rate
-// alone and are tested on the second half, by which nothing was chosen. Best is the lowest loss among the rates at which
-// no seed diverged. arms.cpp has these rules.
+// alone and are tested on the second half, by which nothing was chosen. Best is the lowest loss among the rates at
+// which no seed diverged. arms.cpp has these rules.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -73,6 +73,8 @@ struct Arm {
   std::vector<size_t> sweep;  // every rate with the seed that chooses, by rate; none where there is no choice
   std::vector<size_t> seeds;  // every reported seed at the best rate so far, at any where there is none
   double rate = NAN;          // that rate, --muon-lr of an arm of Muon; NaN: none
+  double first_choice = NAN;  // the best whatever became of the reported seeds, so that it stays what it is
+  bool tried = false;         // all of the sweep is done or diverged
   bool settled = false;       // the rates are tried, and no other is needed; nothing is judged before
   bool waits = false;         // for AdamW's best --lr of this architecture
   bool works = false;         // no seed diverged at that rate
@@ -82,7 +84,8 @@ bool is_of(const ComparedRun& run, const Arm& arm);
 std::vector<Arm> arms_of(const Comparison& comparison);
 std::vector<uint64_t> seeds_of(const Comparison& comparison);  // those that are reported
 std::vector<std::string> optimizers_of(const Comparison& comparison);
-bool chooses(const Comparison& comparison, const ComparedRun& run);  // is it of the seed that tries the rates?
+std::string arm_name(const Comparison& comparison, const ComparedRun& run);  // of the arm that a run is of
+bool chooses(const Comparison& comparison, const ComparedRun& run);          // is it of the seed that tries the rates?
 // The rate that is tried: --lr, of Muon --muon-lr.
 double rate_of(const ComparedRun& run);
 // Adds a rate of an arm, with the seed that chooses, if there is one, and with those that are reported. like: complete
