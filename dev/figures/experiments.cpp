@@ -330,10 +330,11 @@ void prosqa(Page& page) {
 
 // --- Optimizers
 
-std::string loss_of(const RecordedArm& arm) {
-  const Spread loss = spread_of(values_of(arm, test_loss_of));
-  return format_number("%.3f", loss.mean) + (loss.n > 1 ? format_number(" ± %.3f", loss.sd) : "");
-}
+// An optimizer with its settings: its arms of LLaMA and LIMe.
+struct OptimizerSetting {
+  std::string label;
+  RecordedArm llama, lime;
+};
 
 // Every rate that an arm's own seed has tried, with its loss on the validation half.
 std::string tried_rates(const RecordedArm& arm) {
@@ -344,45 +345,112 @@ std::string tried_rates(const RecordedArm& arm) {
   return out;
 }
 
+double best_of_tried(const RecordedArm& arm) {
+  double best = INFINITY;
+  for (const RecordedRate& one : arm.tried) best = std::min(best, one.test_loss);
+  return best;
+}
+
+std::string loss_of(const RecordedArm& arm) {
+  const Spread loss = spread_of(values_of(arm, test_loss_of));
+  return format_number("%.3f", loss.mean) + (loss.n > 1 ? format_number(" ± %.3f", loss.sd) : "");
+}
+
+// The spread of an arm depends on its optimizer, so that each difference has an interval of its own: Student's, of the
+// differences by seed.
+void add_difference(DotGroup& dots, const std::string& label, const RecordedArm& arm, const RecordedArm& other) {
+  const std::vector<double> values = differences_of(arm, other, test_loss_of);
+  dots.rows.push_back({label, values, spread_of(values).interval()});
+}
+
+std::string table_of(const std::vector<DotGroup>& groups) {
+  std::string table = format_markdown_row({"", "", "difference", ""}) + "|---|---|---|---|\n";
+  for (const DotGroup& group : groups)
+    for (const DotRow& row : group.rows) {
+      const Spread d = spread_of(row.values);
+      table += format_markdown_row(
+          {group.caption, row.label,
+           (d.mean < 0 ? "-" : "+") + format_number("%.3f", std::abs(d.mean)) + format_number(" ± %.3f", row.half),
+           d.differs_from_zero() ? (d.mean < 0 ? "**lower**" : "**higher**") : "cannot be told"});
+    }
+  return table + "\n";
+}
+
+// AdamW with the betas and decays that were tried, then the others.
+std::vector<OptimizerSetting> optimizer_settings(const Page& page, const Record& record) {
+  const auto of = [&](const std::string& label, const Record& from, const std::string& suffix) {
+    return OptimizerSetting{label, from.arm("llama" + suffix), from.arm("lime" + suffix)};
+  };
+  std::vector<OptimizerSetting> all = {of("adamw, betas 0.9, 0.95, decay 0.1", record, " adamw")};
+  for (const auto& [name, label] : {std::pair("adamw-betas-0.9-0.99", "adamw, betas 0.9, 0.99"),
+                                    {"adamw-betas-0.8-0.95", "adamw, betas 0.8, 0.95"},
+                                    {"adamw-decay-0", "adamw, decay 0"},
+                                    {"adamw-decay-0.4", "adamw, decay 0.4"}})
+    if (const auto other = page.record(name)) all.push_back(of(label, *other, ""));
+  std::stable_sort(all.begin(), all.end(), [](const OptimizerSetting& a, const OptimizerSetting& b) {
+    return best_of_tried(a.llama) + best_of_tried(a.lime) < best_of_tried(b.llama) + best_of_tried(b.lime);
+  });
+  all.push_back(of("muon", record, " muon")), all.push_back(of("normuon", record, " normuon"));
+  return all;
+}
+
+// How much longer the best AdamW trains for the same loss.
+std::string tokens_for_the_same_loss(const Page& page, const std::vector<OptimizerSetting>& all) {
+  std::vector<RecordedArm> longer;
+  for (const int steps : {450, 600, 1200})
+    if (const auto record = page.record(str("adamw-", steps, "-steps"))) longer.push_back(record->arm("llama"));
+  if (longer.empty()) return "";
+  std::string table = format_markdown_row({"LLaMA", "test loss", "lr"}) + "|---|---|---|\n";
+  for (const RecordedArm& arm : longer)
+    table += format_markdown_row(
+        {str(format_count(arm.runs.begin()->second.tokens), " tokens"), loss_of(arm), rates_of(arm)});
+  table += "\n" + format_markdown_row({"for the loss of", "tokens that AdamW needs"}) + "|---|---|\n";
+  for (const OptimizerSetting& one : all)
+    if (!one.label.starts_with("adamw"))
+      table += format_markdown_row({one.label, tokens_needed(longer, one.llama, all[0].llama)});
+  return "## More tokens for AdamW\n\n" + all[0].label +
+         ", with more steps, each at its best of three rates. Between them in the logarithm of the tokens, seed by "
+         "seed:\nmean ± standard deviation.\n\n" +
+         table + "\n";
+}
+
 void recipe(Page& page) {
   const auto record = page.record("optimizers");
   if (!record) return;
-  const auto pair = [&](const std::string& optimizer) {
-    return ComparedArms{"LLaMA and LIMe, " + optimizer,
-                        record->arm("llama " + optimizer),
-                        {{"lime " + optimizer, record->arm("lime " + optimizer)}}};
-  };
-  std::vector<ComparedArms> groups;
-  for (const std::string& arch : {std::string("llama"), std::string("lime")}) {
-    const std::string first = arch + " adamw";
-    ComparedArms group{"against " + first, record->arm(first), {{first, record->arm(first)}}};
-    for (const std::string& optimizer : {std::string(" muon"), std::string(" normuon")})
-      group.arms.push_back({arch + optimizer, record->arm(arch + optimizer)});
-    groups.push_back(group);
-  }
-  for (const char* optimizer : {"adamw", "muon", "normuon"}) groups.push_back(pair(optimizer));
-  page.curves("curves.svg", "English, by optimizer", arms_but(*record, ""));
-  page.differences("differences.svg", "English: optimizers, and LIMe with each", groups);
+  const std::vector<OptimizerSetting> all = optimizer_settings(page, *record);
+  const OptimizerSetting& best = all[0];
+  std::vector<LabelledArm> drawn;
   std::string losses = format_markdown_row({"", "LLaMA", "LIMe"}) + "|---|---|---|\n", tried;
-  const auto add = [&](const std::string& label, const Record& from, const std::string& suffix) {
-    losses += format_markdown_row({label, loss_of(from.arm("llama" + suffix)), loss_of(from.arm("lime" + suffix))});
-    for (const char* arch : {"llama", "lime"}) {
-      const RecordedArm& arm = from.arm(arch + suffix);
-      tried += format_markdown_row({label, arch, rates_of(arm), tried_rates(arm)});
-    }
-  };
-  const std::pair<const char*, const char*> others[] = {{"adamw-betas-0.9-0.99", "adamw, betas 0.9, 0.99"},
-                                                        {"adamw-betas-0.8-0.95", "adamw, betas 0.8, 0.95"},
-                                                        {"adamw-decay-0", "adamw, decay 0"},
-                                                        {"adamw-decay-0.4", "adamw, decay 0.4"}};
-  add("adamw, betas 0.9, 0.95, decay 0.1", *record, " adamw");
-  for (const auto& [name, label] : others)
-    if (const auto other = page.record(name)) add(label, *other, "");
-  add("muon", *record, " muon"), add("normuon", *record, " normuon");
+  DotGroup of_llama{"LLaMA, against AdamW", {}}, of_lime{"LIMe, against AdamW", {}}, pairs{"LIMe against LLaMA", {}};
+  for (const OptimizerSetting& one : all) {
+    losses += format_markdown_row({one.label, loss_of(one.llama), loss_of(one.lime)});
+    for (const RecordedArm& arm : {one.llama, one.lime})
+      tried +=
+          format_markdown_row({one.label, arm.name.substr(0, arm.name.find(' ')), rates_of(arm), tried_rates(arm)});
+    const bool adamw = one.label.starts_with("adamw");
+    if (adamw && &one != &best) continue;
+    drawn.push_back({"llama " + one.label, one.llama}), drawn.push_back({"lime " + one.label, one.lime});
+    if (!adamw) add_difference(of_llama, one.label, one.llama, best.llama);
+    if (!adamw) add_difference(of_lime, one.label, one.lime, best.lime);
+    add_difference(pairs, one.label, one.lime, one.llama);
+  }
+  const OptimizerSetting &muon = all[all.size() - 2], &normuon = all.back();
+  DotGroup of_muon{"NorMuon against Muon", {}};
+  add_difference(of_muon, "llama", normuon.llama, muon.llama), add_difference(of_muon, "lime", normuon.lime, muon.lime);
+  const std::vector<DotGroup> groups = {of_llama, of_lime, of_muon, pairs};
+  page.curves("curves.svg", "English, three optimizers", drawn);
+  page.picture("differences.svg",
+               dots_svg({"English: optimizers",
+                         "difference of test losses, nats (left: better); mean, 95 % interval, one dot per seed",
+                         groups, false, true}));
   page.markdown(
-      "## Test loss\n\nMean ± standard deviation over the reported seeds, on the test half.\n\n" + losses +
-      "\n## Rates that were tried\n\nOne seed, on the validation half: rate and loss. Of muon and normuon the "
-      "rate is `--muon-lr`.\n\n" +
+      "## Test loss\n\nMean ± standard deviation over the reported seeds, on the test half. AdamW by its loss on the "
+      "validation half, best first.\n\n" +
+      losses + "\n## Differences\n\n![differences](differences.svg)\n\nAgainst AdamW: " + best.label +
+      ", which the validation half chose. ±: half of Student's 95 % interval, seed by seed.\n\n" + table_of(groups) +
+      tokens_for_the_same_loss(page, all) +
+      "## Rates that were tried\n\nOne seed, on the validation half: rate and loss. Of muon and normuon the rate is "
+      "`--muon-lr`; all their other parameters\nhave AdamW's usual betas.\n\n" +
       format_markdown_row({"", "", "best lr", "tried"}) + "|---|---|---|---|\n" + tried + "\n");
 }
 

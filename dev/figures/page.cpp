@@ -113,7 +113,7 @@ std::vector<std::vector<double>> rows_with(const std::vector<RecordedArm>& arms,
 std::string models_of(const std::vector<LabelledArm>& arms) {
   std::string names;
   for (const LabelledArm& one : arms) names += (names.empty() ? "" : ", ") + one.label;
-  return ": " + (names.size() <= 32 ? names : str(arms.size(), " architectures"));
+  return ": " + (names.size() <= 32 ? names : str(arms.size(), " models"));
 }
 
 }  // namespace

@@ -385,7 +385,7 @@ wait $pid
 [ $? = 65 ] && grep -q '^2/2 lime *failed: text:changing.txt was changed since' output || fail "a run on other data than its neighbours"
 env --default-signal=INT "$build/compare" --arch llama,lime "${tiny[@]}" --steps 4000 "${seeds[@]}" --jobs 2 --out stopped >output 2>&1 &
 pid=$!
-while [ ! -s stopped/lime-lr-0.003-seed-1/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+while [ ! -s stopped/lime-lr-0.003-seed-0/metrics.jsonl ] && kill -0 $pid 2>/dev/null; do sleep 0.01; done
 for child in $(pgrep -P $pid); do  # what a killed comparison leaves behind holds the directory until it has ended
   # One that has ended meanwhile has no program any more.
   links=$(readlink /proc/$child/fd/*)  # not into a pipe: grep -q ends it early, which pipefail takes for a failure
@@ -395,18 +395,18 @@ done
 kill -INT $pid
 wait $pid
 [ $? = 75 ] || fail "compare --jobs 2, SIGINT: not exit code 75"
-grep -q '^5 runs are still to be done$' output || fail "a stopped comparison does not count what is left to do"
-saved stopped/llama-lr-0.003-seed-1 && saved stopped/lime-lr-0.003-seed-1 || fail "SIGINT: a run has no checkpoint"
+grep -q '^7 runs are still to be done$' output || fail "a stopped comparison does not count what is left to do"
+saved stopped/llama-lr-0.003-seed-0 && saved stopped/lime-lr-0.003-seed-0 || fail "SIGINT: a run has no checkpoint"
 expect 0 '^lime ' compare llama,lime --steps 40 "${seeds[@]}" --seeds 2,1,3 --dry-run
-grep -q '^8 runs: 2 architectures x 2 learning rates with seed 2, then 2 more seeds at the' output || fail "no number of runs"
+grep -q '^10 runs: 2 architectures x 2 learning rates with seed 0, then 3 seeds at the' output || fail "no number of runs"
 expect 77 '^error: failed: llama, lime;' compare llama,lime --steps 4 --lr 1e30,1e31 --clip 0 --out no_rate
 for run in {in_turn,beside}/lime-lr-0.003-seed-2; do  # also of a run in a process of its own
   grep -q '"command":[[].*"--arch","llama,lime",.*"--seeds"' $run/environment.jsonl || fail "$run: not the user's command line"
 done
-expect 0 'all; 2 of the runs are left to do$' "$build/compare" --resume --seeds 1,2,3 --dry-run --out beside
+expect 0 ' 2 of the runs are left to do$' "$build/compare" --resume --seeds 1,2,3 --dry-run --out beside
 expect 64 'done and was tested with --eval-samples 16, the flags say 8' "$build/compare" --resume --eval-samples 8 --out beside
 expect 0 'beside/results.md' "$build/compare" --resume --seeds 1,2,3 --out beside
-grep -qE '^8/8 lime lr 0.003 seed 3 ' output || fail "a third seed was not added"
+grep -qE '^12/12 lime lr 0.003 seed 3 ' output || fail "a third seed was not added"
 expect 64 'excludes' compare llama --seed 1 --seeds 1,2 --out x
 expect 64 'names 1 twice' compare llama --seeds 1,2,1 --out x
 expect 64 '--lr' compare llama --lr 1e-3,fast --out x

@@ -134,6 +134,10 @@ TEST_CASE("arms: beyond an edge a rate is tried, three at most, and none beyond 
   Comparison falling = tuned({"adamw"}, {4e-3, 8e-3, 16e-3}, {}, scratch.file("falling"));
   train(falling, [](const ComparedRun& run) { return rate_of(run); });
   CHECK(rates_tried(falling, arms_of(falling)[0]) == std::vector<double>{5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3});
+
+  Comparison far = tuned({"adamw"}, {1e-3, 1}, {}, scratch.file("far"));
+  train(far, [](const ComparedRun& run) { return std::abs(rate_of(run) - 1e-4); });
+  CHECK(rates_tried(far, arms_of(far)[0]) == std::vector<double>{1e-5, 1e-4, 1e-3, 1});
 }
 
 TEST_CASE("arms: Muon's rates are tried at AdamW's best lr, once that is known") {

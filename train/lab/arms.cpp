@@ -52,8 +52,8 @@ bool at_edge(const Comparison& comparison, const Arm& arm, double rate) {
          (rate == rate_of(comparison.runs[arm.sweep.front()]) || rate == rate_of(comparison.runs[arm.sweep.back()]));
 }
 
-// An arm's next rate, once all are tried: as far beyond the edge as that is from its neighbour. Three digits, so that
-// people can read it.
+// An arm's next rate, once all are tried: as far beyond the edge as that is from its neighbour, but not more than ten
+// times. Three digits, so that people can read it.
 std::optional<double> rate_beyond(const Comparison& comparison, const Arm& arm) {
   const size_t asked = (arm.optimizer == "adamw" ? comparison.rates : comparison.muon_rates).size();
   if (!comparison.choosing_seed || !arm.tried || !at_edge(comparison, arm, arm.first_choice) ||
@@ -61,7 +61,7 @@ std::optional<double> rate_beyond(const Comparison& comparison, const Arm& arm) 
     return {};
   const auto rate = [&](size_t place) { return rate_of(comparison.runs[arm.sweep[place]]); };
   const double edge = arm.first_choice, neighbour = edge == rate(0) ? rate(1) : rate(arm.sweep.size() - 2);
-  const double beyond = parse_number(format_number("%.3g", edge * (edge / neighbour))).value_or(NAN);
+  const double beyond = parse_number(format_number("%.3g", edge * std::clamp(edge / neighbour, 0.1, 10.0))).value_or(0);
   if (!(beyond > 0 && beyond <= max_number)) return {};
   return beyond;
 }
