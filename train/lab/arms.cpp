@@ -91,8 +91,8 @@ Arm arm_of(const Comparison& comparison, const ComparedRun& like) {
   return arm;
 }
 
-// AdamW's first choice is the --lr of Muon's other parameters, too: all of Muon's runs have the same, whatever becomes of
-// AdamW's other seeds. Where AdamW works at no rate it is the smallest.
+// AdamW's first choice is the --lr of Muon's other parameters, too: all of Muon's runs have the same, whatever becomes
+// of AdamW's other seeds. Where AdamW works at no rate it is the smallest.
 bool follow(Comparison& comparison, const std::vector<Arm>& arms) {
   bool changed = false;
   for (ComparedRun& run : comparison.runs) {

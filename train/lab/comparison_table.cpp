@@ -267,8 +267,7 @@ std::string notes_on_rates(const View& view) {
           " The best rate is chosen by the same loss that is shown, so the numbers are a little too good, not by the "
           "same for all; the seed that chose is counted.";
   }
-  const std::string open = names_of(view, [](const Arm&arm) { return !arm.settled; }),
-                    edge = names_of(view, [](const Arm&arm) { return arm.settled && arm.at_edge; });
+  const std::string open = names_of(view, [](const Arm&arm) { return !arm.settled; }), edge = at_edge(view);
   if (!open.empty()) out += " Not all rates are done, so that the best may be another: " + open + ".";
   if (!edge.empty()) out += " At the edge of these rates, so that one beyond may be better: " + edge + ".";
   return out;
@@ -364,7 +363,8 @@ std::vector<std::string> markdown_cells(const View& view, const Arm& arm) {
                                     number(test_loss, four_digits),
                                     number(answers, percent_text),
                                     number(steps_valid, percent_text)};
-  if (view.several) cells.insert(cells.end(), {view.lr(arm), str(arm.sweep.size()), view.seeds_done(arm)});
+  if (view.several)
+    cells.insert(cells.end(), {view.lr(arm), str(std::max<size_t>(1, arm.sweep.size())), view.seeds_done(arm)});
   else cells.push_back(is_done(run) ? "done" : remark(run));
   return cells;
 }
