@@ -267,7 +267,8 @@ std::string notes_on_rates(const View& view) {
           " The best rate is chosen by the same loss that is shown, so the numbers are a little too good, not by the "
           "same for all; the seed that chose is counted.";
   }
-  const std::string open = names_of(view, [](const Arm&arm) { return !arm.settled; }), edge = at_edge(view);
+  const std::string open = names_of(view, [](const Arm& arm) { return !arm.settled; });
+  const std::string edge = at_edge(view);
   if (!open.empty()) out += " Not all rates are done, so that the best may be another: " + open + ".";
   if (!edge.empty()) out += " At the edge of these rates, so that one beyond may be better: " + edge + ".";
   return out;
