@@ -101,7 +101,7 @@ expect 65 'cmp2/results.json: ' cmp2
 # Of a comparison of several rates, the runs at the best of each architecture; a run without losses is passed over.
 tiny=(--data arith:3 --train-samples 40 --test-samples 8 --width 16 --ffn 24 --layers 2 --heads 2 --batch 8 --steps 4
   --answer-samples 0)
-"$compare" --arch llama,lime "${tiny[@]}" --lr 1e-6,1e-2 --seeds 1,2 --jobs 2 --out rates >output 2>&1 || fail "compare"
+"$compare" --arch llama,lime "${tiny[@]}" --lr 1e-6,1e-2,10 --seeds 1,2 --jobs 2 --out rates >output 2>&1 || fail "compare"
 expect 0 "^note: of 'lime' the runs at lr 0[.]01, its best$" rates --out axis.svg
 for arch in llama lime; do grep -qE "^$arch +2 +4 " output || fail "no row for two seeds of $arch"; done
 grep -q '<polygon' axis.svg || fail "no band around the seeds of a comparison"

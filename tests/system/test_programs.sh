@@ -398,7 +398,7 @@ wait $pid
 grep -q '^7 runs are still to be done$' output || fail "a stopped comparison does not count what is left to do"
 saved stopped/llama-lr-0.003-seed-0 && saved stopped/lime-lr-0.003-seed-0 || fail "SIGINT: a run has no checkpoint"
 expect 0 '^lime ' compare llama,lime --steps 40 "${seeds[@]}" --seeds 2,1,3 --dry-run
-grep -q '^10 runs: 2 architectures x 2 learning rates with seed 0, then 3 seeds at the' output || fail "no number of runs"
+grep -q '^10 runs: 2 architectures; each 2 learning rates with seed 0, then 3 seeds at the' output || fail "no number of runs"
 expect 77 '^error: failed: llama, lime;' compare llama,lime --steps 4 --lr 1e30,1e31 --clip 0 --out no_rate
 for run in {in_turn,beside}/lime-lr-0.003-seed-2; do  # also of a run in a process of its own
   grep -q '"command":[[].*"--arch","llama,lime",.*"--seeds"' $run/environment.jsonl || fail "$run: not the user's command line"

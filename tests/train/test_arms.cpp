@@ -216,6 +216,31 @@ TEST_CASE("arms: a comparison that ends after any run goes on as if it had not")
   }
 }
 
+TEST_CASE(
+    "arms: rates that were found at an edge count when others are added; those that are asked for no more do not") {
+  const TempDir scratch;
+  const auto plan = [&](const std::vector<double>& rates) {
+    return tuned({"adamw", "muon"}, rates, {0.01, 0.02}, scratch.path);
+  };
+  Comparison before = plan({1e-3, 2e-3});
+  train(before, best_at_the_edge);
+  write_results(before);
+  Comparison more = plan({1e-3, 2e-3, 32e-3});
+  take_up(more);
+  CHECK(rates_tried(more, arms_of(more)[0]) == std::vector<double>{1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3});
+  CHECK(train(more, best_at_the_edge) ==
+        std::vector<std::string>{"llama adamw lr 0.032 seed 0", "lime adamw lr 0.032 seed 0"});
+  CHECK(arms_of(more)[0].rate == 8e-3);
+  CHECK(rates_tried(more, arms_of(more)[1]) == rates_tried(before, arms_of(before)[1]));
+  CHECK(more.others.empty());
+  write_results(more);
+  Comparison fewer = plan({1e-3, 2e-3});
+  take_up(fewer);
+  CHECK(rates_tried(fewer, arms_of(fewer)[0]) == std::vector<double>{1e-3, 2e-3, 4e-3, 8e-3, 16e-3});
+  CHECK(runs_unfinished(fewer) == 0);
+  CHECK(fewer.others.size() == 2);
+}
+
 TEST_CASE("arms: a comparison of a program before halves goes on by its first seed, on all of the test set") {
   const TempDir scratch;
   Comparison comparison = tuned({"adamw"}, {1e-3, 2e-3}, {}, scratch.path);

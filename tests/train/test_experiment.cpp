@@ -206,6 +206,7 @@ TEST_CASE("comparison: differences are taken in pairs of seeds, and their verdic
   CHECK(has(results_markdown(comparison), "with one seed: whether seeds differ by as much cannot be told"));
   CHECK(known_json(results_json(comparison))["architectures"][1]["larger_than_spread"].is_null());
   run_at(comparison, "llama", 0.001, 1).result.answers = 0.5;  // of a task there is more to say
+  comparison.data = "arith:3";
   CHECK(has(results_markdown(comparison), "which also draw the task's data"));
   for (const std::string& line : lines_of(results_table(comparison) + results_verdicts(comparison)))
     CHECK_MESSAGE(line.size() <= 80, line);

@@ -107,6 +107,21 @@ bool follow(Comparison& comparison, const std::vector<Arm>& arms) {
   return changed;
 }
 
+bool add_rates_beyond(Comparison& comparison) {
+  bool any = false;
+  const std::vector<uint64_t> seeds = seeds_of(comparison);
+  for (const Arm& arm : arms_of(comparison)) {
+    const auto rate = rate_beyond(comparison, arm);
+    if (!rate) continue;
+    const ComparedRun& like = comparison.runs[arm.seeds[0]];
+    ComparedRun run{like.choice, like.plan, plan_training(like.plan)};
+    run.found = true;
+    add_rate(comparison, run, *rate, seeds);
+    any = true;
+  }
+  return any;
+}
+
 }  // namespace
 
 bool is_of(const ComparedRun& run, const Arm& arm) {
@@ -188,20 +203,14 @@ std::vector<size_t> needed(const Arm& arm) {
 }
 
 bool extend(Comparison& comparison) {
-  bool changed = false;
-  const std::vector<uint64_t> seeds = seeds_of(comparison);
-  for (const Arm& arm : arms_of(comparison)) {
-    const auto rate = rate_beyond(comparison, arm);
-    if (!rate) continue;
-    ComparedRun like = comparison.runs[arm.seeds[0]];
-    like.result = plan_training(like.plan);
-    like = {like.choice, like.plan, like.result};
-    add_rate(comparison, like, *rate, seeds);
-    changed = true;
+  bool any = false;
+  for (bool changed = true; changed; any |= changed) {
+    changed = add_rates_beyond(comparison);
+    changed |= follow(comparison, arms_of(comparison));
+    name_directories(comparison);
+    changed |= take_others(comparison);
   }
-  changed |= follow(comparison, arms_of(comparison));
-  if (changed) name_directories(comparison);
-  return changed;
+  return any;
 }
 
 const Arm* first_architecture(const std::vector<Arm>& arms, const Arm& arm) {

@@ -46,18 +46,22 @@ void print_time(const Comparison& comparison) {
   print_seconds(seconds, "a run", " of all runs, by three of each architecture; evaluations");
 }
 
-// "80 runs: 2 architectures x 3 optimizers: 5 learning rates with seed 0, then 8 seeds at the best of them".
+// "78 runs: 2 architectures x 3 optimizers; each 5 learning rates with seed 0, then 8 seeds at the best of them".
 std::string describe_runs(const Comparison& comparison, const std::vector<Arm>& arms) {
-  size_t runs = 0, rates = 1;
-  for (const Arm& arm : arms) runs += runs_planned(comparison, arm), rates = std::max(rates, arm.sweep.size());
+  size_t runs = 0, fewest = SIZE_MAX, most = 1;
+  for (const Arm& arm : arms) {
+    const size_t rates = std::max<size_t>(1, arm.sweep.size());
+    runs += runs_planned(comparison, arm), fewest = std::min(fewest, rates), most = std::max(most, rates);
+  }
   const size_t optimizers = optimizers_of(comparison).size(), seeds = seeds_of(comparison).size();
   const size_t archs = arms.size() / optimizers;
   std::string line =
       str(runs, runs == 1 ? " run: " : " runs: ", archs, archs == 1 ? " architecture" : " architectures");
   if (optimizers > 1) line += str(" x ", optimizers, " optimizers");
-  if (rates > 1) {
+  if (most > 1) {
+    const uint64_t first = comparison.choosing_seed.value_or(comparison.runs[0].plan.seed);
     const size_t more = comparison.choosing_seed ? seeds : seeds - 1;
-    line += str(" x ", rates, " learning rates with seed ", comparison.runs[arms[0].sweep[0]].plan.seed);
+    line += str("; each ", fewest < most ? str(fewest, " to ") : "", most, " learning rates with seed ", first);
     if (more > 0)
       line += str(", then ", more, comparison.choosing_seed ? "" : " more", more > 1 ? " seeds" : " seed",
                   " at the best of them");
@@ -427,8 +431,9 @@ int main(int argc, char** argv) {
     flag_named(app, "--out").description("directory of the comparison: results.md, compare.svg, a directory per run");
     flag_named(app, "--resume")
         .description(
-            "continue the comparison in --out; needs no other flags. --arch, --seeds and --lr may name more, which are "
-            "added, or fewer, which alone are shown then");
+            "continue the comparison in --out; needs no other flags. --arch, --seeds, --optimizer and the rates may "
+            "name "
+            "more, which are added, or fewer, which alone are shown then");
   };
   return run_program(app, argc, argv, flags, [&] {
     if (!request.empty()) return train_for_parent(request);

@@ -32,6 +32,7 @@ struct ComparedRun {
   std::string directory = "";  // in that of the comparison
   int64_t side_by_side = 1;    // runs that shared the machine
   bool tried = false;          // by this program
+  bool found = false;          // its rate was not asked for: extend() added it
 };
 
 // The first run's architecture is the yardstick, with which the others are compared. Of a run that is not done, the
@@ -94,8 +95,8 @@ void add_rate(Comparison& comparison, const ComparedRun& like, double rate, cons
 // Names the directories of runs that have none yet. All runs that are planned are there by then.
 void name_directories(Comparison& comparison);
 // Adds what has turned out to be needed: a rate beyond the edge at which an arm's best is, at most three for each arm.
-// Gives the runs of Muon that have not begun AdamW's best --lr of the same architecture. Returns whether anything
-// changed.
+// Gives the runs of Muon that have not begun AdamW's best --lr of the same architecture. Takes up what `others` know of
+// these. Returns whether anything changed.
 bool extend(Comparison& comparison);
 
 // The run to begin next: first the rates, then seed after seed, so that what is there at any time is of all
@@ -173,6 +174,9 @@ std::string draw_comparison(const Comparison& comparison);
 // A run as results.json has it, and back: what only the run could say. path: where it stood, for errors.
 nlohmann::json to_json(const Comparison& comparison, const ComparedRun& run);
 void take_up(ComparedRun& run, const nlohmann::json& saved, const std::string& out, const std::string& path);
+// Takes the runs of the comparison from its `others`, and the rates that were found beyond an edge. Returns whether
+// there was one.
+bool take_others(Comparison& comparison);
 
 // Which architectures have a number of parameters that differs by more than a tenth from the yardstick's, in one line;
 // "" if none has.

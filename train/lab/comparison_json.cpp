@@ -95,7 +95,8 @@ constexpr const char* about =
     "there is none: the first ones); ..._step: when the number was measured; null: unknown; "
     "architectures: with each optimizer, at their best rates, which are chosen once lr_settled by choosing_seed on the "
     "first half of the test set (flags/test_part), while the others are tested on the second; where that is null, by "
-    "the first seed on all of it; difference: of test losses from those of difference_from with the same "
+    "the first seed on all of it; found: the rate was not asked for, but lies beyond an edge; difference: of test "
+    "losses from those of difference_from with the same "
     "seed, its standard error, and half of Student's 95 % interval; others: runs that the last call did not compare; "
     "training_seconds: without pauses and tests, of a machine that other runs may have shared; environment: of the "
     "run's "
@@ -246,6 +247,7 @@ json to_json(const Comparison& comparison, const ComparedRun& run) {
               {"lr", run.plan.lr},
               {"muon_lr", run.plan.optimizer == "adamw" ? json() : json(run.plan.muon.lr)},
               {"seed", run.plan.seed},
+              {"found", run.found},
               {"flags", all_settings(run.plan)},
               {"steps_done", steps_done},
               {"tokens", steps_done * tokens_per_step},
@@ -398,6 +400,33 @@ void take_run(ComparedRun& run, const json& saved, const std::string& out, const
   if (is_done(run)) refuse_other_tests(saved["flags"], run, run.plan.out);
 }
 
+// A rate that was found beyond an edge is tried already, and counts beside those that are asked for now.
+bool add_found_rate(Comparison& comparison, const json& saved) {
+  const json flags = saved.value("flags", json());
+  if (saved.value("found", json()) != true || !flags.is_object() || !comparison.choosing_seed ||
+      flags.value("seed", json()) != *comparison.choosing_seed)
+    return false;
+  for (const Arm& arm : arms_of(comparison)) {
+    const bool muon = arm.optimizer != "adamw";
+    const json rate = flags.value(muon ? "muon_lr" : "lr", json());
+    const ComparedRun& like = comparison.runs[arm.seeds[0]];
+    if (arm.sweep.size() < 2 || arm.waits || saved["name"] != arm.arch ||
+        flags.value("optimizer", json("adamw")) != arm.optimizer || !holds<double>(rate, 0, max_number) ||
+        (muon && flags.value("lr", json()) != like.plan.lr))
+      continue;
+    const bool known = std::any_of(arm.sweep.begin(), arm.sweep.end(),
+                                   [&](size_t k) { return rate == json(rate_of(comparison.runs[k])); });
+    if (known) return false;
+    const std::vector<uint64_t> seeds = seeds_of(comparison);
+    ComparedRun run{like.choice, like.plan, plan_training(like.plan)};
+    run.found = true;
+    add_rate(comparison, run, rate.get<double>(), seeds);
+    name_directories(comparison);
+    return true;
+  }
+  return false;
+}
+
 void take_results(Comparison& comparison, const json& old, const std::string& path) {
   const std::string& out = comparison.out;
   if (old.is_null()) {
@@ -411,23 +440,33 @@ void take_results(Comparison& comparison, const json& old, const std::string& pa
   }
   refuse_other_experiment(comparison, old, path);
   refuse_other_data(comparison, old);
-  std::vector<json> all(old["runs"].begin(), old["runs"].end());
-  all.insert(all.end(), old["others"].begin(), old["others"].end());
-  do {  // what is taken up says which other runs are needed
-    const auto taken = [&](const json& saved) {
-      const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(),
-                                    [&](const ComparedRun& candidate) { return is_same(saved, candidate); });
-      if (run == comparison.runs.end()) return false;
-      take_run(*run, saved, out, path);
-      return true;
-    };
-    std::erase_if(all, taken);
-  } while (extend(comparison));
-  for (const json& saved : all)
-    if (saved.value("state", json()) != name_of(RunState::waiting)) comparison.others.push_back(json_text(saved));
+  for (const char* list : {"runs", "others"})
+    for (const json& saved : old[list])
+      if (saved.value("state", json()) != name_of(RunState::waiting)) comparison.others.push_back(json_text(saved));
+  take_others(comparison);
+  extend(comparison);  // what is taken up says which other runs are needed
 }
 
 }  // namespace
+
+bool take_others(Comparison& comparison) {
+  const std::string path = comparison.out + "/results.json";
+  bool any = false;
+  for (size_t i = 0; i < comparison.others.size();) {
+    const json saved = known_json(comparison.others[i]);
+    const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(),
+                                  [&](const ComparedRun& candidate) { return is_same(saved, candidate); });
+    if (run != comparison.runs.end()) {
+      take_run(*run, saved, comparison.out, path);
+      comparison.others.erase(comparison.others.begin() + static_cast<std::ptrdiff_t>(i));
+    } else if (!add_found_rate(comparison, saved)) {  // where it does, the run is there the next time
+      ++i;
+      continue;
+    }
+    any = true;
+  }
+  return any;
+}
 
 bool take_comparison_settings(const std::string& out, Experiment& experiment) {
   const std::string path = out + "/results.json";

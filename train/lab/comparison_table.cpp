@@ -54,7 +54,12 @@ struct View {
   std::string number(const Arm& arm, Measure measure, Text text, Text with_spread) const;
   std::string rate(const Arm& arm, int64_t exact_below) const;
   std::string lr(const Arm& arm) const {
-    return arm.waits || std::isnan(arm.rate) ? "-" : rates_text(first_of(arm).plan);
+    if (arm.waits || std::isnan(arm.rate)) return "-";
+    return rates_text(first_of(arm).plan) + (arm.settled ? "" : ", so far");
+  }
+  size_t tried(const Arm& arm) const {
+    const auto ended = [&](size_t i) { return !is_unfinished(comparison.runs[i]); };
+    return arm.sweep.size() < 2 ? 1 : static_cast<size_t>(std::ranges::count_if(arm.sweep, ended));
   }
   bool has_choice() const {
     return std::any_of(arms.begin(), arms.end(), [](const Arm& arm) { return arm.sweep.size() > 1; });
@@ -230,7 +235,8 @@ std::string notes_on_verdicts(const View& view) {
 
 std::string notes_on_spread(const View& view) {
   return std::string("mean +- standard deviation over the seeds") +
-         (view.is_task() ? ", which also draw the task's data." : ".");
+         (parse_data_spec(view.comparison.data).kind == DataSpec::Kind::generated ? ", which also draw the task's data."
+                                                                                  : ".");
 }
 
 // "llama, lime adamw": those that are so, between commas.
@@ -270,7 +276,7 @@ std::string notes_on_rates(const View& view) {
   const std::string open = names_of(view, [](const Arm& arm) { return !arm.settled; });
   const std::string edge = at_edge(view);
   if (!open.empty()) out += " Not all rates are done, so that the best may be another: " + open + ".";
-  if (!edge.empty()) out += " At the edge of these rates, so that one beyond may be better: " + edge + ".";
+  if (!edge.empty()) out += " At the edge of all that were tried, so that one beyond may be better: " + edge + ".";
   return out;
 }
 
@@ -298,8 +304,10 @@ std::string notes_on_tests(const View& view) {
     if (samples >= size) return str("all ", format_count(size), " ", what);
     return str("the first ", format_count(samples), " of ", format_count(size), " ", what);
   };
-  std::string out = "test loss: over " + test_part(settings, size) +
-                    (comparison.choosing_seed ? ", which are the second half of the test set" : "") + ".\n";
+  std::string out = "test loss: over " + test_part(settings, size) + ".\n";
+  if (comparison.choosing_seed)
+    out += str("These are the second half of the test set; seed ", *comparison.choosing_seed,
+               ", which chooses, is tested on the first.\n");
   if (!comparison.data_note.empty()) out += comparison.data_note + ".\n";
   if (view.is_task()) {
     const int64_t prompts = size > 0 ? std::min(settings.answer_samples, size) : settings.answer_samples;
@@ -364,8 +372,7 @@ std::vector<std::string> markdown_cells(const View& view, const Arm& arm) {
                                     number(test_loss, four_digits),
                                     number(answers, percent_text),
                                     number(steps_valid, percent_text)};
-  if (view.several)
-    cells.insert(cells.end(), {view.lr(arm), str(std::max<size_t>(1, arm.sweep.size())), view.seeds_done(arm)});
+  if (view.several) cells.insert(cells.end(), {view.lr(arm), str(view.tried(arm)), view.seeds_done(arm)});
   else cells.push_back(is_done(run) ? "done" : remark(run));
   return cells;
 }
@@ -381,7 +388,8 @@ std::vector<size_t> listed_runs(const View& view) {
   for (const Arm& arm : view.arms) {
     std::vector<size_t> own;
     for (size_t i = 0; i < runs.size(); ++i)
-      if (is_of(runs[i], arm) && (runs[i].state != RunState::waiting || chooses(view.comparison, runs[i])))
+      if (is_of(runs[i], arm) &&
+          (runs[i].state != RunState::waiting || (chooses(view.comparison, runs[i]) && !arm.waits)))
         own.push_back(i);
     std::sort(own.begin(), own.end(), [&](size_t a, size_t b) { return order(a) < order(b); });
     all.insert(all.end(), own.begin(), own.end());
@@ -500,16 +508,25 @@ std::string results_verdicts(const Comparison& comparison, size_t width) {
   return out;
 }
 
+// ", adamw, muon, lr 0.001, 0.002, muon-lr 0.01, 0.02": what is not usual of them.
+static std::string optimizers_of_markdown(const Comparison& comparison) {
+  std::string out;
+  const std::vector<std::string> names = optimizers_of(comparison);
+  const bool muon = names.size() > 1 || names[0] != "adamw";
+  for (const std::string& name : muon ? names : std::vector<std::string>()) out += ", " + name;
+  if (muon || comparison.rates.size() > 1) out += ", lr " + list_of(comparison.rates);
+  return out + (muon ? ", muon-lr " + list_of(comparison.muon_rates) : "");
+}
+
 std::string results_markdown(const Comparison& comparison) {
   const View view(comparison);
   const Settings& settings = comparison.runs[0].plan;
   const std::string seeds = (view.seeds.size() > 1 ? "seeds " : "seed ") + list_of_seeds(view);
-  std::string out =
-      "# " + format_markdown(short_name(comparison.data)) + "\n\n" +
-      str(settings.steps, " steps of ", settings.batch * settings.accumulate, " sequences of ", settings.data.seq_len,
-          " tokens, ", seeds, view.has_choice() ? ", learning rates " + list_of(comparison.rates) : "",
-          "; all settings: results.json.\n\n![loss](compare.svg)\n\nAs PNG or PDF: `curves --out "
-          "figure.pdf DIR`, of this directory.\n\n");
+  std::string out = "# " + format_markdown(short_name(comparison.data)) + "\n\n" +
+                    str(settings.steps, " steps of ", settings.batch * settings.accumulate, " sequences of ",
+                        settings.data.seq_len, " tokens, ", seeds, optimizers_of_markdown(comparison),
+                        "; all settings: results.json.\n\n![loss](compare.svg)\n\nAs PNG or PDF: `curves --out "
+                        "figure.pdf DIR`, of this directory.\n\n");
   std::vector<std::string> head = {"architecture",    "parameters", "FLOP/token", "tokens/s", "time",       "memory",
                                    "relative memory", "train loss", "test loss",  "answers",  "steps valid"};
   if (view.several) head.insert(head.end(), {"lr", "tried", "seeds"});

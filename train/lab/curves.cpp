@@ -168,12 +168,16 @@ void add_comparison(const Options& o, Groups& groups, const std::string& name, c
   if (!runs.is_array()) fail(Exit::bad_data, path, ": is not of a comparison: \"runs\" is missing");
   const Arms arms = read_arms(all, path, groups.notes);
   const size_t before = groups.all.size();
+  std::vector<std::pair<const json*, json>> drawn;  // by arm, in their order, and those without one
   for (const json& run : runs) {
     if (!run.is_object() || !holds<std::string>(run.value("name", json())) ||
         !holds<std::string>(run.value("directory", json())))
       fail(Exit::bad_data, path, ": a run has no \"name\" or no \"directory\"");
     const json* arm = arms.of(run);
-    if (arm != nullptr && !arms.draws(run, *arm)) continue;
+    if (arm == nullptr || arms.draws(run, *arm)) drawn.emplace_back(arm, run);
+  }
+  std::ranges::stable_sort(drawn, {}, [](const auto& one) { return one.first; });
+  for (const auto& [arm, run] : drawn) {
     const std::string own = arm == nullptr ? run["name"] : (*arm)["name"];
     const std::string place = dir + "/" + run["directory"].get<std::string>();
     if (!path_exists(place + "/metrics.jsonl")) continue;
@@ -258,6 +262,18 @@ std::string test_notes(const std::vector<CurveGroup>& groups) {
     for (const std::string& row : rows) notes += "  " + row + "\n";
   }
   return notes;
+}
+
+// FLOPs are those of the tape.
+std::string newton_schulz_note(const std::vector<CurveGroup>& groups) {
+  std::string names;
+  for (const CurveGroup& group : groups)
+    if (const json& settings = group.runs[0].settings;
+        settings.is_object() && settings.value("optimizer", json("adamw")) != "adamw")
+      names += (names.empty() ? "'" : "', '") + group.name;
+  return names.empty() ? ""
+                       : "note: FLOPs leave out those of Newton-Schulz, which Muon computes beside them: " + names +
+                             "'; a run's log has their share\n";
 }
 
 // A line for each name whose runs were tested on files that they trained on.
@@ -408,6 +424,7 @@ Exit run(const Options& o) {
   for (size_t i = 0; i < curves.size(); ++i) curves[i].look = looks[i];
   const size_t smooth = points_to_smooth(o, groups, notes);
   if (o.loss == "test") notes += test_notes(groups) + validation_notes(groups);
+  if (o.x == "flops" || !o.against.empty()) notes += newton_schulz_note(groups);
   const bool several = std::ranges::any_of(groups, [](const CurveGroup& group) { return group.runs.size() > 1; });
   std::printf("%s%s loss: of each run the last%s\n%s", printable(table_of(groups, o.loss)).c_str(), o.loss.c_str(),
               several ? "; mean and standard deviation over the seeds" : "", printable(notes).c_str());
