@@ -17,7 +17,7 @@ constexpr const char* check_of_needs = "needs";
 std::vector<std::string> values_of(const CLI::Option& flag) {
   const std::vector<std::string> given =
       flag.count() > 0 ? flag.reduced_results() : std::vector{flag.get_default_str()};
-  std::vector<std::string> values = given;
+  std::vector<std::string> values;
   for (const std::string& value : given)
     for (const std::string& item : split_commas(value)) values.push_back(item);
   return values;

@@ -113,7 +113,7 @@ class SpreadSamples : public Source {
   int64_t count_;
 };
 
-// One half of another source's samples, the first with the smaller number of an odd one; also as a task.
+// One half of another source's samples, also as a task. Of an odd number the first half has one less.
 class HalfOfSamples : public Source, public Task {
  public:
   HalfOfSamples(std::unique_ptr<Source> source, bool first)

@@ -6,6 +6,7 @@
 #include "data/source.h"
 #include "engine/io/json.h"
 #include "engine/io/json_file.h"
+#include "train/settings/settings.h"
 
 namespace crossply::figures {
 namespace {
@@ -126,7 +127,7 @@ RecordedArm arm_of(const json& listed, const std::vector<RecordedRun>& runs, con
     arm.tried.push_back({number(one, std::isfinite(arm.muon_lr) ? "muon_lr" : "lr"), number(one, "test_loss")});
   const std::string arch = listed.value("arch", arm.name), optimizer = listed.value("optimizer", "adamw");
   for (const RecordedRun& run : runs) {
-    const bool same_muon = run.muon_lr == arm.muon_lr || optimizer == "adamw";
+    const bool same_muon = run.muon_lr == arm.muon_lr || !has_muon(optimizer);
     if (run.name != arch || run.optimizer != optimizer || run.lr != arm.lr || !same_muon || json(run.seed) == choosing)
       continue;
     if (run.state == "done") arm.runs[run.seed] = run;

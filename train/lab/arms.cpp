@@ -17,9 +17,11 @@ void add_new(std::vector<T>& values, T value) {
   if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
 }
 
-bool of_muon(const ComparedRun& run) { return run.plan.optimizer != "adamw"; }
+double& rate_of(TrainPlan& plan) { return has_muon(plan.optimizer) ? plan.muon.lr : plan.lr; }
 
-void set_rate(ComparedRun& run, double rate) { (of_muon(run) ? run.plan.muon.lr : run.plan.lr) = rate; }
+uint64_t seed_that_chooses(const Comparison& comparison) {
+  return comparison.choosing_seed.value_or(comparison.runs[0].plan.seed);
+}
 
 // The first choice by the seed that chooses, and the rate that an arm is judged at, so far: of those at which a seed
 // diverged only where there are no others.
@@ -47,6 +49,11 @@ void choose_rate(const Comparison& comparison, const std::vector<size_t>& all, A
   }
 }
 
+// Is all of its sweep done or diverged?
+bool is_swept(const Comparison& comparison, const Arm& arm) {
+  return std::none_of(arm.sweep.begin(), arm.sweep.end(), [&](size_t i) { return is_unfinished(comparison.runs[i]); });
+}
+
 bool at_edge(const Comparison& comparison, const Arm& arm, double rate) {
   return arm.sweep.size() > 1 &&
          (rate == rate_of(comparison.runs[arm.sweep.front()]) || rate == rate_of(comparison.runs[arm.sweep.back()]));
@@ -55,9 +62,8 @@ bool at_edge(const Comparison& comparison, const Arm& arm, double rate) {
 // An arm's next rate, once all are tried: as far beyond the edge as that is from its neighbour, but not more than ten
 // times. Three digits, so that people can read it.
 std::optional<double> rate_beyond(const Comparison& comparison, const Arm& arm) {
-  const size_t asked = (arm.optimizer == "adamw" ? comparison.rates : comparison.muon_rates).size();
-  if (!comparison.choosing_seed || !arm.tried || !at_edge(comparison, arm, arm.first_choice) ||
-      arm.sweep.size() >= asked + max_beyond)
+  if (!comparison.choosing_seed || !is_swept(comparison, arm) || !at_edge(comparison, arm, arm.first_choice) ||
+      arm.sweep.size() >= rates_asked(comparison, arm.optimizer).size() + max_beyond)
     return {};
   const auto rate = [&](size_t place) { return rate_of(comparison.runs[arm.sweep[place]]); };
   const double edge = arm.first_choice, neighbour = edge == rate(0) ? rate(1) : rate(arm.sweep.size() - 2);
@@ -68,9 +74,9 @@ std::optional<double> rate_beyond(const Comparison& comparison, const Arm& arm) 
 
 // The arm of the same architecture whose best --lr an arm of Muon takes; null where it is of AdamW, or alone.
 const Arm* leader_of(const std::vector<Arm>& arms, const Arm& arm) {
-  if (arm.optimizer == "adamw") return nullptr;
+  if (!has_muon(arm.optimizer)) return nullptr;
   for (const Arm& other : arms)
-    if (other.optimizer == "adamw" && other.arch == arm.arch) return &other;
+    if (!has_muon(other.optimizer) && other.arch == arm.arch) return &other;
   return nullptr;
 }
 
@@ -84,10 +90,9 @@ Arm arm_of(const Comparison& comparison, const ComparedRun& like) {
   std::stable_sort(arm.sweep.begin(), arm.sweep.end(),
                    [&](size_t a, size_t b) { return rate_of(comparison.runs[a]) < rate_of(comparison.runs[b]); });
   choose_rate(comparison, all, arm);
-  arm.tried =
-      std::none_of(arm.sweep.begin(), arm.sweep.end(), [&](size_t i) { return is_unfinished(comparison.runs[i]); });
-  arm.at_edge = arm.tried && at_edge(comparison, arm, arm.rate);
-  arm.settled = arm.sweep.size() < 2 || (arm.tried && !rate_beyond(comparison, arm));
+  const bool swept = is_swept(comparison, arm);
+  arm.at_edge = swept && at_edge(comparison, arm, arm.rate);
+  arm.settled = arm.sweep.size() < 2 || (swept && !rate_beyond(comparison, arm));
   return arm;
 }
 
@@ -109,16 +114,8 @@ bool follow(Comparison& comparison, const std::vector<Arm>& arms) {
 
 bool add_rates_beyond(Comparison& comparison) {
   bool any = false;
-  const std::vector<uint64_t> seeds = seeds_of(comparison);
-  for (const Arm& arm : arms_of(comparison)) {
-    const auto rate = rate_beyond(comparison, arm);
-    if (!rate) continue;
-    const ComparedRun& like = comparison.runs[arm.seeds[0]];
-    ComparedRun run{like.choice, like.plan, plan_training(like.plan)};
-    run.found = true;
-    add_rate(comparison, run, *rate, seeds);
-    any = true;
-  }
+  for (const Arm& arm : arms_of(comparison))
+    if (const auto rate = rate_beyond(comparison, arm)) add_beyond(comparison, arm, *rate), any = true;
   return any;
 }
 
@@ -128,10 +125,14 @@ bool is_of(const ComparedRun& run, const Arm& arm) {
   return run.choice.text == arm.arch && run.plan.optimizer == arm.optimizer;
 }
 
-double rate_of(const ComparedRun& run) { return of_muon(run) ? run.plan.muon.lr : run.plan.lr; }
+double rate_of(const ComparedRun& run) { return has_muon(run.plan.optimizer) ? run.plan.muon.lr : run.plan.lr; }
+
+const std::vector<double>& rates_asked(const Comparison& comparison, const std::string& optimizer) {
+  return has_muon(optimizer) ? comparison.muon_rates : comparison.rates;
+}
 
 bool chooses(const Comparison& comparison, const ComparedRun& run) {
-  return run.plan.seed == comparison.choosing_seed.value_or(comparison.runs[0].plan.seed);
+  return run.plan.seed == seed_that_chooses(comparison);
 }
 
 std::vector<uint64_t> seeds_of(const Comparison& comparison) {
@@ -166,19 +167,25 @@ std::vector<Arm> arms_of(const Comparison& comparison) {
 }
 
 void add_rate(Comparison& comparison, const ComparedRun& like, double rate, const std::vector<uint64_t>& seeds) {
-  const bool muon = of_muon(like);
-  const bool choice = comparison.choosing_seed && (muon ? comparison.muon_rates : comparison.rates).size() > 1;
   std::vector<uint64_t> all = seeds;
-  if (choice) all.insert(all.begin(), *comparison.choosing_seed);
+  if (comparison.choosing_seed && rates_asked(comparison, like.plan.optimizer).size() > 1)
+    all.insert(all.begin(), *comparison.choosing_seed);
   for (const uint64_t seed : all) {
     ComparedRun run = like;
-    set_rate(run, rate);
+    rate_of(run.plan) = rate;
     run.plan.seed = seed;
     if (comparison.choosing_seed)
       run.plan.data.test_part = seed == comparison.choosing_seed ? "first_half" : "second_half";
     run.directory.clear();
     comparison.runs.push_back(run);
   }
+}
+
+void add_beyond(Comparison& comparison, const Arm& arm, double rate) {
+  const ComparedRun& like = comparison.runs[arm.seeds[0]];
+  ComparedRun run{like.choice, like.plan, plan_training(like.plan)};
+  run.found = true;
+  add_rate(comparison, run, rate, seeds_of(comparison));
 }
 
 void name_directories(Comparison& comparison) {
@@ -188,7 +195,7 @@ void name_directories(Comparison& comparison) {
     if (!run.directory.empty()) continue;
     run.directory = run.choice.file_name() + (several ? "-" + run.plan.optimizer : "");
     if (!one_each) run.directory += "-lr-" + lr_text(run.plan.lr);
-    if (!one_each && of_muon(run) && comparison.muon_rates.size() > 1)
+    if (!one_each && has_muon(run.plan.optimizer) && comparison.muon_rates.size() > 1)
       run.directory += "-muon-lr-" + lr_text(run.plan.muon.lr);
     if (!one_each) run.directory += str("-seed-", run.plan.seed);
     run.plan.out = run.result.run_dir = comparison.out + "/" + run.directory;
@@ -205,10 +212,10 @@ std::vector<size_t> needed(const Arm& arm) {
 bool extend(Comparison& comparison) {
   bool any = false;
   for (bool changed = true; changed; any |= changed) {
-    changed = add_rates_beyond(comparison);
+    changed = take_others(comparison);
+    changed |= add_rates_beyond(comparison);
     changed |= follow(comparison, arms_of(comparison));
     name_directories(comparison);
-    changed |= take_others(comparison);
   }
   return any;
 }

@@ -29,11 +29,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// With the rates that were asked for.
-size_t runs_planned(const Comparison& comparison, const Arm& arm) {
+// Without rates beyond an edge that are not known yet.
+size_t runs_planned(const Arm& arm) {
   std::set<size_t> all(arm.sweep.begin(), arm.sweep.end());
   all.insert(arm.seeds.begin(), arm.seeds.end());
-  return comparison.choosing_seed ? arm.sweep.size() + arm.seeds.size() : all.size();
+  return all.size();
 }
 
 // --dry-run --time: of all runs, one after the other.
@@ -41,7 +41,7 @@ void print_time(const Comparison& comparison) {
   double seconds = 0;
   for (const Arm& arm : arms_of(comparison)) {
     const auto [plan, data] = open_inputs(comparison.runs[arm.seeds[0]].plan);
-    seconds += seconds_of_run(plan, data) * static_cast<double>(runs_planned(comparison, arm));
+    seconds += seconds_of_run(plan, data) * static_cast<double>(runs_planned(arm));
   }
   print_seconds(seconds, "a run", " of all runs, by three of each architecture; evaluations");
 }
@@ -51,7 +51,7 @@ std::string describe_runs(const Comparison& comparison, const std::vector<Arm>& 
   size_t runs = 0, fewest = SIZE_MAX, most = 1;
   for (const Arm& arm : arms) {
     const size_t rates = std::max<size_t>(1, arm.sweep.size());
-    runs += runs_planned(comparison, arm), fewest = std::min(fewest, rates), most = std::max(most, rates);
+    runs += runs_planned(arm), fewest = std::min(fewest, rates), most = std::max(most, rates);
   }
   const size_t optimizers = optimizers_of(comparison).size(), seeds = seeds_of(comparison).size();
   const size_t archs = arms.size() / optimizers;
@@ -83,7 +83,7 @@ void print_plans(const Comparison& comparison, int64_t jobs) {
                      format_number("%.4g", run.result.accounting.flops_per_token),
                      format_bytes(run.result.planned_memory)});
     flops += run.result.accounting.flops_per_token * static_cast<double>(plan.tokens_per_step() * plan.steps) *
-             static_cast<double>(runs_planned(comparison, arm));
+             static_cast<double>(runs_planned(arm));
     memory = std::max(memory, run.result.planned_memory);
   }
   std::printf("%sFLOP/token: forward and backward. memory: of a whole run, about.\n", format_table(table).c_str());
@@ -132,13 +132,10 @@ void complete(Experiment& experiment, const TrainPlan& plan) {
   if (experiment.optimizers.empty()) experiment.optimizers = {plan.optimizer};
   if (experiment.seeds.empty()) experiment.seeds = {plan.seed};
   if (experiment.rates.empty()) experiment.rates = {plan.lr};
-  const auto is_there = [&](const char* name) {
-    return std::find(experiment.optimizers.begin(), experiment.optimizers.end(), name) != experiment.optimizers.end();
-  };
-  const bool muon = is_there("muon") || is_there("normuon");
+  const bool muon = std::ranges::any_of(experiment.optimizers, has_muon);
   if (!muon && !experiment.muon_rates.empty())
     fail(Exit::usage, "--muon-lr has no effect without --optimizer muon|normuon");
-  if (muon && !is_there("adamw") && experiment.rates.size() > 1)
+  if (std::ranges::all_of(experiment.optimizers, has_muon) && experiment.rates.size() > 1)
     fail(Exit::usage,
          "several --lr are for AdamW to choose among: add adamw to --optimizer, or give one --lr and "
          "several --muon-lr");
@@ -152,8 +149,7 @@ void complete(Experiment& experiment, const TrainPlan& plan) {
 
 // The runs of one architecture with one optimizer.
 void add_arm(Comparison& comparison, const ComparedRun& like, const std::vector<uint64_t>& seeds) {
-  for (const double rate : like.plan.optimizer == "adamw" ? comparison.rates : comparison.muon_rates)
-    add_rate(comparison, like, rate, seeds);
+  for (const double rate : rates_asked(comparison, like.plan.optimizer)) add_rate(comparison, like, rate, seeds);
 }
 
 // The plan of another architecture at the same settings.
@@ -259,7 +255,6 @@ void draw_missing_figures(Comparison& comparison) {
 
 // Returns the error of the last attempt to write the results. A figure that cannot be written does not end the runs.
 std::string train_all(Comparison& comparison, int64_t asked) {
-  extend(comparison);
   const Jobs jobs = choose_jobs(comparison, asked);
   if (!jobs.reason.empty()) std::printf("%s\n", jobs.reason.c_str());
   std::string told;
@@ -367,7 +362,7 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
     });
     o.settings.optimizer = "adamw";
     for (const std::string& name : o.optimizers)
-      if (name != "adamw") o.settings.optimizer = name;  // for what only Muon has, or cannot do
+      if (has_muon(name)) o.settings.optimizer = name;  // for what only Muon has, or cannot do
   };
   add_parsed(
       app, "--seeds", set_seeds, "LIST",

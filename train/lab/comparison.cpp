@@ -140,8 +140,8 @@ std::string lr_text(double lr) { return json_text(nlohmann::json(lr)); }
 
 std::string run_name(const Comparison& comparison, const ComparedRun& run) {
   const bool choice = comparison.rates.size() > 1 || comparison.muon_rates.size() > 1;
-  const bool muon = run.plan.optimizer != "adamw" && !comparison.muon_rates.empty();
-  return arm_name(comparison, run) + (choice ? (muon ? " muon-lr " : " lr ") + lr_text(rate_of(run)) : "") +
+  const char* flag = has_muon(run.plan.optimizer) ? " muon-lr " : " lr ";
+  return arm_name(comparison, run) + (choice ? flag + lr_text(rate_of(run)) : "") +
          (choice || seeds_of(comparison).size() > 1 ? str(" seed ", run.plan.seed) : "");
 }
 

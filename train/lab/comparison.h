@@ -75,7 +75,6 @@ struct Arm {
   std::vector<size_t> seeds;  // every reported seed at the best rate so far, at any where there is none
   double rate = NAN;          // that rate, --muon-lr of an arm of Muon; NaN: none
   double first_choice = NAN;  // the best whatever became of the reported seeds, so that it stays what it is
-  bool tried = false;         // all of the sweep is done or diverged
   bool settled = false;       // the rates are tried, and no other is needed; nothing is judged before
   bool waits = false;         // for AdamW's best --lr of this architecture
   bool works = false;         // no seed diverged at that rate
@@ -89,9 +88,13 @@ std::string arm_name(const Comparison& comparison, const ComparedRun& run);  // 
 bool chooses(const Comparison& comparison, const ComparedRun& run);          // is it of the seed that tries the rates?
 // The rate that is tried: --lr, of Muon --muon-lr.
 double rate_of(const ComparedRun& run);
+// --lr or --muon-lr as it was asked for: what an arm of this optimizer begins with.
+const std::vector<double>& rates_asked(const Comparison& comparison, const std::string& optimizer);
 // Adds a rate of an arm, with the seed that chooses, if there is one, and with those that are reported. like: complete
 // but for rate, seed, part of the test set and directory.
 void add_rate(Comparison& comparison, const ComparedRun& like, double rate, const std::vector<uint64_t>& seeds);
+// The same of a rate that nobody asked for, to an arm that has runs.
+void add_beyond(Comparison& comparison, const Arm& arm, double rate);
 // Names the directories of runs that have none yet. All runs that are planned are there by then.
 void name_directories(Comparison& comparison);
 // Adds what has turned out to be needed: a rate beyond the edge at which an arm's best is, at most three for each arm.

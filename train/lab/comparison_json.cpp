@@ -24,7 +24,7 @@ using nlohmann::json;
 
 void add_rates(json& to, const ComparedRun& run) {
   to["lr"] = run.plan.lr;
-  if (run.plan.optimizer != "adamw") to["muon_lr"] = run.plan.muon.lr;
+  if (has_muon(run.plan.optimizer)) to["muon_lr"] = run.plan.muon.lr;
 }
 
 json difference_of(const Comparison& comparison, const Arm& arm, const Arm* other) {
@@ -54,7 +54,7 @@ json json_of(const Comparison& comparison, const Arm& arm, const std::vector<Arm
               {"test_loss_mean", number_or_null(loss.mean)},
               {"test_loss_sd", number_or_null(loss.sd)}};
   add_rates(out, comparison.runs[arm.seeds[0]]);
-  if (std::isnan(arm.rate)) out[arm.optimizer == "adamw" ? "lr" : "muon_lr"] = json();
+  if (std::isnan(arm.rate)) out[has_muon(arm.optimizer) ? "muon_lr" : "lr"] = json();
   out.update(difference_of(comparison, arm, first_architecture(arms, arm)));
   if (first_optimizer(arms, arm) != nullptr)
     out["optimizer_difference"] = difference_of(comparison, arm, first_optimizer(arms, arm));
@@ -159,7 +159,7 @@ bool is_same(const json& saved, const ComparedRun& run) {
   const std::string& optimizer = run.plan.optimizer;
   return flags.is_object() && flags.value("lr", json()) == json(run.plan.lr) &&
          flags.value("seed", json()) == json(run.plan.seed) && flags.value("optimizer", json("adamw")) == optimizer &&
-         (optimizer == "adamw" || flags.value("muon_lr", json()) == json(run.plan.muon.lr));
+         (!has_muon(optimizer) || flags.value("muon_lr", json()) == json(run.plan.muon.lr));
 }
 
 // A name and nothing more: what is read here is written to.
@@ -245,7 +245,7 @@ json to_json(const Comparison& comparison, const ComparedRun& run) {
               {"error", run.error},
               {"optimizer", run.plan.optimizer},
               {"lr", run.plan.lr},
-              {"muon_lr", run.plan.optimizer == "adamw" ? json() : json(run.plan.muon.lr)},
+              {"muon_lr", has_muon(run.plan.optimizer) ? json(run.plan.muon.lr) : json()},
               {"seed", run.plan.seed},
               {"found", run.found},
               {"flags", all_settings(run.plan)},
@@ -377,7 +377,7 @@ void take_experiment(const json& old, const std::string& path, Experiment& exper
   settings.data.test_part = "all";  // what each run has is decided anew
   experiment.rates = list_of<double>(old, "rates", "lr", max_number, path);
   experiment.muon_rates.clear();
-  if (settings.optimizer != "adamw" && old.value("muon_rates", json()) != json::array())
+  if (has_muon(settings.optimizer) && old.value("muon_rates", json()) != json::array())
     experiment.muon_rates = list_of<double>(old, "muon_rates", "muon_lr", max_number, path);
   experiment.seeds = list_of<uint64_t>(old, "seeds", "seed", max_number, path);
   experiment.choosing_seed.reset();
@@ -407,7 +407,7 @@ bool add_found_rate(Comparison& comparison, const json& saved) {
       flags.value("seed", json()) != *comparison.choosing_seed)
     return false;
   for (const Arm& arm : arms_of(comparison)) {
-    const bool muon = arm.optimizer != "adamw";
+    const bool muon = has_muon(arm.optimizer);
     const json rate = flags.value(muon ? "muon_lr" : "lr", json());
     const ComparedRun& like = comparison.runs[arm.seeds[0]];
     if (arm.sweep.size() < 2 || arm.waits || saved["name"] != arm.arch ||
@@ -417,10 +417,7 @@ bool add_found_rate(Comparison& comparison, const json& saved) {
     const bool known = std::any_of(arm.sweep.begin(), arm.sweep.end(),
                                    [&](size_t k) { return rate == json(rate_of(comparison.runs[k])); });
     if (known) return false;
-    const std::vector<uint64_t> seeds = seeds_of(comparison);
-    ComparedRun run{like.choice, like.plan, plan_training(like.plan)};
-    run.found = true;
-    add_rate(comparison, run, rate.get<double>(), seeds);
+    add_beyond(comparison, arm, rate.get<double>());
     name_directories(comparison);
     return true;
   }
@@ -443,8 +440,7 @@ void take_results(Comparison& comparison, const json& old, const std::string& pa
   for (const char* list : {"runs", "others"})
     for (const json& saved : old[list])
       if (saved.value("state", json()) != name_of(RunState::waiting)) comparison.others.push_back(json_text(saved));
-  take_others(comparison);
-  extend(comparison);  // what is taken up says which other runs are needed
+  extend(comparison);  // takes them up, and what they say is needed
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ std::string measured_text(const ComparedRun& run, const Measured& number, Text t
 
 // With Muon's own behind it: "0.004, muon 0.02".
 std::string rates_text(const TrainPlan& plan) {
-  return lr_text(plan.lr) + (plan.optimizer == "adamw" ? "" : ", muon " + lr_text(plan.muon.lr));
+  return lr_text(plan.lr) + (has_muon(plan.optimizer) ? ", muon " + lr_text(plan.muon.lr) : "");
 }
 
 // A comparison and its arms, of which the first is the yardstick. several: seeds or rates.
@@ -508,14 +508,14 @@ std::string results_verdicts(const Comparison& comparison, size_t width) {
   return out;
 }
 
-// ", adamw, muon, lr 0.001, 0.002, muon-lr 0.01, 0.02": what is not usual of them.
-static std::string optimizers_of_markdown(const Comparison& comparison) {
-  std::string out;
+// ", adamw, muon, lr 0.001, 0.002, muon-lr 0.01, 0.02". AdamW alone is not named, nor is its rate where it has one.
+static std::string optimizers_and_rates(const Comparison& comparison) {
   const std::vector<std::string> names = optimizers_of(comparison);
-  const bool muon = names.size() > 1 || names[0] != "adamw";
-  for (const std::string& name : muon ? names : std::vector<std::string>()) out += ", " + name;
-  if (muon || comparison.rates.size() > 1) out += ", lr " + list_of(comparison.rates);
-  return out + (muon ? ", muon-lr " + list_of(comparison.muon_rates) : "");
+  if (names == std::vector<std::string>{"adamw"})
+    return comparison.rates.size() > 1 ? ", lr " + list_of(comparison.rates) : "";
+  std::string out;
+  for (const std::string& name : names) out += ", " + name;
+  return out + ", lr " + list_of(comparison.rates) + ", muon-lr " + list_of(comparison.muon_rates);
 }
 
 std::string results_markdown(const Comparison& comparison) {
@@ -524,7 +524,7 @@ std::string results_markdown(const Comparison& comparison) {
   const std::string seeds = (view.seeds.size() > 1 ? "seeds " : "seed ") + list_of_seeds(view);
   std::string out = "# " + format_markdown(short_name(comparison.data)) + "\n\n" +
                     str(settings.steps, " steps of ", settings.batch * settings.accumulate, " sequences of ",
-                        settings.data.seq_len, " tokens, ", seeds, optimizers_of_markdown(comparison),
+                        settings.data.seq_len, " tokens, ", seeds, optimizers_and_rates(comparison),
                         "; all settings: results.json.\n\n![loss](compare.svg)\n\nAs PNG or PDF: `curves --out "
                         "figure.pdf DIR`, of this directory.\n\n");
   std::vector<std::string> head = {"architecture",    "parameters", "FLOP/token", "tokens/s", "time",       "memory",

@@ -71,7 +71,7 @@ std::string describe(const Accounting& a, double tokens) {
 }
 
 std::vector<std::string> describe_optimizer(const TrainPlan& plan, const Accounting& a, double tokens) {
-  if (plan.optimizer == "adamw") return {};
+  if (!has_muon(plan.optimizer)) return {};
   const double share = a.newton_schulz / (a.newton_schulz + a.flops_per_token * tokens);
   std::vector<std::string> lines = {
       str(plan.optimizer, ": ", format_count(a.muon_matrices), " matrices, ", format_count(a.muon_parameters),

@@ -23,7 +23,7 @@ const Takes count = from(0, max_count), number = from(0, max_number), truth, giv
 const std::vector<Need> beside_muon = {{"--optimizer", {"muon", "normuon"}}}, beside_teacher = {{"--teacher"}},
                         beside_world = {{"--world"}};
 bool has_teacher(const Settings& settings) { return !settings.teacher.empty(); }
-bool has_muon(const Settings& settings) { return settings.optimizer != "adamw"; }
+bool trains_by_muon(const Settings& settings) { return has_muon(settings.optimizer); }
 bool cools_down(const Settings& settings) { return has_cooldown(settings.schedule); }
 
 // clang-format off
@@ -108,24 +108,24 @@ const std::vector<FlagRow> optimizer = {
      "adamw, or of matrices between widths muon or normuon: all other parameters are AdamW's then"},
     {"--muon-lr", fixed, [](S s) -> M { return &s.muon.lr; }, number,
      "Muon's base learning rate (0: with --muon-scale rms five times --lr, with original 0.03)",
-     beside_muon, {}, "", has_muon},
+     beside_muon, {}, "", trains_by_muon},
     {"--muon-scale", fixed, [](S s) -> M { return &s.muon.scale; }, any_of(muon_scales),
      "size of Muon's step for an (m, n) matrix: rms, 0.2 sqrt(max(m, n)); original, sqrt(max(1, m/n)); spectral, "
      "sqrt(m/n)",
-     beside_muon, {}, "", has_muon},
+     beside_muon, {}, "", trains_by_muon},
     {"--muon-momentum", fixed, [](S s) -> M { return &s.muon.momentum; }, from(0, max_beta), "Muon's momentum",
-     beside_muon, {}, "", has_muon},
+     beside_muon, {}, "", trains_by_muon},
     {"--muon-nesterov", fixed, [](S s) -> M { return &s.muon.nesterov; }, truth, "Nesterov's form of it",
-     beside_muon, {}, "", has_muon},
+     beside_muon, {}, "", trains_by_muon},
     {"--momentum-warmup", fixed, [](S s) -> M { return &s.muon.momentum_warmup; }, count,
      "steps in which Muon's momentum rises from 0.85",
-     beside_muon, {}, "", has_muon},
+     beside_muon, {}, "", trains_by_muon},
     {"--muon-polynomial", fixed, [](S s) -> M { return &s.muon.polynomial; }, any_of(muon_polynomials),
      "coefficients of Newton-Schulz: jordan or polar_express",
-     beside_muon, {}, "", has_muon},
+     beside_muon, {}, "", trains_by_muon},
     {"--muon-steps", fixed, [](S s) -> M { return &s.muon.steps; }, from(0, 100),
      "steps of Newton-Schulz (0: those of the polynomial)",
-     beside_muon, {}, "", has_muon},
+     beside_muon, {}, "", trains_by_muon},
     {"--router-lr", fixed, [](S s) -> M { return &s.router_lr; }, number,
      "of routers, depth scores and whatever else learns faster than --lr; some connections have nothing such, attnres "
      "and mhc among them (0: mostly ten times --lr)"},

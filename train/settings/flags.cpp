@@ -166,7 +166,7 @@ void check_together(const Settings& settings) {
       settings.decay_all && decay != settings.config.options.end())
     if (decay->second == "routers")
       fail(Exit::usage, "--decay-all decays everything, --decay routers the routers alone; leave one of them out");
-  if (settings.optimizer != "adamw" && gpu)
+  if (has_muon(settings.optimizer) && gpu)
     fail(Exit::usage, "--optimizer ", settings.optimizer,
          " does not run on a GPU yet; use --optimizer adamw or --device cpu");
   check_batch(settings.batch, settings.accumulate, settings.data.seq_len);

@@ -193,7 +193,7 @@ void check_teacher(const TrainPlan& plan, const Config& teacher) {
 
 void choose_muon(TrainPlan& plan) {
   plan.muon.normalize_rows = plan.optimizer == "normuon";
-  if (plan.optimizer == "adamw" || plan.muon.lr > 0) return;
+  if (!has_muon(plan.optimizer) || plan.muon.lr > 0) return;
   if (plan.muon.scale == "spectral")
     fail(Exit::usage, "--muon-scale spectral has no usual learning rate: give --muon-lr");
   plan.muon.lr = plan.muon.scale == "rms" ? 5 * plan.lr : 0.03;

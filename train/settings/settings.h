@@ -109,6 +109,7 @@ struct Settings {
 inline const std::vector<std::string> dtypes = {"fp32", "bf16"}, matmuls = {"fp32", "bf16x3", "fp8"};
 // muon, normuon: of the matrices; all other rows are AdamW's (kernels/optim/muon.h).
 inline const std::vector<std::string> optimizers = {"adamw", "muon", "normuon"};
+inline bool has_muon(const std::string& optimizer) { return optimizer != "adamw"; }
 inline const std::vector<std::string> reductions = {"token", "element"};
 // --kd-tau: beyond, the KL divergence is lost in rounding, or TAU^2 KL beside the cross entropy.
 constexpr double min_tau = 0.01, max_tau = 100;

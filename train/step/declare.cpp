@@ -15,7 +15,7 @@ void declare(ParameterTable& params, const TrainPlan& plan) {
   for (Parameter& row : params.rows()) {
     if (plan.router_lr > 0 && row.follows_router_lr()) row.lr_mul = plan.router_lr / plan.lr;
     if (plan.decay_all) row.wd_mul = 1;
-    row.muon = plan.optimizer != "adamw" && row.matrix() && row.lr_mul != 0;
+    row.muon = has_muon(plan.optimizer) && row.matrix() && row.lr_mul != 0;
   }
 }
 
