@@ -339,21 +339,20 @@ std::string about_defaults() {
              plain.batch, ". On files the size of data and model chooses --seq, --steps, --lr and --warmup.");
 }
 
-void add_experiment_flags(CLI::App& app, Experiment& o) {
-  add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
+void add_seeds_flag(CLI::App& app, Experiment& o) {
   const auto set_seeds = [&](const std::string& text) {
     o.seeds = read_list<uint64_t>("--seeds", text, [](const std::string& item) {
       return static_cast<uint64_t>(read_integer("--seeds", item, 0, std::numeric_limits<int64_t>::max()));
     });
   };
-  const auto read_rates = [](const std::string& flag, const std::string& text) {
-    return read_list<double>(flag, text,
-                             [&](const std::string& item) { return read_number(flag, item, 0, max_number); });
-  };
-  const auto set_rates = [&o, read_rates](const std::string& text) { o.rates = read_rates("--lr", text); };
-  const auto set_muon_rates = [&o, read_rates](const std::string& text) {
-    o.muon_rates = read_rates("--muon-lr", text);
-  };
+  add_parsed(
+      app, "--seeds", set_seeds, "LIST",
+      "several seeds between commas: 1,2,3 (default: --seed)\nThe table then has means and standard deviations, and "
+      "says which differences from the yardstick are larger than the spread of seeds");
+}
+
+// In the place of the trainers' flags, which take one value.
+void add_optimizer_flag(CLI::App& app, Experiment& o) {
   const auto set_optimizers = [&o](const std::string& text) {
     o.optimizers = read_list<std::string>("--optimizer", text, [](const std::string& item) {
       if (std::find(optimizers.begin(), optimizers.end(), item) == optimizers.end())
@@ -364,36 +363,48 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
     for (const std::string& name : o.optimizers)
       if (has_muon(name)) o.settings.optimizer = name;  // for what only Muon has, or cannot do
   };
-  add_parsed(
-      app, "--seeds", set_seeds, "LIST",
-      "several seeds between commas: 1,2,3 (default: --seed)\nThe table then has means and standard deviations, and "
-      "says which differences from the yardstick are larger than the spread of seeds");
+  remove_flag(app, "--optimizer");
+  add_parsed(app, "--optimizer", set_optimizers, "NAME,...",
+             "adamw, muon, normuon, or several between commas\nmuon and normuon are for matrices between widths: all "
+             "other parameters are AdamW's then, at the --lr that is best for AdamW alone, if that is compared, too")
+      .default_str(join_commas(o.optimizers.empty() ? std::vector{o.settings.optimizer} : o.optimizers))
+      .group("Optimiser");
+}
+
+// The same.
+void add_rate_flags(CLI::App& app, Experiment& o) {
+  const auto setter = [](const char* flag, std::vector<double>& rates) {
+    return [flag, &rates](const std::string& text) {
+      rates = read_list<double>(flag, text,
+                                [&](const std::string& item) { return read_number(flag, item, 0, max_number); });
+    };
+  };
+  for (const char* flag : {"--lr", "--muon-lr"}) remove_flag(app, flag);
+  add_parsed(app, "--lr", setter("--lr", o.rates), "FLOAT,...",
+             "base learning rate, or several between commas\nSeed 0 is trained at all of them, and tested on the first "
+             "half of the test set; --seeds are trained at the best one, and tested on the second half. While the best "
+             "is at an edge, a rate beyond it is tried, three at most")
+      .default_str(format_number("%g", o.settings.lr))
+      .group("Optimiser");
+  needs(app,
+        add_parsed(app, "--muon-lr", setter("--muon-lr", o.muon_rates), "FLOAT,...",
+                   "Muon's base learning rate, or several between commas (default: of each --lr, with --muon-scale rms "
+                   "five times that, with original 0.03)")
+            .group("Optimiser"),
+        {{"--optimizer", {"muon", "normuon"}}});
+}
+
+void add_experiment_flags(CLI::App& app, Experiment& o) {
+  add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
+  add_seeds_flag(app, o);
   add_integer(app, "--jobs", o.jobs, 0, 4096,
               "runs side by side, each with its share of the threads; results are the same (0: several where there are "
               "several seeds or rates, on a CPU, and a step of the first run, which is timed, is too small for all "
               "threads)");
   add_train_flags(app, o.settings);
   flag_named(app, "--seeds").excludes(flag_named(app, "--seed"));
-  for (const char* flag : {"--lr", "--muon-lr", "--optimizer"}) remove_flag(app, flag);
-  add_parsed(
-      app, "--lr", set_rates, "FLOAT,...",
-      "base learning rate, or several between commas\nSeed 0 is trained at all, and tested on the first half of the "
-      "test set; the best is that of --seeds, which are tested on the second half. While the best is at an edge, a "
-      "rate "
-      "beyond it is tried, three at most")
-      .default_str(format_number("%g", o.settings.lr))
-      .group("Optimiser");
-  add_parsed(app, "--optimizer", set_optimizers, "NAME,...",
-             "adamw, muon, normuon, or several between commas\nmuon and normuon are for matrices between widths: all "
-             "other parameters are AdamW's then, at the --lr that is best for AdamW alone, if that is compared, too")
-      .default_str(join_commas(o.optimizers.empty() ? std::vector{o.settings.optimizer} : o.optimizers))
-      .group("Optimiser");
-  needs(app,
-        add_parsed(app, "--muon-lr", set_muon_rates, "FLOAT,...",
-                   "Muon's base learning rate, or several between commas (default: of each --lr, with --muon-scale rms "
-                   "five times that, with original 0.03)")
-            .group("Optimiser"),
-        {{"--optimizer", {"muon", "normuon"}}});
+  add_optimizer_flag(app, o);
+  add_rate_flags(app, o);
 }
 
 }  // namespace
