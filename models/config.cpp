@@ -7,6 +7,7 @@
 #include "engine/io/json.h"
 #include "engine/io/printable.h"
 #include "engine/numbers.h"
+#include "models/loop.h"
 #include "models/registry.h"
 
 namespace crossply {
@@ -59,7 +60,7 @@ void check_options(Config& config, Exit code, const std::string& where) {
   }
   config.options = complete;
   try {
-    architecture.make(config);  // the connection refuses what only it can judge
+    architecture.make(applied(config));  // the connection refuses what only it can judge
   } catch (const Error& error) {
     fail(code, where, ": ", error.what());
   }
@@ -95,7 +96,10 @@ void check_rope(const Config& config, Exit code, const std::string& where) {
 }  // namespace
 
 const char* general_keys(const Config& config) {
-  return config.gpt2() ? "arch backbone bias" : "arch backbone qk_norm qk_norm_eps qkv_bias";
+  return config.gpt2()
+             ? "arch backbone bias loop loop_passes loop_layers loop_tied loop_norm loop_alpha loop_end block_norm"
+             : "arch backbone qk_norm qk_norm_eps qkv_bias loop loop_passes loop_layers loop_tied loop_norm "
+               "loop_alpha loop_end block_norm";
 }
 
 int64_t Config::integer(const std::string& key) const { return parse_integer(options.at(key)).value(); }
@@ -132,6 +136,7 @@ void Config::check(Exit code, const std::string& where) {
   for (const auto& [key, number] : positive)
     if (!(number > 0) || !std::isfinite(number))
       fail(code, where, ": ", key, " must be positive and finite, is ", number);
+  check_loop(*this, code, where);
   check_options(*this, code, where);
 }
 

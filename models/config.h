@@ -31,6 +31,24 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
+// Blocks that are applied several times. Of L blocks on disk, P are the prelude, M the core and Q the coda (thirds,
+// unless loop_layers says so). The core runs R times; after each pass the stream, or each of several streams, becomes
+//
+//   x = RMS(x) + alpha e          e: the stream after the prelude
+//
+// With R = 1 this is QLabs' Operator-1: one norm and one addition, no loop at all. Every execution of a block is an
+// application, of which there are A = P + R M + Q (models/loop.h).
+struct LoopOptions {
+  std::string kind = "none";    // none, anchor
+  int64_t passes = 1;           // R
+  std::string layers = "[]";    // [P,M,Q]; []: thirds
+  bool tied = true;             // false: each pass has a core of its own, so that P + R M + Q blocks are stored
+  std::string norm = "passes";  // none; passes: after every pass; all: after the prelude, too
+  double alpha = 1;             // 0: nothing is added
+  bool end = true;              // is it added after the last pass, too?
+  bool operator==(const LoopOptions&) const = default;
+};
+
 struct Config {
   std::string arch = "llama";
   std::string backbone = "llama";          // llama or gpt2, the block; that of arch gpt2 is gpt2
@@ -56,6 +74,8 @@ struct Config {
   bool bias = true;                              // false: no biases anywhere, norms with a gain only
   std::string activation_function = "gelu_new";  // the tanh form, or gelu, the erf form
   bool scale_attn_by_inverse_layer_idx = false;  // the logits of layer i (from 0) are divided by i + 1, too
+  LoopOptions loop;
+  std::string block_norm = "pre";  // branch: a second norm on a sublayer's output; sum: on the stream after it is added
   std::map<std::string, std::string> token_ids;  // bos_token_id and the like, as JSON: kept for other readers
   std::map<std::string, std::string> options;    // the connection's own keys, as text; complete after check()
 

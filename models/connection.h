@@ -11,6 +11,7 @@
 #include "kernels/block/ops.h"
 #include "kernels/depth/ops.h"
 #include "models/config.h"
+#include "models/loop.h"
 
 namespace crossply {
 
@@ -20,11 +21,14 @@ struct Build {
   ParameterTable& params;
   const Config& config;
   int64_t B, T;
-  Value* tokens = nullptr;  // (B, T), not where only a head is recorded
+  Value* tokens = nullptr;          // (B, T), not where only a head is recorded
+  const RowNames* names = nullptr;  // of a loop, whose rows are named otherwise on disk
 
-  Value* parameter(const std::string& name) const { return tape.parameter(params.at(name)); }
+  std::string stored_name(const std::string& name) const { return names == nullptr ? name : names->of(name); }
+  Parameter& row(const std::string& name) const { return params.at(stored_name(name)); }
+  Value* parameter(const std::string& name) const { return tape.parameter(row(name)); }
   // Null where the model has none of this name.
-  Value* find(const std::string& name) const { return params.contains(name) ? parameter(name) : nullptr; }
+  Value* find(const std::string& name) const { return params.contains(stored_name(name)) ? parameter(name) : nullptr; }
   // Tape::mark, of layer i: "gate.3".
   void mark(const std::string& name, int i, Value* value) const { tape.mark(str(name, ".", i), value); }
 };
@@ -124,6 +128,11 @@ class Connection {
   }
   // What the final norm reads.
   virtual Value* finish() { return x_; }
+  // What flows between blocks, for loops and the like, which put another in its place: (B, T, C), or several streams
+  // (B, T, E, C). Null where it is not all that the next block reads. Whoever sets it drops what was computed from the
+  // old one.
+  virtual Value* stream() { return x_; }
+  virtual void set_stream(Value* x) { x_ = x; }
   // For those who look into the model, after each block: what it has put out, (B, T, C), as one stream, before the
   // connection makes the next block's input of it.
   virtual Value* hidden() { return x_; }
@@ -157,5 +166,15 @@ class Connection {
             Shape{build_->B, build_->T, heads, build_->config.head_dim}, build_->find(rows + ".bias")};
   }
 };
+
+// A sublayer's output to its connection, with the second norm of block_norm: of the output, or of the stream after it.
+inline void write_normed(const Build& b, Connection& connection, const Sublayer& sublayer, Value* y) {
+  const std::string& kind = b.config.block_norm;
+  const std::string rows =
+      layer_name(sublayer.layer, sublayer.mlp ? "post_attention_layernorm_2" : "input_layernorm_2");
+  const auto norm = [&](Value* x) { return backbone_norm(b, sublayer.name() + ".norm_2", x, rows); };
+  connection.write(sublayer, kind == "branch" ? norm(y) : y);
+  if (kind == "sum") connection.set_stream(norm(connection.stream()));
+}
 
 }  // namespace crossply

@@ -43,6 +43,7 @@ class DenseFormer : public Connection {
   }
 
   Value* hidden() override { return out_; }
+  Value* stream() override { return nullptr; }
 
  private:
   static std::string weight_name(int i) { return str("model.dwa_modules.alphas.", i - 1, ".weight"); }

@@ -19,6 +19,7 @@ void declare_gpt2_block(ParameterTable& params, const Config& c, int layer) {
   for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}) input(name, C);
   output("self_attn.o_proj", C);
   norm("post_attention_layernorm");
+  if (c.block_norm != "pre") norm("input_layernorm_2"), norm("post_attention_layernorm_2");
   input("mlp.up_proj", F);
   output("mlp.down_proj", F);
 }
@@ -33,14 +34,15 @@ void record_gpt2_block(const Build& b, Connection& connection, int layer) {
   const Sublayer attn{layer, false};
   QueryKeyValue own = connection.project(layer, connection.read(attn));
   Value* heads = connection.attend(layer, own);
-  connection.write(attn, linear(attn.name() + ".out", heads, "self_attn.o_proj", stream));
+  write_normed(b, connection, attn, linear(attn.name() + ".out", heads, "self_attn.o_proj", stream));
 
   const Sublayer mlp{layer, true};
   const std::string m = mlp.name();
-  const int64_t F = b.params.at(layer_name(layer, "mlp.up_proj.weight")).shape[0];
+  const int64_t F = b.row(layer_name(layer, "mlp.up_proj.weight")).shape[0];
   const GeluKind kind = b.config.activation_function == "gelu" ? GeluKind::erf : GeluKind::tanh;
   Value* up = linear(m + ".up", connection.read(mlp), "mlp.up_proj", Shape{b.B, b.T, F});
-  connection.write(mlp, linear(m + ".down", ops::gelu(b.tape, m + ".gelu", up, kind), "mlp.down_proj", stream));
+  write_normed(b, connection, mlp,
+               linear(m + ".down", ops::gelu(b.tape, m + ".gelu", up, kind), "mlp.down_proj", stream));
 }
 
 }  // namespace crossply

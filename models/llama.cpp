@@ -26,6 +26,7 @@ void declare_llama_block(ParameterTable& params, const Config& c, int layer) {
   if (c.qk_norm) gain("self_attn.q_norm", D);
   if (c.qk_norm) gain("self_attn.k_norm", D);
   output("self_attn.o_proj", H * D);
+  if (c.block_norm != "pre") gain("input_layernorm_2", C), gain("post_attention_layernorm_2", C);
   gain("post_attention_layernorm", C);
   input("mlp.gate_proj", F);
   input("mlp.up_proj", F);
@@ -48,7 +49,7 @@ void record_llama_block(const Build& b, Connection& connection, int layer, Value
   own.q = ops::rope(b.tape, a + ".q_rope", own.q, rope);
   if (own.k != nullptr) own.k = ops::rope(b.tape, a + ".k_rope", own.k, rope);
   Value* heads = connection.attend(layer, own);
-  connection.write(attn, ops::linear(b.tape, a + ".out", heads, weight("self_attn.o_proj"), stream));
+  write_normed(b, connection, attn, ops::linear(b.tape, a + ".out", heads, weight("self_attn.o_proj"), stream));
 
   const Sublayer mlp{layer, true};
   const std::string m = mlp.name();
@@ -57,7 +58,7 @@ void record_llama_block(const Build& b, Connection& connection, int layer, Value
       ops::linears(b.tape, m + ".expand", connection.read(mlp),
                    {{m + ".gate", weight("mlp.gate_proj"), hidden}, {m + ".up", weight("mlp.up_proj"), hidden}});
   Value* y = ops::swiglu(b.tape, m + ".swiglu", branches[0], branches[1]);
-  connection.write(mlp, ops::linear(b.tape, m + ".down", y, weight("mlp.down_proj"), stream));
+  write_normed(b, connection, mlp, ops::linear(b.tape, m + ".down", y, weight("mlp.down_proj"), stream));
 }
 
 }  // namespace crossply

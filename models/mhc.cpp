@@ -66,6 +66,9 @@ class Mhc : public Connection {
     streams_ = ops::hyper_write_on(build_->tape, sublayer.name() + ".write", streams_.streams, coef_, y, previous_);
   }
 
+  // With reads previous, what the next sublayer reads was mixed when the last one wrote: it would be the old streams'.
+  Value* stream() override { return previous_ ? nullptr : streams_.streams; }
+  void set_stream(Value* x) override { streams_ = {x, nullptr, nullptr}; }
   Value* finish() override {
     Value* out = previous_ ? streams_.x : merged();
     build_->mark("last_out", 0, out);

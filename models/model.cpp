@@ -8,7 +8,8 @@
 
 namespace crossply {
 
-void declare_model(ParameterTable& params, const Config& c) {
+// Every application as a layer of its own.
+static void declare_applications(ParameterTable& params, const Config& c) {
   const Shape table{c.vocab_size, c.hidden_size};
   const Init normal = Init::normal(c.initializer_range);
   params.add("model.embed_tokens.weight", table, normal, Role::embedding);
@@ -23,6 +24,21 @@ void declare_model(ParameterTable& params, const Config& c) {
   find_architecture(c.arch).make(c)->declare(params, c);
 }
 
+void declare_model(ParameterTable& params, const Config& config) {
+  if (!has_loop(config)) return declare_applications(params, config);
+  ParameterTable all;
+  declare_applications(all, applied(config));
+  const RowNames names(config);
+  for (const Parameter& row : all.rows()) {
+    const std::string name = names.of(row.name);
+    if (!params.contains(name))
+      params.add(name, row.shape, row.init, row.role, {row.lr_mul, row.wd_mul, row.between_widths});
+    else if (!(params.at(name).shape == row.shape))
+      fail(Exit::usage, "loop: ", name, " is ", params.at(name).shape.str(), " in one pass and ", row.shape.str(),
+           " in another; give all applications of a block the same sizes, or loop_tied false");
+  }
+}
+
 namespace {
 
 // The embeddings (B, T, C), which the first block reads.
@@ -31,15 +47,66 @@ Value* embed(const Build& b) {
   return b.config.gpt2() ? ops::positions(b.tape, "positions", x, b.parameter("model.embed_positions.weight")) : x;
 }
 
+// The norms and additions of a loop, at the ends of the prelude and of each pass.
+class Loop {
+ public:
+  Loop(const Build& build, Connection& connection)
+      : b_(build), connection_(connection), options_(build.config.loop), all_(applications_of(build.config)) {}
+
+  // Before application v.
+  void before(int64_t v) {
+    if (!has_loop(b_.config) || v != all_.prelude) return;
+    if (options_.norm == "all") normalise("loop.prelude");
+    anchor_ = options_.alpha != 0 ? connection_.stream() : nullptr;
+  }
+  // After it.
+  void after(int64_t v) {
+    if (!has_loop(b_.config)) return;
+    for (int64_t r = 0; r < all_.passes; ++r)
+      if (v + 1 == all_.end_of_pass(r)) end_pass(r);
+  }
+
+ private:
+  void end_pass(int64_t r) {
+    const std::string name = str("loop.pass.", r);
+    if (options_.norm != "none") normalise(name);
+    if (anchor_ != nullptr && (r + 1 < all_.passes || options_.end))
+      connection_.set_stream(ops::add_scaled(b_.tape, name + ".anchor", connection_.stream(), anchor_, options_.alpha));
+  }
+  void normalise(const std::string& name) {
+    connection_.set_stream(ops::rmsnorm(b_.tape, name + ".norm", connection_.stream(), nullptr, b_.config.norm_eps));
+  }
+
+  const Build& b_;
+  Connection& connection_;
+  const LoopOptions& options_;
+  const Applications all_;
+  Value* anchor_ = nullptr;
+};
+
 // All blocks; longest: a sequence with what is cached of it; rope: the table of angles, which a LLaMA's attention takes
 // its positions from.
 void record_blocks(const Build& b, Connection& connection, int64_t longest) {
   const Config& c = b.config;
   Value* rope = c.gpt2() ? nullptr : ops::rope_positions(b.tape, longest, c.rope_frequencies(), c.rope_factor());
+  Loop loop(b, connection);
   for (int i = 0; i < c.num_hidden_layers; ++i) {
+    loop.before(i);
     c.gpt2() ? record_gpt2_block(b, connection, i) : record_llama_block(b, connection, i, rope);
+    loop.after(i);
     if (b.tape.probed() && i + 1 < c.num_hidden_layers) b.mark("hidden", i + 1, connection.hidden());
   }
+}
+
+// Loops and norms of the stream need one; repetition alone, without a norm and an addition, does not.
+void require_stream(const Build& b, Connection& connection) {
+  const Config& c = b.config;
+  const bool touched = has_loop(c) && (c.loop.norm != "none" || c.loop.alpha != 0);
+  if (connection.stream() != nullptr || !(touched || c.block_norm == "sum")) return;
+  fail(Exit::usage, c.arch,
+       " has no stream between its blocks that a norm could be of, for its sublayers read the outputs ",
+       "of all lower ones: ",
+       touched ? "take loop_norm none and loop_alpha 0, which repeats the core" : "take block_norm branch");
 }
 
 // All but the logits.
@@ -56,6 +123,7 @@ ops::LogitHead record_hidden(const Build& b) {
   Value* embeddings = embed(b);
   b.mark("hidden", 0, embeddings);
   connection->begin(b, embeddings);
+  require_stream(b, *connection);
   record_blocks(b, *connection, longest);
   Value* x = connection->finish();
   b.mark("hidden", static_cast<int>(c.num_hidden_layers), x);
@@ -70,16 +138,22 @@ ops::LogitHead record_head(const Build& b, Value* x) {
           b.parameter(b.config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")};
 }
 
+static ops::LogitHead record_applied(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
+                                     Value* tokens) {
+  const Config all = applied(config);
+  const RowNames names(config);
+  return record_hidden(Build{tape, params, all, B, T, tokens, &names});
+}
+
 static Graph record_all(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
                         Teacher* teacher) {
   Graph graph;
   graph.tokens = tape.input("tokens", Shape{B, T}, Dtype::i32);
   ops::LogitHead taught;  // first, so that of the teacher's activations one is left when the student's begin
   if (teacher != nullptr)
-    tape.frozen("teacher.", [&] {
-      taught = record_hidden(Build{tape, teacher->params, teacher->config, B, T, graph.tokens});
-    });
-  const ops::LogitHead own = record_hidden(Build{tape, params, config, B, T, graph.tokens});
+    tape.frozen("teacher.",
+                [&] { taught = record_applied(tape, teacher->params, teacher->config, B, T, graph.tokens); });
+  const ops::LogitHead own = record_applied(tape, params, config, B, T, graph.tokens);
   if (tape.cache_length() > 0) {
     if (T == 1) graph.logits = ops::linear(tape, "logits", own.inp, own.weight, Shape{B, T, config.vocab_size});
     return graph;

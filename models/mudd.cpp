@@ -79,6 +79,7 @@ class Mudd : public Connection {
   }
 
   Value* finish() override { return ways_[0]; }
+  Value* stream() override { return nullptr; }
 
  private:
   static std::string da_name(int layer, const std::string& rest) { return layer_name(layer, "da." + rest); }

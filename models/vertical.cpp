@@ -66,6 +66,7 @@ class Vertical : public Connection {
   }
 
   Value* hidden() override { return out_; }
+  Value* stream() override { return nullptr; }
 
  private:
   static std::string score_name(int l) { return layer_name(l, "vertical_attention.scores"); }

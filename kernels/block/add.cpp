@@ -29,6 +29,25 @@ void accumulate_cpu(S* dinp, const S* dout, int64_t n, bool accumulate) {
   parallel_for(n, grain, [=](int64_t begin, int64_t end) { std::copy(dout + begin, dout + end, dinp + begin); });
 }
 
+template <class S>
+void add_scaled_forward_cpu(S* out, const S* a, const S* b, float factor, int64_t n) {
+  for_elements(n, grain, [=](int64_t i, auto part) {
+    Vec16 x, y;
+    load(x, a + i, part);
+    load(y, b + i, part);
+    store(out + i, x + factor * y, part);
+  });
+}
+
+template <bool accumulate, class S>
+void accumulate_scaled_cpu(S* dinp, const S* dout, float factor, int64_t n) {
+  for_elements(n, grain, [=](int64_t i, auto part) {
+    Vec16 dy;
+    load(dy, dout + i, part);
+    store_or_accumulate<accumulate>(dinp + i, factor * dy, part);
+  });
+}
+
 }  // namespace
 
 // -----------------------------------------------------------------------------------------------------------------
@@ -52,6 +71,28 @@ void accumulate(const Grad& dinp, const Tensor& dout, Stream stream) {
       [&]<class T>(T) { accumulate_ref(dinp.as<T>(), dout.as<T>(), n, dinp.accumulate); });
 }
 
+void add_scaled_forward(const Tensor& out, const Tensor& a, const Tensor& b, double factor, Stream stream) {
+  const int64_t n = out.numel();
+  CHECK_SHAPES(a.numel() == n && b.numel() == n, out, a, b);
+  dispatch(
+      stream, out.dtype, [&] { add_scaled_forward_cuda(out, a, b, factor); },
+      [&]<class S>(S) { add_scaled_forward_cpu(out.as<S>(), a.as<S>(), b.as<S>(), static_cast<float>(factor), n); },
+      [&]<class T>(T) { add_scaled_forward_ref(out.as<T>(), a.as<T>(), b.as<T>(), factor, n); });
+}
+
+void accumulate_scaled(const Grad& dinp, const Tensor& dout, double factor, Stream stream) {
+  const int64_t n = dinp.numel();
+  CHECK_SHAPES(dout.numel() == n, dinp, dout);
+  dispatch(
+      stream, dinp.dtype, [&] { accumulate_scaled_cuda(dinp, dout, factor); },
+      [&]<class S>(S) {
+        with_flag(dinp.accumulate, [&](auto accumulate) {
+          accumulate_scaled_cpu<accumulate>(dinp.as<S>(), dout.as<S>(), static_cast<float>(factor), n);
+        });
+      },
+      [&]<class T>(T) { accumulate_scaled_ref(dinp.as<T>(), dout.as<T>(), factor, n, dinp.accumulate); });
+}
+
 // -----------------------------------------------------------------------------------------------------------------
 // On the tape.
 
@@ -67,6 +108,18 @@ struct Copy : Node {
   bool grad_aliases_output(size_t) const override { return true; }
 };
 
+struct AddScaled : Node {
+  double factor = 1;  // of in[1]
+  const char* op() const override { return "add_scaled"; }
+  void forward(const Step&, Stream stream) override {
+    add_scaled_forward(output(), input(0), input(1), factor, stream);
+  }
+  void backward(const Step&, Stream stream) override {
+    if (in[0]->grad != nullptr) accumulate(gradient(0), doutput(), stream);
+    if (in[1]->grad != nullptr) accumulate_scaled(gradient(1), doutput(), factor, stream);
+  }
+};
+
 }  // namespace
 
 void Add::forward(const Step&, Stream stream) { add_forward(output(), input(0), input(1), stream); }
@@ -78,6 +131,13 @@ void Add::backward(const Step&, Stream stream) {
 Value* add(Tape& t, const std::string& name, Value* a, Value* b) {
   CHECK_THAT(a->shape == b->shape, name, ": ", a->shape.str(), " and ", b->shape.str());
   return t.record(make_node<Add>(name, {a, b}, {t.activation(name, a->shape)}));
+}
+
+Value* add_scaled(Tape& t, const std::string& name, Value* a, Value* b, double factor) {
+  CHECK_THAT(a->shape == b->shape, name, ": ", a->shape.str(), " and ", b->shape.str());
+  auto node = make_node<AddScaled>(name, {a, b}, {t.activation(name, a->shape)});
+  node->factor = factor;
+  return t.record(std::move(node));
 }
 
 Value* copy(Tape& t, const std::string& name, Value* inp) {

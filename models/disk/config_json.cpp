@@ -14,6 +14,7 @@
 #include "engine/numbers.h"
 #include "models/disk/config_keys.h"
 #include "models/disk/modelling_file.h"
+#include "models/loop.h"
 #include "models/registry.h"
 
 namespace crossply {
@@ -199,6 +200,14 @@ void read_crossply(const json& object, Config& config, const std::string& where)
   read(object, "qk_norm_eps", config.qk_norm_eps, where);
   read(object, "qkv_bias", config.qkv_bias, where);
   read(object, "bias", config.bias, where);
+  read(object, "loop", config.loop.kind, where);
+  read(object, "loop_passes", config.loop.passes, where);
+  if (object.contains("loop_layers")) config.loop.layers = json_text(object["loop_layers"]);
+  read(object, "loop_tied", config.loop.tied, where);
+  read(object, "loop_norm", config.loop.norm, where);
+  read(object, "loop_alpha", config.loop.alpha, where);
+  read(object, "loop_end", config.loop.end, where);
+  read(object, "block_norm", config.block_norm, where);
   const std::set<std::string> own = split_words(general_keys(config));
   for (const auto& [key, value] : object.items())
     if (!own.contains(key) && !value.is_null())
@@ -206,8 +215,23 @@ void read_crossply(const json& object, Config& config, const std::string& where)
           is_word(config.arch, key) && value.is_string() ? value.get<std::string>() : json_text(value);
 }
 
+namespace {
+
+// What is not usual of a loop and of block_norm.
+void write_loop(json& own, const Config& config) {
+  const LoopOptions& loop = config.loop;
+  if (config.block_norm != "pre") own["block_norm"] = config.block_norm;
+  if (!has_loop(config)) return;
+  own["loop"] = loop.kind, own["loop_passes"] = loop.passes, own["loop_tied"] = loop.tied;
+  own["loop_norm"] = loop.norm, own["loop_alpha"] = loop.alpha, own["loop_end"] = loop.end;
+  own["loop_layers"] = known_json(loop.layers);
+}
+
+}  // namespace
+
 void mark_as_variant(json& object, const Config& config) {
   json& own = object["crossply"];
+  write_loop(own, config);
   for (const Option& option : find_architecture(config.arch).options) {
     const std::string& value = config.options.at(option.key);
     own[option.key] = option.choices.empty() ? known_json(value) : json(value);
@@ -277,7 +301,8 @@ namespace {
 
 // The type of model that a plain LLaMA with these options is; null where there is none.
 const ModelType* plain_type(const Config& c) {
-  if (c.arch != "llama" || (c.qk_norm && c.qk_norm_eps != c.norm_eps)) return nullptr;
+  if (c.arch != "llama" || has_loop(c) || c.block_norm != "pre") return nullptr;
+  if (c.qk_norm && c.qk_norm_eps != c.norm_eps) return nullptr;
   const auto found = std::find_if(model_types.begin(), model_types.end(), [&](const ModelType& type) {
     if (type.qkv_bias != c.qkv_bias || type.qk_norm != c.qk_norm) return false;
     return c.qkv_bias || c.qk_norm || (type.window > 0) == c.mistral;  // only without these can it be a Mistral

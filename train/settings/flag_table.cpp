@@ -21,7 +21,7 @@ Takes text(const char* type) { return {0, 0, {}, type}; }
 const Takes count = from(0, max_count), number = from(0, max_number), truth, given = {0, 0, {}, "", true};
 
 const std::vector<Need> beside_muon = {{"--optimizer", {"muon", "normuon"}}}, beside_teacher = {{"--teacher"}},
-                        beside_world = {{"--world"}};
+                        beside_world = {{"--world"}}, beside_loop = {{"--loop", {"anchor"}}};
 bool has_teacher(const Settings& settings) { return !settings.teacher.empty(); }
 bool trains_by_muon(const Settings& settings) { return has_muon(settings.optimizer); }
 bool cools_down(const Settings& settings) { return has_cooldown(settings.schedule); }
@@ -74,6 +74,23 @@ const std::vector<FlagRow> model = {
     {"--tie", of_model, [](S s) -> M { return &s.config.tie_word_embeddings; }, truth,
      "head and embedding share one matrix"},
     {"--qk-norm", of_model, [](S s) -> M { return &s.config.qk_norm; }, truth, "RMSNorm on queries and keys"},
+    {"--loop", of_model, [](S s) -> M { return &s.config.loop.kind; }, any_of({"none", "anchor"}),
+     "anchor: blocks in the middle run several times, and after each pass the stream is normalised and the stream "
+     "before them is added; once by default, which is Operator-1"},
+    {"--loop-passes", of_model, [](S s) -> M { return &s.config.loop.passes; }, from(1, 4096),
+     "R, how often the core runs", beside_loop},
+    {"--loop-layers", of_model, [](S s) -> M { return &s.config.loop.layers; }, text("[P,M,Q]"),
+     "blocks before the core, in it and behind it ([]: thirds)", beside_loop},
+    {"--loop-tied", of_model, [](S s) -> M { return &s.config.loop.tied; }, truth,
+     "all passes have the same blocks; false: each its own, and --loop-layers must be given", beside_loop},
+    {"--loop-norm", of_model, [](S s) -> M { return &s.config.loop.norm; }, any_of({"none", "passes", "all"}),
+     "of the stream: after each pass, and with all after the prelude, too", beside_loop},
+    {"--loop-alpha", of_model, [](S s) -> M { return &s.config.loop.alpha; }, from(-max_number, max_number),
+     "what the stream before the core is multiplied by (0: it is not added)", beside_loop},
+    {"--loop-end", of_model, [](S s) -> M { return &s.config.loop.end; }, truth,
+     "add it after the last pass, too", beside_loop},
+    {"--block-norm", of_model, [](S s) -> M { return &s.config.block_norm; }, any_of({"pre", "branch", "sum"}),
+     "pre: norms are in front of sublayers alone; branch: a second one on their output; sum: on the stream after it"},
     {"--backbone", of_model, [](S s) -> M { return &s.config.backbone; }, any_of({"llama", "gpt2"}),
      "the block: llama or gpt2"},
     {"--positions", of_model, [](S s) -> M { return &s.config.max_position_embeddings; }, from(0, max_size),
