@@ -11,7 +11,7 @@
 namespace crossply {
 namespace {
 
-enum Way { query, key, value, stream };
+enum Way { query, key, value, residual };
 
 class Mudd : public Connection {
  public:
@@ -64,7 +64,7 @@ class Mudd : public Connection {
 
   Value* read(const Sublayer& sublayer) override {
     if (sublayer.mlp) return norm(sublayer, x_);
-    x_ = ways_[stream];
+    x_ = ways_[residual];
     return way_norm(sublayer.layer, query, "q");
   }
 
@@ -137,7 +137,7 @@ class Mudd : public Connection {
     for (int c = 0; c < ways(layer) && prepost_; ++c) m.post.push_back(parameter(str("post_da_norms.", c, ".weight")));
     ways_ = ops::multiway_mix(build_->tape, name, m, build_->config.norm_eps);
     build_->mark("route", layer, m.weight);  // (B, T, ways * (layer + 2)), without the static weights
-    if (layer + 1 < L_) build_->mark("mixed", layer + 1, ways_[stream]);
+    if (layer + 1 < L_) build_->mark("mixed", layer + 1, ways_[residual]);
   }
 
   bool prepost_, literal_;
