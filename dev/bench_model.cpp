@@ -48,8 +48,7 @@ void RandomTokens::read(int64_t index, int32_t* tokens, int32_t* targets) const 
 TrainPlan train_options(const ArchChoice& choice, const ModelSize& size, const std::string& dtype,
                         const std::string& matmul, const std::string& device) {
   TrainPlan plan;
-  plan.config.arch = choice.arch;
-  plan.config.options = choice.options;
+  choice.apply(plan.config);
   plan.config.vocab_size = size.vocab;
   if (size.gpt2) use_gpt2(plan.config);
   plan.config.tie_word_embeddings = size.gpt2;  // as PyTorch's side

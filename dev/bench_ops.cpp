@@ -205,7 +205,7 @@ void add_hyper(Ops& ops, Tensors& m) {
                  }});
   const Tensor dstreams = m.activation(streams.shape);
   ops.push_back({"hyper write backward", {next, streams, coef, y}, {dstreams, dcoef, dy}, [=] {
-                   hyper_write_backward({dstreams, false}, dcoef, {dy, false}, {{}, next, {}}, streams, coef, y, s);
+                   hyper_write_backward({dstreams, false}, {dcoef, false}, {dy, false}, {{}, next, {}}, streams, coef, y, s);
                  }});
 }
 

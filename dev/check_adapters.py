@@ -153,6 +153,24 @@ class Gpt(nn.Module):
     return 15 * torch.tanh(self.lm_head(x) + self.smear_gate(x).sum()).div(15)
 
 
+class LoopedGpt(Gpt):
+  """Stands for QLabs' TransformerGPT."""
+
+  def __init__(self, config, pad_vocab_size_to):
+    passes = 1 if config.depth_scale_mode == "loop" else config.core_repetitions
+    config.n_layer += (passes - 1) * config.core_layer_count
+    super().__init__(config, pad_vocab_size_to)
+
+  def _precompute_rotary(self, length, width, base):
+    return self._precompute_rotary_embeddings(length, width, base)
+
+  def forward(self, tokens):
+    x = self.transformer.wte(tokens)
+    for block in self.transformer.h:
+      x = block.mlp(block.attn(x, (self.cos, self.sin), None))
+    return self.lm_head(x)
+
+
 class FlaAttention(nn.Module):
   """A LLaMA's attention out of the parts that dev/official/satformer.py puts in the place of fla and flash_attn."""
 
@@ -238,6 +256,9 @@ def stand_in_for_checkouts(name):
   stand_in("configuration_muddformer", MUDDFormerConfig=Options)
   stand_in("modeling_muddformer", MUDDFormer=Mudd, FeedForward=Same)
   stand_in("nanochat.gpt", GPT=Gpt, GPTConfig=Options)
+  stand_in("models.config", GPTConfig=Options)
+  stand_in("models.layers")
+  stand_in("models.transformer", TransformerGPT=LoopedGpt)
   if name == "satformer":
     stand_in("models.resformer.attn_resformer")
     for package, stem in importlib.import_module("official.satformer").THEIRS.values():

@@ -91,6 +91,8 @@ class Case:
 
   def __init__(self, build, scratch, seed, options):
     self.build, self.scratch, self.arch, self.T = build, scratch, options["arch"], options.pop("T", T)
+    if (self.arch, options.get("backbone")) == ("llama", "gpt2"):
+      self.arch = "gpt2"
     self.tokens = torch.randint(0, V, (1, self.T), generator=torch.Generator().manual_seed(seed))
     model_dir.make_tiny(scratch / "made", vocab_size=V, seed=seed, **options)
     # The same tokens again and again: every batch is of these.

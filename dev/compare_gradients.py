@@ -44,7 +44,25 @@ CROSSED = (  # each with every backbone
 HYPER_NORMS = ("layernorm_no_affine", "layernorm", "rmsnorm")
 PRENORMS = ("layernorm_no_affine", "rmsnorm")
 DILATION_PERIOD = ((1, 1), (2, 1), (1, 2), (2, 3), (3, 2))
+OPERATOR_1 = {"loop": "anchor"}
+TWO_CORES = {"loop": "anchor", "loop_passes": 2, "loop_layers": [1, 1, 1], "loop_tied": False}
+STREAMED = ("lime", "lime_static", "lime_dynamic", "hyper", "sla", "resformer", "satformer", "kv_share", "mhc", "shortcuts",
+            "gated_streams", "relay")
+LOOPS = (
+  *({"arch": arch, **OPERATOR_1} for arch in ("llama", *STREAMED)),
+  *({"arch": arch, **TWO_CORES} for arch in ("llama", "mhc", "hyper", "resformer")),
+  *({"arch": "mhc", "reads": "previous", **more} for more in (OPERATOR_1, OPERATOR_1 | {"loop_norm": "all"}, TWO_CORES)),
+  {"arch": "mhc", "reads": "previous", **OPERATOR_1, "loop_norm": "all", "loop_layers": [0, 3, 1]},
+  {"arch": "llama", **OPERATOR_1, "loop_passes": 3},
+  {"arch": "llama", **OPERATOR_1, "loop_passes": 2, "loop_layers": [1, 2, 1], "loop_norm": "all", "loop_alpha": -0.7,
+   "loop_end": False},
+  {"arch": "llama", **OPERATOR_1, "loop_passes": 2, "loop_layers": [0, 4, 0], "loop_norm": "none"},
+  {"arch": "llama", **OPERATOR_1, "loop_passes": 2, "loop_alpha": 0.0, "block_norm": "sum"},
+  *({"arch": "denseformer", **more, "loop_norm": "none", "loop_alpha": 0.0} for more in (OPERATOR_1, TWO_CORES)),
+  *({"arch": arch, "block_norm": norm} for arch in ("llama", "lime", "resformer") for norm in ("branch", "sum")),
+)
 SAMPLED = (  # each with three or four backbones
+  *LOOPS,
   {"arch": "lime_static"},
   {"arch": "lime_static", "top_p": 0.7},
   {"arch": "lime_static", "top_p": 0.4},

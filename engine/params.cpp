@@ -56,14 +56,18 @@ static std::optional<double> decay_of(Role role) {
 }
 
 Parameter& ParameterTable::add(const std::string& name, Shape shape, Init init, Role role, const Learning& learning) {
-  CHECK_THAT(!index_.contains(name), "parameter '", name, "' declared twice");
   const std::optional<double> decay = decay_of(role);
   CHECK_THAT(decay.has_value() != learning.wd_mul.has_value(), "parameter '", name, "': its role ",
              decay ? "says how it decays, leave out" : "does not say how it decays, give", " wd_mul");
   const double wd_mul = decay ? *decay : *learning.wd_mul;
   const bool projection = role == Role::input_projection || role == Role::output_projection;
-  index_[name] = rows_.size();
-  rows_.push_back({name, shape, std::move(init), role, learning.lr_mul, wd_mul, projection || learning.matrix});
+  return add(Parameter{name, shape, std::move(init), role, learning.lr_mul, wd_mul, projection || learning.matrix});
+}
+
+Parameter& ParameterTable::add(Parameter row) {
+  CHECK_THAT(!index_.contains(row.name), "parameter '", row.name, "' declared twice");
+  index_[row.name] = rows_.size();
+  rows_.push_back(std::move(row));
   return rows_.back();
 }
 

@@ -72,6 +72,7 @@ class ParameterTable {
  public:
   // CHECKs that the name is new, and that either the role or `learning` says how the row decays.
   Parameter& add(const std::string& name, Shape shape, Init init, Role role, const Learning& learning = {});
+  Parameter& add(Parameter row);           // as it is declared elsewhere; CHECKs that the name is new
   Parameter& at(const std::string& name);  // CHECKs that it exists; init and shape may be changed until allocate()
   void remove(const std::string& name);    // before any tape knows the rows
   bool contains(const std::string& name) const { return index_.contains(name); }

@@ -52,7 +52,7 @@ class AttentionResiduals : public Connection {
   }
 
   Value* finish() override { return mixture("output", output_rows); }
-  Value* stream() override { return nullptr; }
+  bool has_stream() const override { return false; }
   // There is no stream: what the block has put out, or the sum of what those of its group have.
   Value* hidden() override { return out_; }
 

@@ -38,6 +38,14 @@ std::string as_json(const Option& option, const std::string& value) {
   return json_text(known_json(value));
 }
 
+// Norms of the stream and additions to it need one; a core that is only repeated does not.
+void require_stream(const Config& c, const Connection& connection) {
+  const bool by_loop = has_loop(c) && (c.loop.norm != "none" || c.loop.alpha != 0);
+  if (connection.has_stream() || !(by_loop || c.block_norm == "sum")) return;
+  fail(Exit::usage, c.arch, " has no stream, for its layers read the outputs of all lower ones; give ",
+       by_loop ? "--loop-norm none --loop-alpha 0, a loop that only repeats" : "--block-norm branch");
+}
+
 void check_options(Config& config, Exit code, const std::string& where) {
   const Architecture& architecture = find_architecture(config.arch, code, where);
   std::map<std::string, std::string> complete;
@@ -60,7 +68,7 @@ void check_options(Config& config, Exit code, const std::string& where) {
   }
   config.options = complete;
   try {
-    architecture.make(applied(config));  // the connection refuses what only it can judge
+    require_stream(config, *architecture.make(applied(config)));  // the connection refuses what only it can judge
   } catch (const Error& error) {
     fail(code, where, ": ", error.what());
   }
@@ -95,11 +103,43 @@ void check_rope(const Config& config, Exit code, const std::string& where) {
 
 }  // namespace
 
-const char* general_keys(const Config& config) {
-  return config.gpt2()
-             ? "arch backbone bias loop loop_passes loop_layers loop_tied loop_norm loop_alpha loop_end block_norm"
-             : "arch backbone qk_norm qk_norm_eps qkv_bias loop loop_passes loop_layers loop_tied loop_norm "
-               "loop_alpha loop_end block_norm";
+const std::vector<GeneralOption>& general_options() {
+  using M = std::variant<std::string*, int64_t*, double*, bool*>;
+  static const std::vector<GeneralOption> options = {
+      {"loop", [](Config& c) -> M { return &c.loop.kind; }},
+      {"loop_passes", [](Config& c) -> M { return &c.loop.passes; }},
+      {"loop_layers", [](Config& c) -> M { return &c.loop.layers; }, true},
+      {"loop_tied", [](Config& c) -> M { return &c.loop.tied; }},
+      {"loop_norm", [](Config& c) -> M { return &c.loop.norm; }},
+      {"loop_alpha", [](Config& c) -> M { return &c.loop.alpha; }},
+      {"loop_end", [](Config& c) -> M { return &c.loop.end; }},
+      {"block_norm", [](Config& c) -> M { return &c.block_norm; }},
+  };
+  return options;
+}
+
+bool set_option(Config& config, const GeneralOption& option, const std::string& text) {
+  const auto take = [](const auto& parsed, auto* to) {
+    if (parsed) *to = *parsed;
+    return parsed.has_value();
+  };
+  return std::visit(
+      [&]<class T>(T* to) {
+        if constexpr (std::is_same_v<T, std::string>) *to = text;
+        else if constexpr (std::is_same_v<T, bool>) return take(parse_truth(text), to);
+        else if constexpr (std::is_same_v<T, int64_t>) return take(parse_integer(text), to);
+        else return take(parse_number(text), to);
+        return true;
+      },
+      option.member(config));
+}
+
+bool has_general_options(const Config& config) { return !(config.loop == LoopOptions()) || config.block_norm != "pre"; }
+
+std::string general_keys(const Config& config) {
+  std::string keys = config.gpt2() ? "arch backbone bias" : "arch backbone qk_norm qk_norm_eps qkv_bias";
+  for (const GeneralOption& option : general_options()) keys += str(" ", option.key);
+  return keys;
 }
 
 int64_t Config::integer(const std::string& key) const { return parse_integer(options.at(key)).value(); }

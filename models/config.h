@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "engine/check.h"
@@ -112,7 +113,18 @@ inline constexpr SizeKey size_keys[] = {
     {"num_key_value_heads", nullptr, &Config::num_key_value_heads},
     {"max_position_embeddings", "n_positions", &Config::max_position_embeddings},
     {"head_dim", nullptr, &Config::head_dim, 1 << 16}};  // RoPE's angles are made while a model is recorded
+// An option of every architecture: a key of the object "crossply", a flag of the trainers, an option in compare's --arch.
+struct GeneralOption {
+  const char* key;
+  std::variant<std::string*, int64_t*, double*, bool*> (*member)(Config&);
+  bool list = false;  // the text is a list in JSON
+};
+const std::vector<GeneralOption>& general_options();
+// From text; false where that is not of its kind.
+bool set_option(Config& config, const GeneralOption& option, const std::string& text);
 // The keys of the object "crossply" beside the architecture's options, between spaces.
-const char* general_keys(const Config& config);
+std::string general_keys(const Config& config);
+// Is there anything for which neither Hugging Face's LLaMA nor its GPT-2 has a key, in all architectures alike?
+bool has_general_options(const Config& config);
 
 }  // namespace crossply

@@ -128,9 +128,10 @@ class Connection {
   }
   // What the final norm reads.
   virtual Value* finish() { return x_; }
-  // What flows between blocks, for loops and the like, which put another in its place: (B, T, C), or several streams
-  // (B, T, E, C). Null where it is not all that the next block reads. Whoever sets it drops what was computed from the
-  // old one.
+  // What flows between sublayers, for loops and the like, which put another in its place: (B, T, C), or several streams
+  // (B, T, E, C). Where sublayers read the outputs of all lower ones there is none, and nobody may ask for it. Whoever
+  // is given another drops what it has computed from the old one.
+  virtual bool has_stream() const { return true; }
   virtual Value* stream() { return x_; }
   virtual void set_stream(Value* x) { x_ = x; }
   // For those who look into the model, after each block: what it has put out, (B, T, C), as one stream, before the

@@ -43,7 +43,7 @@ class DenseFormer : public Connection {
   }
 
   Value* hidden() override { return out_; }
-  Value* stream() override { return nullptr; }
+  bool has_stream() const override { return false; }
 
  private:
   static std::string weight_name(int i) { return str("model.dwa_modules.alphas.", i - 1, ".weight"); }

@@ -46,6 +46,11 @@ Applications applications_of(const Config& config) {
   return all;
 }
 
+std::string described_layers(const Config& config) {
+  const int64_t L = config.num_hidden_layers, A = applications_of(config).count();
+  return A == L ? str(L) : str(L, ", run as ", A);
+}
+
 void check_loop(const Config& config, Exit code, const std::string& where) {
   const LoopOptions& loop = config.loop;
   const auto one_of = [&](const char* key, const std::string& value, std::initializer_list<const char*> words) {

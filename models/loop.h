@@ -20,6 +20,8 @@ struct Applications {
 };
 Applications applications_of(const Config& config);
 bool has_loop(const Config& config);
+// "6", or "6, run as 10".
+std::string described_layers(const Config& config);
 // Throws `code` with `where` for options that do not fit together, or the blocks.
 void check_loop(const Config& config, Exit code, const std::string& where);
 // The configuration in which every application is a layer of its own: what a connection is made for. Its loop_layers are

@@ -66,9 +66,14 @@ class Mhc : public Connection {
     streams_ = ops::hyper_write_on(build_->tape, sublayer.name() + ".write", streams_.streams, coef_, y, previous_);
   }
 
-  // With reads previous, what the next sublayer reads was mixed when the last one wrote: it would be the old streams'.
-  Value* stream() override { return previous_ ? nullptr : streams_.streams; }
-  void set_stream(Value* x) override { streams_ = {x, nullptr, nullptr}; }
+  // Squares, and what the next sublayer would read by the last one's coefficients, were those of the old streams.
+  Value* stream() override { return streams_.streams; }
+  void set_stream(Value* streams) override {
+    streams_ = {streams, nullptr, nullptr};
+    if (!previous_) return;
+    Value* by = coef_ != nullptr ? coef_ : first_of_all(streams->name + ".first", streams->shape);
+    streams_.x = ops::hyper_reread(build_->tape, streams->name + ".read", streams, by);
+  }
   Value* finish() override {
     Value* out = previous_ ? streams_.x : merged();
     build_->mark("last_out", 0, out);
@@ -82,6 +87,14 @@ class Mhc : public Connection {
   }
   static std::string rows(const Sublayer& sublayer) {
     return layer_name(sublayer.layer, sublayer.mlp ? "ffn_hc." : "attn_hc.");
+  }
+
+  // Coefficients that read the first stream, as the first sublayer does with reads previous.
+  Value* first_of_all(const std::string& name, const Shape& streams) const {
+    const Shape shape{streams[0], streams[1], E_, E_ + 2};
+    std::vector<double> numbers(static_cast<size_t>(shape.numel()));
+    for (size_t i = 0; i < numbers.size(); i += static_cast<size_t>(E_ * (E_ + 2))) numbers[i] = 1;
+    return build_->tape.constant(name, shape, numbers);
   }
 
   // Streams that are equal are passed on as they are, and the output is added to each: LLaMA's function, but for the

@@ -8,8 +8,7 @@
 
 namespace crossply {
 
-// Every application as a layer of its own.
-static void declare_applications(ParameterTable& params, const Config& c) {
+void declare_applications(ParameterTable& params, const Config& c) {
   const Shape table{c.vocab_size, c.hidden_size};
   const Init normal = Init::normal(c.initializer_range);
   params.add("model.embed_tokens.weight", table, normal, Role::embedding);
@@ -31,8 +30,9 @@ void declare_model(ParameterTable& params, const Config& config) {
   const RowNames names(config);
   for (const Parameter& row : all.rows()) {
     const std::string name = names.of(row.name);
-    if (!params.contains(name))
-      params.add(name, row.shape, row.init, row.role, {row.lr_mul, row.wd_mul, row.between_widths});
+    Parameter stored = row;
+    stored.name = name;
+    if (!params.contains(name)) params.add(stored);
     else if (!(params.at(name).shape == row.shape))
       fail(Exit::usage, "loop: ", name, " is ", params.at(name).shape.str(), " in one pass and ", row.shape.str(),
            " in another; give all applications of a block the same sizes, or loop_tied false");
@@ -98,17 +98,6 @@ void record_blocks(const Build& b, Connection& connection, int64_t longest) {
   }
 }
 
-// Loops and norms of the stream need one; repetition alone, without a norm and an addition, does not.
-void require_stream(const Build& b, Connection& connection) {
-  const Config& c = b.config;
-  const bool touched = has_loop(c) && (c.loop.norm != "none" || c.loop.alpha != 0);
-  if (connection.stream() != nullptr || !(touched || c.block_norm == "sum")) return;
-  fail(Exit::usage, c.arch,
-       " has no stream between its blocks that a norm could be of, for its sublayers read the outputs ",
-       "of all lower ones: ",
-       touched ? "take loop_norm none and loop_alpha 0, which repeats the core" : "take block_norm branch");
-}
-
 // All but the logits.
 ops::LogitHead record_hidden(const Build& b) {
   const Config& c = b.config;
@@ -123,7 +112,6 @@ ops::LogitHead record_hidden(const Build& b) {
   Value* embeddings = embed(b);
   b.mark("hidden", 0, embeddings);
   connection->begin(b, embeddings);
-  require_stream(b, *connection);
   record_blocks(b, *connection, longest);
   Value* x = connection->finish();
   b.mark("hidden", static_cast<int>(c.num_hidden_layers), x);

@@ -10,6 +10,8 @@ namespace crossply {
 
 // All parameters of the model, in the order of the forward.
 void declare_model(ParameterTable& params, const Config& config);
+// Those of a configuration in which every run of a block is a block of its own (loop.h, applied()).
+void declare_applications(ParameterTable& params, const Config& config);
 
 // A trained model from whose logits another one learns (kernels/block/distill.h); its parameters have values only, on
 // bf16 tapes also the bf16 copies.

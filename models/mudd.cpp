@@ -79,7 +79,7 @@ class Mudd : public Connection {
   }
 
   Value* finish() override { return ways_[0]; }
-  Value* stream() override { return nullptr; }
+  bool has_stream() const override { return false; }
 
  private:
   static std::string da_name(int layer, const std::string& rest) { return layer_name(layer, "da." + rest); }

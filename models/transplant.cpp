@@ -101,6 +101,7 @@ std::string transplant_part(const std::string& row) {
                                                            {"mlp.up_proj", "mlp"},
                                                            {"mlp.down_proj", "mlp"},
                                                            {"post_attention_layernorm", "mlp_norm"},
+                                                           {"post_attention_layernorm_2", "mlp_norm"},
                                                            {"model.norm", "final_norm"}};
   const RowName name = split(row);
   const bool in_block = name.block >= 0 && row == layer_name(name.block, name.after.substr(1));

@@ -66,7 +66,7 @@ class Vertical : public Connection {
   }
 
   Value* hidden() override { return out_; }
-  Value* stream() override { return nullptr; }
+  bool has_stream() const override { return false; }
 
  private:
   static std::string score_name(int l) { return layer_name(l, "vertical_attention.scores"); }

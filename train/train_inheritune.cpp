@@ -278,6 +278,8 @@ void print_plans(const Inheritance& all) {
 // Refuses what would only fail after hours of training.
 void check_recipe(const Recipe& r, const TrainPlan& plan, const CLI::App& app) {
   const int64_t L = plan.config.num_hidden_layers;
+  if (has_loop(plan.config))
+    fail(Exit::usage, "--reference ", r.reference, " has a loop, of which no first blocks can be taken");
   if (r.start < 1 || r.start > L)
     fail(Exit::usage, "--start ", r.start, ": the reference has ", L, " blocks, of which the first so many are taken");
   if (is_given(app, "--inherit-positions") && !plan.config.gpt2())

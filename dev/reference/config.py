@@ -27,10 +27,39 @@ class Config:
   bias: bool = True
   activation_function: str = "gelu_new"
   scale_attn_by_inverse_layer_idx: bool = False  # the logits of layer i (from 0) are divided by i + 1, too
+  loop: str = "none"  # none | anchor: some layers run loop_passes times, see Backbone.run
+  loop_passes: int = 1
+  loop_layers: list = dataclasses.field(default_factory=list)  # before the core, in it, behind it; empty: thirds
+  loop_tied: bool = True  # False: every pass has layers of its own, one behind the other in num_hidden_layers
+  loop_norm: str = "passes"  # passes | all | none
+  loop_alpha: float = 1.0
+  loop_end: bool = True
+  block_norm: str = "pre"  # pre | branch | sum: a second norm, of a sublayer's output or of the stream after it
 
 
 GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
              "max_position_embeddings": "n_positions"}
+
+
+# Keys of "crossply" that every architecture has.
+GENERAL_KEYS = ("loop", "loop_passes", "loop_layers", "loop_tied", "loop_norm", "loop_alpha", "loop_end", "block_norm")
+
+
+def applications(config):
+  """Which layer runs when, one entry a run, and the places in that list where the core's passes begin and end."""
+  L, R = config.num_hidden_layers, config.loop_passes
+  if config.loop == "none":
+    return list(range(L)), []
+  check_choice("loop", config.loop, ("none", "anchor"))
+  check_choice("loop_norm", config.loop_norm, ("none", "passes", "all"))
+  prelude, core, coda = config.loop_layers or (L // 3, L // 3 + (L % 3 > 0), L - 2 * (L // 3) - (L % 3 > 0))
+  if prelude + core * (1 if config.loop_tied else R) + coda != L or core < 1:
+    raise ValueError(f"loop_layers {config.loop_layers} do not make {L} layers")
+  passes = [prelude + r * core for r in range(R + 1)]
+  if not config.loop_tied:
+    return list(range(L)), passes
+  middle = list(range(prelude, prelude + core))
+  return [*range(prelude), *(middle * R), *range(prelude + core, L)], passes
 
 
 def check_choice(name, value, choices):
@@ -51,7 +80,7 @@ def config_of(keys, config_class):
   gpt2 = "n_embd" in keys
   for key in extra:
     known = ("backbone", "bias") if gpt2 else ("backbone", "qk_norm", "qk_norm_eps", "qkv_bias")
-    check_choice('a key in "crossply"', key, ("arch", *known, *option_keys(config_class)))
+    check_choice('a key in "crossply"', key, ("arch", *known, *GENERAL_KEYS, *option_keys(config_class)))
   same = ("vocab_size", "tie_word_embeddings", "initializer_range")
   return config_class(**{**(gpt2_fields(keys) if gpt2 else llama_fields(keys)),
                          **{key: keys[key] for key in same if key in keys}, **extra})

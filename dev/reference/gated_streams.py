@@ -79,9 +79,7 @@ class GatedStreamsBackbone(Backbone):
 
   def forward(self, tokens, step):
     streams = self.embed(tokens, step)[:, :, None].expand(-1, -1, self.config.hc_count, -1)
-    for layer in self.layers:
-      streams, _ = layer(streams, (), step)
-    return self.hyper_connection_mixer(streams)[0]
+    return self.hyper_connection_mixer(self.run_layers(streams, (), step)[0])[0]
 
 
 class GatedStreams(Llama):

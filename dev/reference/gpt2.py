@@ -47,6 +47,7 @@ TOP = {"model.embed_tokens": "transformer.wte", "model.embed_positions": "transf
        "model.norm": "transformer.ln_f"}
 BLOCK = {"input_layernorm": "ln_1", "self_attn.q_proj": "attn.c_attn", "self_attn.k_proj": "attn.c_attn",
          "self_attn.v_proj": "attn.c_attn", "self_attn.o_proj": "attn.c_proj", "post_attention_layernorm": "ln_2",
+         "input_layernorm_2": "ln_1_2", "post_attention_layernorm_2": "ln_2_2",
          "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
 
 

@@ -90,9 +90,7 @@ class HyperLayer(Layer):
 class HyperBackbone(Backbone):
   def forward(self, tokens, step):
     streams = self.embed(tokens, step)[:, :, None].expand(-1, -1, self.config.rate, -1)
-    for layer in self.layers:
-      streams, _ = layer(streams, (), step)
-    return self.norm(streams.sum(2))
+    return self.norm(self.run_layers(streams, (), step)[0].sum(2))
 
 
 class Hyper(Llama):

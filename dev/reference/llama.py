@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .config import Config
+from .config import Config, applications, check_choice
 from .gpt2 import Gpt2MLP, LayerNorm
 
 
@@ -30,7 +30,8 @@ class Step(typing.NamedTuple):
   """Where the T tokens of one call stand. S counts those of earlier calls, too, whose keys and values are cached."""
   positions: torch.Tensor  # (B or 1, T)
   visible: torch.Tensor  # (B or 1, 1, T, S): may the query read the key?
-  remember: typing.Callable | None = None  # (keys, values, layer): appends them to the layer's, and returns all
+  remember: typing.Callable | None = None  # (keys, values, run): appends them to this run's, and returns all
+  run: int | None = None  # which run of a layer this is, of all that there are; None: each runs once
 
 
 def whole(tokens):
@@ -173,13 +174,14 @@ class Attention(nn.Module):
     q, k = self.placed(q, "q_norm", step), self.placed(k, "k_norm", step)
     shared = self.leave(k, v, shared)
     k, v = self.route(k, v, shared)
+    run = self.layer if step.run is None else step.run
     if step.remember is not None:
-      k, v = step.remember(k, v, self.layer)  # (B, heads, S, D)
+      k, v = step.remember(k, v, run)  # (B, heads, S, D)
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scale = 1 / math.sqrt(self.config.head_dim)
     if self.config.scale_attn_by_inverse_layer_idx:
-      scale /= self.layer + 1
+      scale /= run + 1
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=step.visible, scale=scale)  # softmax(scale q k^T) v
     return self.o_proj(out.transpose(1, 2).flatten(2)), shared
 
@@ -206,6 +208,11 @@ class Layer(nn.Module):
     self.input_layernorm = backbone_norm(config)
     self.self_attn = attention(config, layer)
     self.post_attention_layernorm = backbone_norm(config)
+    check_choice("block_norm", config.block_norm, ("pre", "branch", "sum"))
+    if config.block_norm != "pre":
+      if type(self).forward is not Layer.forward:
+        raise ValueError(f"a layer of {config.arch} takes no block_norm here")
+      self.input_layernorm_2, self.post_attention_layernorm_2 = backbone_norm(config), backbone_norm(config)
     self.mlp = backbone_mlp(config, config.intermediate_size)
 
   def __call__(self, *inputs):
@@ -215,8 +222,15 @@ class Layer(nn.Module):
 
   def forward(self, x, shared, step):
     y, shared = self.self_attn(self.input_layernorm(x), shared, step)
-    x = x + y
-    return x + self.mlp(self.post_attention_layernorm(x)), shared
+    x = self.add(x, y, "input_layernorm_2")
+    return self.add(x, self.mlp(self.post_attention_layernorm(x)), "post_attention_layernorm_2"), shared
+
+  def add(self, x, y, norm):
+    """The stream with a sublayer's output, and block_norm's second norm on one of them."""
+    kind = self.config.block_norm
+    if kind == "branch":
+      return x + self.get_submodule(norm)(y)
+    return self.get_submodule(norm)(x + y) if kind == "sum" else x + y
 
 
 class Backbone(nn.Module):
@@ -226,18 +240,47 @@ class Backbone(nn.Module):
     self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
     if config.backbone == "gpt2":
       self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+    self.runs, self.passes = applications(config)
     self.layers = nn.ModuleList(layer(config, i, attention) for i in range(config.num_hidden_layers))
+    if len(self.runs) > len(self.layers) and (layer, attention, type(self).run_layers) != (
+        Layer, Attention, Backbone.run_layers):
+      raise ValueError(f"{config.arch} cannot run layers several times here")
     self.norm = backbone_norm(config)
 
   def embed(self, tokens, step):
     x = self.embed_tokens(tokens)
     return x + self.embed_positions(step.positions) if self.config.backbone == "gpt2" else x
 
+  def before(self, run, x, anchor):
+    """In front of a run: the stream, and what every pass adds to it, which is the stream in front of the core."""
+    if not self.passes or run != self.passes[0]:
+      return x, anchor
+    if self.config.loop_norm == "all":
+      x = unit_rms(x, self.config.rms_norm_eps)
+    return x, x
+
+  def behind(self, run, x, anchor):
+    """Behind a run: the stream, which a pass that ends norms and adds the anchor to."""
+    config = self.config
+    if run + 1 not in self.passes[1:]:
+      return x
+    if config.loop_norm != "none":
+      x = unit_rms(x, config.rms_norm_eps)
+    if config.loop_alpha != 0 and (run + 1 != self.passes[-1] or config.loop_end):
+      x = x + config.loop_alpha * anchor.to(x.device)
+    return x
+
+  def run_layers(self, x, shared, step):
+    """All runs of layers, with the loop's passes: the stream, or several (B, T, E, C), and what the layers left."""
+    anchor = None
+    for run, layer in enumerate(self.runs):
+      x, anchor = self.before(run, x, anchor)
+      x, shared = self.layers[layer](x, shared, step._replace(run=run))
+      x = self.behind(run, x, anchor)
+    return x, shared
+
   def forward(self, tokens, step):
-    x, shared = self.embed(tokens, step), ()
-    for layer in self.layers:
-      x, shared = layer(x, shared, step)
-    return self.norm(x)
+    return self.norm(self.run_layers(self.embed(tokens, step), (), step)[0])
 
 
 class Llama(nn.Module):
@@ -259,7 +302,7 @@ class Llama(nn.Module):
     with torch.no_grad():
       for name, parameter in self.named_parameters() if config.backbone == "gpt2" else ():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-          parameter /= math.sqrt(2 * config.num_hidden_layers)
+          parameter /= math.sqrt(2 * len(self.model.runs))
       for module in self.modules():
         if hasattr(module, "initialise"):
           module.initialise()

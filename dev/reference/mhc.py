@@ -134,8 +134,7 @@ class MhcBackbone(Backbone):
     E = self.config.hc_mult
     streams = self.embed(tokens, step)[:, :, None].expand(-1, -1, E, -1)
     pre = torch.eye(E)[0].to(streams)
-    for layer in self.layers:
-      streams, pre = layer(streams, pre, step)
+    streams, pre = self.run_layers(streams, pre, step)
     if self.config.reads == "own":
       pre = self.hc_head(streams)[0].sigmoid() + self.config.hc_eps
     return self.norm(read(streams, pre.to(streams.device)))

@@ -1,4 +1,5 @@
 """Model directories: config.json and model.safetensors, read into and written from the reference modules."""
+import dataclasses
 import json
 import pathlib
 
@@ -7,7 +8,7 @@ import torch
 
 from . import gpt2
 from .attnres import Attnres
-from .config import GPT2_KEYS, check_choice, config_of, option_keys
+from .config import GENERAL_KEYS, GPT2_KEYS, Config, check_choice, config_of, option_keys
 from .denseformer import Denseformer
 from .gated_streams import GatedStreams
 from .hyper import Hyper
@@ -73,14 +74,20 @@ def read_config(path):
     raise ValueError(f"{path}: {problem}") from None
 
 
+def unusual(config):
+  """{key: value} of those that every architecture has, where they are not as usual."""
+  usual = {field.name: field.default for field in dataclasses.fields(Config)} | {"loop_layers": []}
+  return {key: getattr(config, key) for key in GENERAL_KEYS if getattr(config, key) != usual[key]}
+
+
 def write_gpt2_config(path, config):
   keys = {key: getattr(config, field) for field, key in GPT2_KEYS.items()}
   for key in ("vocab_size", "tie_word_embeddings", "activation_function", "scale_attn_by_inverse_layer_idx"):
     keys[key] = getattr(config, key)
   keys.update(n_inner=config.intermediate_size, layer_norm_epsilon=config.rms_norm_eps, model_type="gpt2",
               architectures=["GPT2LMHeadModel"], dtype="float32")
-  if config.arch != "gpt2" or not config.bias:
-    options = {key: getattr(config, key) for key in option_keys(type(config))}
+  options = {key: getattr(config, key) for key in option_keys(type(config))} | unusual(config)
+  if config.arch != "gpt2" or not config.bias or unusual(config):
     keys["crossply"] = {"arch": config.arch, "backbone": "gpt2", "bias": config.bias, **options}
     keys.update(model_type=f"crossply_{config.arch}", architectures=["CrossplyForCausalLM"])
   pathlib.Path(path).write_text(json.dumps(keys, indent=2) + "\n")
@@ -92,13 +99,14 @@ GPT2_FIELDS = ("max_position_embeddings", "bias", "activation_function", "scale_
 def write_config(path, config):
   if config.backbone == "gpt2":
     return write_gpt2_config(path, config)
-  options = {key: getattr(config, key) for key in option_keys(type(config))}
-  keys = {key: value for key, value in vars(config).items() if key not in options and key not in GPT2_FIELDS}
+  own = option_keys(type(config))
+  options = {key: getattr(config, key) for key in own} | unusual(config)
+  keys = {key: value for key, value in vars(config).items() if key not in (*own, *GPT2_FIELDS, *GENERAL_KEYS)}
   arch, qk_norm, qk_norm_eps, qkv_bias = (keys.pop(key) for key in ("arch", "qk_norm", "qk_norm_eps", "qkv_bias"))
   if keys["rope_scaling"] is None:
     del keys["rope_scaling"]
   keys.update(hidden_act="silu", model_type="llama", architectures=["LlamaForCausalLM"], dtype="float32")
-  if arch != "llama" or qk_norm or qkv_bias:
+  if arch != "llama" or qk_norm or qkv_bias or unusual(config):
     keys["crossply"] = {"arch": arch, "qk_norm": qk_norm, "qkv_bias": qkv_bias, **options}
     if qk_norm:
       keys["crossply"]["qk_norm_eps"] = qk_norm_eps

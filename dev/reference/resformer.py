@@ -105,10 +105,8 @@ class ResformerBackbone(Backbone):
       self.lambda_manager = LambdaManager(config.num_hidden_layers)
 
   def forward(self, tokens, step):
-    x, shared = self.embed(tokens, step), (self.lambda_manager(),) if self.config.variant == "plus" else ()
-    for layer in self.layers:
-      x, shared = layer(x, shared, step)
-    return self.norm(x)
+    shared = (self.lambda_manager(),) if self.config.variant == "plus" else ()
+    return self.norm(self.run_layers(self.embed(tokens, step), shared, step)[0])
 
 
 class Resformer(Llama):

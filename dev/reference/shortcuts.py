@@ -75,14 +75,16 @@ class ShortcutsBackbone(Backbone):
     config, x = self.config, self.embed(tokens, step)
     if config.embed_norm:
       x = unit_rms(x, config.rms_norm_eps)
-    start = x
+    start, anchor = x, None
     for i, layer in enumerate(self.layers):
+      x, anchor = self.before(i, x, anchor)
       if config.resid:
         x = self.resid_lambdas[i].to(x.device) * x
       if config.x0:
         x = x + (self.x0_lambdas[i] * start).to(x.device)
       rows = (self.value_embeds[str(i)](tokens),) if has_table(config, i) else ()
       x, _ = layer(x, rows, step)
+      x = self.behind(i, x, anchor)
       if i == len(self.layers) // 2:
         middle = x
     return self.norm(x - self.backout_lambda.to(x.device) * middle.to(x.device) if config.backout else x)

@@ -33,7 +33,7 @@ Subject::Subject(const std::string& given, const AnalysisOptions& o)
 std::string Subject::title() const {
   const Config& c = model.config;
   return str(one_line(name), ": ", c.arch, c.arch == c.backbone ? "" : str(" on ", c.backbone), ", ",
-             c.num_hidden_layers, " layers\n", describe_split(data.choice, false));
+             described_layers(c), " layers\n", describe_split(data.choice, false));
 }
 
 AnalysedModel::AnalysedModel(const Subject& subject)

@@ -39,7 +39,7 @@ struct Subject {
 
   Subject(const std::string& given, const AnalysisOptions& o);
   const Config& config() const { return model.config; }
-  int layers() const { return static_cast<int>(model.config.num_hidden_layers); }
+  int layers() const { return static_cast<int>(applications_of(model.config).count()); }
   // "runs/lime: lime on gpt2, 6 layers" and the split of the data, two lines, safe for a terminal.
   std::string title() const;
 };

@@ -191,7 +191,7 @@ EntropyNumbers EntropyOfValue::numbers() const {
 }
 
 std::deque<EntropyOfValue> values_to_look_at(Probe& probe, const Config& config, int64_t T) {
-  const auto layers = static_cast<size_t>(config.num_hidden_layers);
+  const auto layers = static_cast<size_t>(applications_of(config).count());
   std::deque<EntropyOfValue> values;
   for (size_t l = 0; l < layers; ++l) {
     const EntropyOfValue* routed = nullptr;

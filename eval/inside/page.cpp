@@ -223,7 +223,7 @@ PageModel page_model(const Subject& subject, int look) {
           {{"architecture", c.arch == c.backbone ? c.arch : str(c.arch, " on ", c.backbone)},
            {"which is", architecture.meaning},
            {"its options", chosen_options(c, architecture)},
-           {"layers", std::to_string(c.num_hidden_layers)},
+           {"layers", described_layers(c)},
            {"width", str(format_count(c.hidden_size), " (of the MLP ", format_count(c.intermediate_size), ")")},
            {"heads", heads},
            {"vocabulary", format_count(c.vocab_size)},

@@ -102,7 +102,7 @@ void AttentionInputs::probabilities(int64_t b, int64_t h, int64_t n, double* P, 
 
 Probe::Probe(Device& device, ParameterTable& params, const Config& config, int64_t B, int64_t T,
              const std::string& name)
-    : device_(device), name_(name), tape_(params.dtype()), last_(str("hidden.", config.num_hidden_layers)) {
+    : device_(device), name_(name), tape_(params.dtype()), last_(str("hidden.", applications_of(config).count())) {
   tape_.enable_probes();
   graph_ = record_model(tape_, params, config, B, T);
   std::map<int, int64_t> heads;  // of each layer so far

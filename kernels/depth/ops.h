@@ -110,6 +110,8 @@ struct HyperWritten {
   Value *streams, *squares, *x;
 };
 HyperWritten hyper_write_on(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y, bool reads);
+// What the next sublayer reads by these coefficients, where the streams were replaced after such a write.
+Value* hyper_reread(Tape& t, const std::string& name, Value* streams, Value* coef);
 // mHC (kernels/depth/streams/mhc.h): coefficients, null for a merge, and, if it reads, x. squares: the streams', or
 // null.
 HyperRead mhc_read(Tape& t, const std::string& name, Value* streams, Value* squares, const MhcWeights<Value*>& p,

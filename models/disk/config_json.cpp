@@ -14,7 +14,6 @@
 #include "engine/numbers.h"
 #include "models/disk/config_keys.h"
 #include "models/disk/modelling_file.h"
-#include "models/loop.h"
 #include "models/registry.h"
 
 namespace crossply {
@@ -200,14 +199,11 @@ void read_crossply(const json& object, Config& config, const std::string& where)
   read(object, "qk_norm_eps", config.qk_norm_eps, where);
   read(object, "qkv_bias", config.qkv_bias, where);
   read(object, "bias", config.bias, where);
-  read(object, "loop", config.loop.kind, where);
-  read(object, "loop_passes", config.loop.passes, where);
-  if (object.contains("loop_layers")) config.loop.layers = json_text(object["loop_layers"]);
-  read(object, "loop_tied", config.loop.tied, where);
-  read(object, "loop_norm", config.loop.norm, where);
-  read(object, "loop_alpha", config.loop.alpha, where);
-  read(object, "loop_end", config.loop.end, where);
-  read(object, "block_norm", config.block_norm, where);
+  for (const GeneralOption& option : general_options()) {
+    if (option.list && object.contains(option.key)) set_option(config, option, json_text(object[option.key]));
+    if (!option.list)
+      std::visit([&](auto* member) { read(object, option.key, *member, where); }, option.member(config));
+  }
   const std::set<std::string> own = split_words(general_keys(config));
   for (const auto& [key, value] : object.items())
     if (!own.contains(key) && !value.is_null())
@@ -217,21 +213,25 @@ void read_crossply(const json& object, Config& config, const std::string& where)
 
 namespace {
 
-// What is not usual of a loop and of block_norm.
-void write_loop(json& own, const Config& config) {
-  const LoopOptions& loop = config.loop;
-  if (config.block_norm != "pre") own["block_norm"] = config.block_norm;
-  if (!has_loop(config)) return;
-  own["loop"] = loop.kind, own["loop_passes"] = loop.passes, own["loop_tied"] = loop.tied;
-  own["loop_norm"] = loop.norm, own["loop_alpha"] = loop.alpha, own["loop_end"] = loop.end;
-  own["loop_layers"] = known_json(loop.layers);
+// Of the options that every architecture has those that are not as usual.
+void write_general_options(json& own, Config config) {
+  Config usual;
+  for (const GeneralOption& option : general_options())
+    std::visit(
+        [&]<class T>(T* member) {
+          if (*member == *std::get<T*>(option.member(usual))) return;
+          if constexpr (std::is_same_v<T, std::string>)
+            own[option.key] = option.list ? known_json(*member) : json(*member);
+          else own[option.key] = *member;
+        },
+        option.member(config));
 }
 
 }  // namespace
 
 void mark_as_variant(json& object, const Config& config) {
   json& own = object["crossply"];
-  write_loop(own, config);
+  write_general_options(own, config);
   for (const Option& option : find_architecture(config.arch).options) {
     const std::string& value = config.options.at(option.key);
     own[option.key] = option.choices.empty() ? known_json(value) : json(value);
@@ -240,7 +240,7 @@ void mark_as_variant(json& object, const Config& config) {
   const std::string name = "Crossply" + class_stem(config.arch), module = modelling_module(config.arch);
   object["model_type"] = "crossply_" + config.arch;
   object["architectures"] = json::array({name + "ForCausalLM"});
-  if (module.empty()) return;
+  if (module.empty() || !without_modelling_file(config).empty()) return;
   object["auto_map"] = {{"AutoConfig", module + "." + name + "Config"},
                         {"AutoModelForCausalLM", module + "." + name + "ForCausalLM"}};
 }
@@ -301,8 +301,7 @@ namespace {
 
 // The type of model that a plain LLaMA with these options is; null where there is none.
 const ModelType* plain_type(const Config& c) {
-  if (c.arch != "llama" || has_loop(c) || c.block_norm != "pre") return nullptr;
-  if (c.qk_norm && c.qk_norm_eps != c.norm_eps) return nullptr;
+  if (c.arch != "llama" || has_general_options(c) || (c.qk_norm && c.qk_norm_eps != c.norm_eps)) return nullptr;
   const auto found = std::find_if(model_types.begin(), model_types.end(), [&](const ModelType& type) {
     if (type.qkv_bias != c.qkv_bias || type.qk_norm != c.qk_norm) return false;
     return c.qkv_bias || c.qk_norm || (type.window > 0) == c.mistral;  // only without these can it be a Mistral

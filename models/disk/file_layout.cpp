@@ -22,6 +22,8 @@ constexpr std::array inside = {Renamed{"input_layernorm", "ln_1"},
                                Renamed{"self_attn.v_proj", "attn.c_attn", true},
                                Renamed{"self_attn.o_proj", "attn.c_proj", true},
                                Renamed{"post_attention_layernorm", "ln_2"},
+                               Renamed{"input_layernorm_2", "ln_1_2"},
+                               Renamed{"post_attention_layernorm_2", "ln_2_2"},
                                Renamed{"mlp.up_proj", "mlp.c_fc", true},
                                Renamed{"mlp.down_proj", "mlp.c_proj", true}};
 

@@ -407,6 +407,7 @@ std::vector<std::string> refresh_model_dir(const std::string& dir) {
   const std::string config_path = dir + "/config.json";
   const Config config = load_config(config_path);
   const nlohmann::json ours = to_json(config);
+  if (const std::string why = without_modelling_file(config); !why.empty()) fail(Exit::usage, dir, ": ", why);
   std::vector<std::string> archs = modelling_files_in(dir);
   const bool needs_one = ours.contains("auto_map");
   if (needs_one && std::find(archs.begin(), archs.end(), config.arch) == archs.end()) archs.push_back(config.arch);

@@ -9,6 +9,7 @@
 #include "engine/io/file.h"
 #include "engine/io/printable.h"
 #include "engine/io/python_files.h"
+#include "models/loop.h"
 #include "models/registry.h"
 
 namespace crossply {
@@ -94,6 +95,16 @@ std::string modelling_file(const std::string& arch) {
   text += "\n\nclass " + name + "Model(CrossplyModel, " + stem + ".backbone):\n  pass\n";
   return text + "\n\nclass " + name + "ForCausalLM(CrossplyForCausalLM):\n  model_class = " + name +
          "Model\n  reference, config_class = " + stem + ", " + name + "Config\n";
+}
+
+std::string without_modelling_file(const Config& config) {
+  const std::string& arch = config.arch;
+  if (file_of(arch).empty() || arch == config.backbone) return "";
+  const std::string why = str("transformers cannot load this ", arch, ": ");
+  if (has_loop(config) && config.loop.tied && config.loop.passes > 1)
+    return why + "its modelling file runs each layer once; --loop-tied false has one";
+  const bool own_layer = python_files().at(file_of(arch)).find("(Layer):") != std::string::npos;
+  return config.block_norm != "pre" && own_layer ? why + "its modelling file knows no --block-norm" : "";
 }
 
 std::vector<std::string> modelling_files_in(const std::string& model_dir) {

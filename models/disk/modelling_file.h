@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "models/config.h"
+
 namespace crossply {
 
 // "LimeStatic" of "lime_static": how the architecture's classes begin in Python.
@@ -14,6 +16,10 @@ std::string class_stem(const std::string& arch);
 std::string modelling_module(const std::string& arch);
 // Its text. The architecture must be in dev/reference.
 std::string modelling_file(const std::string& arch);
+
+// Why no modelling file computes this model; "" where one does. Layers that are run several times are the plain
+// backbones' there, and a connection with a layer class of its own takes no second norms.
+std::string without_modelling_file(const Config& config);
 
 // The architectures whose modelling file a model directory has.
 std::vector<std::string> modelling_files_in(const std::string& model_dir);

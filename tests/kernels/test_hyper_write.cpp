@@ -18,7 +18,7 @@ Op write(const Size& s, bool behind = true, bool merged = true) {
   const int64_t B = s.B, T = s.T, E = s.E, C = s.C;
   const Shape streams{B, T, E, C};
   std::vector<Operand> operands{input("streams", streams), input("y", {B, T, C}),
-                                never_added(in_f32(input("coef", {B, T, E, E + 2}))),
+                                in_f32(input("coef", {B, T, E, E + 2})),
                                 behind ? output("next", streams) : Operand{"next", streams, OperandRole::saved}};
   if (merged) operands.push_back(output("x", {B, T, C})), operands.push_back(saved("squares", {B, T}));
   return {
@@ -27,12 +27,24 @@ Op write(const Size& s, bool behind = true, bool merged = true) {
         hyper_write_forward({t["next"], t["x"], t["squares"]}, t["streams"], t["coef"], t["y"], stream);
       },
       [](auto& t, Stream stream) {
-        hyper_write_backward(t.grad("streams"), t["dcoef"], t.grad("y"), {t["next"], t["dnext"], t["dx"]}, t["streams"],
+        hyper_write_backward(t.grad("streams"), t.grad("coef"), t.grad("y"), {t["next"], t["dnext"], t["dx"]}, t["streams"],
                              t["coef"], t["y"], stream);
       },
       [=](auto& z) {
         hyper_write_forward_ref<Complex>({z["next"], z["x"], nullptr}, z["streams"], z["coef"], z["y"], s.rows(), E, C);
       }};
+}
+
+Op reread(const Size& s) {
+  const int64_t B = s.B, T = s.T, E = s.E, C = s.C;
+  return {{input("streams", {B, T, E, C}), in_f32(input("coef", {B, T, E, E + 2})), output("x", {B, T, C})},
+          [](auto& t, Stream stream) { hyper_reread_forward(t["x"], t["streams"], t["coef"], stream); },
+          [](auto& t, Stream stream) {
+            hyper_reread_backward(t.grad("streams"), t.grad("coef"), t["dx"], t["streams"], t["coef"], stream);
+          },
+          [=](auto& z) {
+            hyper_reread_forward_ref<Complex>(z["x"], z["streams"], z["coef"], s.rows(), E, C);
+          }};
 }
 
 // Puts x and squares to those of next as it is.
@@ -99,6 +111,21 @@ TEST_CASE("hyper_write: the fast backends equal the reference in a write that re
         }
       }
   });
+}
+
+TEST_CASE("hyper_reread: the reference backward is the derivative of the reference forward") {
+  for (const int64_t E : {1, 2, 3, 4, 8}) check_derivative(reread({1, 3, E, 5}), 1e-11);
+}
+
+TEST_CASE("hyper_reread: the fast backends equal the reference, set and added, on any threads") {
+  const std::vector<Size> of_cpu{{1, 1, 1, 1},  {1, 3, 1, 33}, {2, 5, 2, 16}, {1, 7, 3, 40},
+                                 {3, 100, 4, 67}, {1, 5, 5, 21}, {2, 65, 7, 18}, {1, 4, 8, 259}},
+      of_gpu{{1, 3, 3, 40}, {1, 5, 4, 24}, {1, 2, 2, 33}, {1, 33, 4, 24}, {1, 2, 6, 32}, {1, 1, 7, 259}, {1, 9, 8, 32}};
+  for_sizes(of_cpu, of_gpu, [](Backend backend, const Size& s) {
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16})
+      check_backend(reread(s), dtype, backend, {{"x", exact}, {"dcoef", exact}, {"dstreams", exact}});
+  });
+  check_threads(reread({2, 150, 4, 35}));
 }
 
 TEST_CASE("hyper_write: next has the bits of a plain write") {

@@ -195,7 +195,7 @@ struct HyperSizes {
     const size_t dy = at.output("dy", dtype, rows, pointwise);
     const size_t dstreams = at.output("dstreams", dtype, all, pointwise);
     at.run([&](auto& t, Stream stream) {
-      hyper_write_backward({t[dstreams], false}, t[dcoef], {t[dy], false}, {{}, t[dnext], {}}, t[streams], t[coef],
+      hyper_write_backward({t[dstreams], false}, {t[dcoef], false}, {t[dy], false}, {{}, t[dnext], {}}, t[streams], t[coef],
                            t[y], stream);
     });
     const size_t dread = at.sum("dread", dtype, all, of_sum(C));

@@ -59,9 +59,50 @@ inline std::vector<Case> gpt2_cases() {
   return list;
 }
 
+inline bool has_stream(const Config& config) { return find_architecture(config.arch).make(config)->has_stream(); }
+// Repeats a model's core of two blocks, with a prelude and a coda of one. Where there is no stream nothing but that.
+inline Config looped(Config config) {
+  config.loop.kind = "anchor", config.loop.passes = 2, config.loop.layers = "[1,2,1]", config.loop.alpha = 0.7;
+  if (!has_stream(config)) config.loop.norm = "none", config.loop.alpha = 0;
+  config.check(Exit::usage, "test");
+  return config;
+}
+
+// Loops beside every connection, the options of a loop, and second norms.
+inline std::vector<Case> loop_cases() {
+  std::vector<Case> list;
+  for (const Architecture& architecture : architectures())
+    for (const Config& backbone : {tiny_config("llama", 2, true), tiny_gpt2(false)})
+      if (const std::string& arch = architecture.name; arch != "gpt2" && (arch != "llama" || !backbone.gpt2()))
+        list.push_back({str(arch, " on ", backbone.backbone, ", looped"), looped(connected(arch, backbone))});
+  list.push_back({"mhc:reads=previous, looped", looped(tiny_with("mhc:reads=previous"))});
+  const auto add = [&](const std::string& name, Config config, const auto& change) {
+    change(config);
+    config.check(Exit::usage, "test");
+    list.push_back({name, config});
+  };
+  const Config llama = tiny_config("llama");
+  add("gpt2, looped", tiny_gpt2(), [](Config& c) { c = looped(c); });
+  add("Operator-1", llama, [](Config& c) { c.loop.kind = "anchor"; });
+  add("loop: norms everywhere, no prelude, no coda, no anchor at the end", llama, [](Config& c) {
+    c.loop = {"anchor", 3, "[0,4,0]", true, "all", -1.5, false};
+  });
+  add("loop: an anchor without norms, the core at the end", llama, [](Config& c) {
+    c.loop = {"anchor", 2, "[3,1,0]", true, "none", 1, true};
+  });
+  add("loop: two cores", llama, [](Config& c) { c.loop = {"anchor", 2, "[0,1,2]", false, "passes", 1, true}; });
+  for (const std::string norm : {"branch", "sum"})
+    for (const Config& config : {llama, tiny_gpt2(), tiny_with("hyper"), tiny_with("resformer")})
+      add(str("block_norm ", norm, ", ", config.arch), config, [&](Config& c) { c.block_norm = norm; });
+  add("block_norm branch, mudd, looped", tiny_with("mudd"), [](Config& c) { c = looped(c), c.block_norm = "branch"; });
+  add("block_norm sum, mhc:reads=previous", tiny_with("mhc:reads=previous"), [](Config& c) { c.block_norm = "sum"; });
+  return list;
+}
+
 // Every architecture and every option that changes what is computed.
 inline std::vector<Case> cases() {
   std::vector<Case> list = gpt2_cases();
+  for (const Case& c : loop_cases()) list.push_back(c);
   for (const Architecture& architecture : architectures()) {
     const std::string& arch = architecture.name;
     if (arch == "gpt2") continue;

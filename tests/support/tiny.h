@@ -69,8 +69,7 @@ inline Config tiny_gpt2(bool plain = true) {
 // A connection with options in place, as in "hyper:rate=2", on the backbone of another model.
 inline Config connected(const std::string& choice, Config backbone) {
   const ArchChoice parsed = parse_arch_list(choice)[0];
-  backbone.arch = parsed.arch;
-  backbone.options = parsed.options;
+  parsed.apply(backbone);
   backbone.check(Exit::usage, "test");
   return backbone;
 }

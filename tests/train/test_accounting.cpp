@@ -51,6 +51,22 @@ TEST_CASE("accounting: of plain models exact FLOPs are 6 for each matrix paramet
   }
 }
 
+TEST_CASE("accounting: a loop's core is stored once, and costs what the unrolled model costs") {
+  for (const Case& c : loop_cases()) {
+    if (!has_loop(c.config) || !c.config.loop.tied) continue;
+    CAPTURE(c.name);
+    Config deep = applied(c.config);
+    deep.loop.tied = false;
+    const Accounting loop = account_of(c.config), unrolled = account_of(deep);
+    CHECK(loop.flops_per_token == unrolled.flops_per_token);
+    CHECK(loop.six_n() == unrolled.six_n());
+    CHECK(loop.palm() == unrolled.palm());
+    CHECK(unrolled.applied == unrolled.non_embedding);
+    CHECK((loop.parameters < unrolled.parameters || c.config.loop.passes == 1));
+    CHECK(loop.applied - loop.non_embedding == unrolled.parameters - loop.parameters);
+  }
+}
+
 TEST_CASE("accounting: what every architecture adds to Muon's rows, to matrices and to what is no table") {
   struct Added {
     int64_t muon_matrices, muon_parameters, matrix, non_embedding;

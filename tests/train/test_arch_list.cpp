@@ -83,7 +83,7 @@ TEST_CASE("arch list: options that amount to nothing are refused, or said") {
   const auto remark = [](const std::string& text) {
     const ArchChoice choice = parse_arch_list(text)[0];
     Config config;
-    config.arch = choice.arch, config.options = choice.options;
+    choice.apply(config);
     config.vocab_size = 11, config.hidden_size = 8, config.intermediate_size = 16, config.num_hidden_layers = 4;
     config.num_attention_heads = 2;
     config.check(Exit::usage, "test");

@@ -156,8 +156,7 @@ void add_arm(Comparison& comparison, const ComparedRun& like, const std::vector<
 TrainPlan plan_of(const ArchChoice& choice, TrainPlan plan) {
   // A GPT-2 among LLaMAs learns as many positions as it is given.
   if (choice.arch == "gpt2" && !plan.config.gpt2()) plan.config.max_position_embeddings = plan.data.seq_len;
-  plan.config.arch = choice.arch;
-  plan.config.options = choice.options;
+  choice.apply(plan.config);
   add_preset_options(plan.preset, plan.config);
   plan.config.check(Exit::usage, "--arch " + choice.text);
   if (!plan.resume) refuse_idle_options(choice, plan.config);
@@ -427,6 +426,7 @@ int main(int argc, char** argv) {
          {"--init", "--teacher", "--kd-alpha", "--kd-tau", "--kd-reduction", "--dump-tape", "--dump-tensors", "--world",
           "--node-gpus", "--gpu", "--nvlink", "--net", "--rank-rate", "--branch", "--from-step"})
       flag_named(app, refused).group(hidden_group);  // prepare() says why
+    for (const GeneralOption& option : general_options()) flag_named(app, flag_of(option.key)).group(hidden_group);
     for (const char* refused : flags_of_ranks) flag_named(app, refused).group(hidden_group);
     set_short_help(app, {{"--out"},
                          {"--arch", "--data", "--preset", "--seeds", "--lr", "--steps", "--batch", "--seq", "--resume",
@@ -447,6 +447,10 @@ int main(int argc, char** argv) {
     for (const char* refused : flags_of_ranks)
       if (o.settings.given.contains(refused))
         fail(Exit::usage, refused, " is for the trainers; compare trains in one process");
+    for (const GeneralOption& option : general_options())
+      if (o.settings.given.contains(flag_of(option.key)))
+        fail(Exit::usage, flag_of(option.key), " is for the trainers; compare takes it by architecture, as in --arch "
+             "llama,llama:loop=anchor");
     std::fputs(notes_on_train_flags(app, o.settings.config).c_str(), stderr);
     if (o.settings.given.contains("--seed")) o.seeds = {o.settings.seed};
     if (!world_from_environment().alone())

@@ -374,6 +374,9 @@ void take_experiment(const json& old, const std::string& path, Experiment& exper
   take_settings((*most)["flags"], path + ": flags", settings);
   settings.config.arch = "llama";  // what the first one has of its own is in its name
   settings.config.options.clear();
+  for (Config usual; const GeneralOption& option : general_options())
+    std::visit([&]<class T>(T* member) { *member = *std::get<T*>(option.member(usual)); },
+               option.member(settings.config));
   settings.data.test_part = "all";  // what each run has is decided anew
   experiment.rates = list_of<double>(old, "rates", "lr", max_number, path);
   experiment.muon_rates.clear();

@@ -119,12 +119,14 @@ std::vector<Column> columns_of(const View& view) {
     return [=, &view](const Arm& arm) { return view.number(arm, measure, text, with_spread); };
   };
   auto count = [&](const Arm& arm) { return short_count(view.first_of(arm).result.accounting.parameters, 10'000'000); };
+  auto matrix = [&](const Arm& arm) { return short_count(view.first_of(arm).result.accounting.matrix, 10'000'000); };
   auto flops = [&](const Arm& arm) {
     return format_number("%.4g", view.first_of(arm).result.accounting.flops_per_token);
   };
   auto memory = [&](const Arm& arm) { return ratio_text(relative_memory(view.comparison, view.first_of(arm))); };
   add("architecture", 0, [](const Arm& arm) { return arm.name; });
   add("parameters", 2, count);
+  add("in matrices", 9, matrix);
   add("FLOP/token", 8, flops);
   if (!view.side_by_side()) add("tokens/s", 4, [&](const Arm& arm) { return view.rate(arm, 1'000'000); });
   add("memory", 5, memory);
@@ -363,6 +365,7 @@ std::vector<std::string> markdown_cells(const View& view, const Arm& arm) {
   const auto number = [&](Measure measure, Text text) { return view.number(arm, measure, text, text); };
   std::vector<std::string> cells = {arm.name,
                                     format_count(r.accounting.parameters),
+                                    format_count(r.accounting.matrix),
                                     format_number("%.6g", r.accounting.flops_per_token),
                                     view.rate(arm, std::numeric_limits<int64_t>::max()),
                                     std::isfinite(time) ? format_number("~%.1fx", time) : "-",
@@ -527,8 +530,8 @@ std::string results_markdown(const Comparison& comparison) {
                         settings.data.seq_len, " tokens, ", seeds, optimizers_and_rates(comparison),
                         "; all settings: results.json.\n\n![loss](compare.svg)\n\nAs PNG or PDF: `curves --out "
                         "figure.pdf DIR`, of this directory.\n\n");
-  std::vector<std::string> head = {"architecture",    "parameters", "FLOP/token", "tokens/s", "time",       "memory",
-                                   "relative memory", "train loss", "test loss",  "answers",  "steps valid"};
+  std::vector<std::string> head = {"architecture", "parameters", "in matrices",     "FLOP/token", "tokens/s",  "time",
+                                   "memory",       "relative memory", "train loss", "test loss",  "answers",  "steps valid"};
   if (view.several) head.insert(head.end(), {"lr", "tried", "seeds"});
   else head.push_back("state");
   out += format_markdown_row(head) + "|";

@@ -5,6 +5,7 @@
 #include "cli/format.h"
 #include "kernels/devices.h"
 #include "kernels/optim/muon_matrices.h"
+#include "models/model.h"
 #include "train/settings/gpus.h"
 
 namespace crossply {
@@ -29,11 +30,19 @@ Accounting account(const TrainPlan& plan, const ParameterTable& params, double f
   const Config& c = plan.config;
   Accounting all;
   all.parameters = params.count(), all.flops_per_token = flops_per_token;
-  for (const Parameter& row : params.rows()) {
+  const auto without_tables = [](const ParameterTable& table) {
+    int64_t sum = 0;
+    for (const Parameter& row : table.rows()) sum += is_table(row) ? 0 : row.shape.numel();
+    return sum;
+  };
+  for (const Parameter& row : params.rows())
     if (is_multiplied(row, c.tie_word_embeddings)) all.matrix += row.shape.numel();
-    if (!is_table(row)) all.non_embedding += row.shape.numel();
-  }
-  all.attention_of_palm = 12.0 * static_cast<double>(c.num_hidden_layers * c.num_attention_heads * c.head_dim) *
+  all.non_embedding = without_tables(params);
+  ParameterTable by_application;
+  declare_applications(by_application, applied(c));
+  all.applied = has_loop(c) ? without_tables(by_application) : all.non_embedding;
+  const int64_t A = applications_of(c).count();
+  all.attention_of_palm = 12.0 * static_cast<double>(A * c.num_attention_heads * c.head_dim) *
                           static_cast<double>(plan.data.seq_len);
   const std::vector<const Parameter*> matrices = muon_matrices(params);
   all.muon_matrices = std::ssize(matrices);

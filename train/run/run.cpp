@@ -20,6 +20,7 @@
 #include "kernels/devices.h"
 #include "models/disk/checkpoint.h"
 #include "models/disk/model_dir.h"
+#include "models/disk/modelling_file.h"
 #include "models/registry.h"
 #include "ranks/launch.h"
 #include "train/run/branch.h"
@@ -165,7 +166,8 @@ void Run::begin() {
   for (const std::string& change : trainer_.changes()) say(change);
   say(str(format_count(trainer_.params().count()), " parameters, ", trainer_.device().describe(), ", ",
           format_bytes(static_cast<double>(trainer_.memory())), " for the model and its activations"));
-  if (first_ == 0) say(find_architecture(plan_.config.arch).make(plan_.config)->remark(plan_.config));
+  if (first_ == 0) say(find_architecture(plan_.config.arch).make(applied(plan_.config))->remark(plan_.config));
+  if (const std::string why = without_modelling_file(plan_.config); first_ == 0 && !why.empty()) say("note: " + why);
   say(describe_teacher(plan_, trainer_));
   say(describe_data(plan_, data_));
   say(validation_note(data_));

@@ -31,9 +31,14 @@ ArchChoice parse_choice(const std::string& text) {
       fail(Exit::usage, "--arch ", text, ": an option is written key=value, not '", parts[i], "'");
     std::string key = parts[i].substr(0, equals);
     std::ranges::replace(key, '-', '_');  // the trainer's flag of this name has hyphens
-    if (std::ranges::find(architecture.options, key, &Option::key) == architecture.options.end())
+    const auto general = std::ranges::find(general_options(), key, &GeneralOption::key);
+    if (general != general_options().end()) {
+      Config kinds;
+      if (!set_option(kinds, *general, parts[i].substr(equals + 1)))
+        fail(Exit::usage, "--arch ", text, ": ", key, " cannot be '", parts[i].substr(equals + 1), "'");
+    } else if (std::ranges::find(architecture.options, key, &Option::key) == architecture.options.end())
       fail(Exit::usage, "--arch ", text, ": ", choice.arch, " has no option '", key,
-           "'; it has:", known.empty() ? " none" : known);
+           "'; it has:", known.empty() ? " none" : known, ", and as all have: loop, block_norm and theirs");
     if (!choice.options.emplace(key, parts[i].substr(equals + 1)).second)
       fail(Exit::usage, "--arch ", text, " gives ", key, " twice");
   }
@@ -52,6 +57,16 @@ std::string ArchChoice::file_name() const {
   }
   if (name.back() == '-') name.pop_back();
   return name;
+}
+
+void ArchChoice::apply(Config& config) const {
+  config.arch = arch;
+  config.options.clear();
+  for (const auto& [key, value] : options)
+    if (const auto general = std::ranges::find(general_options(), key, &GeneralOption::key);
+        general != general_options().end())
+      set_option(config, *general, value);
+    else config.options[key] = value;
 }
 
 std::vector<ArchChoice> parse_arch_list(const std::string& list, const std::string& backbone) {

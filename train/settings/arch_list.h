@@ -6,15 +6,19 @@
 #include <string>
 #include <vector>
 
+#include "models/config.h"
+
 namespace crossply {
 
 struct ArchChoice {
   std::string text;  // as it was written: the name of its row and its curve
   std::string arch;
-  std::map<std::string, std::string> options;
+  std::map<std::string, std::string> options;  // the architecture's own and general ones
 
   // The text as the name of a directory: hyper-rate-2.
   std::string file_name() const;
+  // Makes the configuration this architecture, with these options; general ones that are not named stay.
+  void apply(Config& config) const;
 };
 
 // "all" stands for the plain backbone and every connection on it. Throws Exit::usage for an architecture or an option

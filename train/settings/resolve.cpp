@@ -78,6 +78,8 @@ Config choose_architecture(const Settings& settings, Config model, int64_t block
   if (!plain(from) || plain(asked))
     fail(Exit::usage, "--init ", settings.init, " holds ", with_article(from), ", not ", with_article(asked),
          plain(from) ? "; their blocks differ" : "; only a llama or a gpt2 can become another architecture");
+  if (has_loop(model))
+    fail(Exit::usage, "--init ", settings.init, " has a loop; only without one can it become another architecture");
   model.arch = asked;
   model.options = settings.config.options;
   model.check(Exit::usage, "flags");
@@ -97,6 +99,9 @@ Config take_initial(const Settings& settings, const Config& initial, std::string
     for (const FlagRow& row : group.rows) {
       if (row.resume != Resume::of_model || !settings.given.contains(row.flag)) continue;
       if (row.flag == "--layers") fewer = true;
+      else if (row.flag.starts_with("--loop") || row.flag == "--block-norm")
+        fail(Exit::usage, row.flag, " with --init: norms of the stream and more runs change what trained weights "
+             "compute; train such a model from scratch");
       // Presets of the backbone need it.
       else if (row.flag != "--backbone" || settings.config.backbone != initial.backbone)
         fail(Exit::usage, "--init takes the sizes from its config.json; leave out ", row.flag);
@@ -105,6 +110,9 @@ Config take_initial(const Settings& settings, const Config& initial, std::string
   if (fewer && (layers < 1 || layers > blocks))
     fail(Exit::usage, "--layers ", layers, ": --init ", settings.init, " has ", blocks,
          " blocks, of which the first so many can be taken");
+  if (fewer && has_loop(initial))
+    fail(Exit::usage, "--layers ", layers, ": --init ", settings.init, " has a loop, of which no first blocks can be "
+         "taken");
   if (fewer) model.num_hidden_layers = layers;
   return choose_architecture(settings, model, blocks, notes);
 }

@@ -247,7 +247,7 @@ class Circuits : public AnalysisOf<CircuitsOfModel> {
   }
   void measure(Subject& subject, const AnalysisOptions&) override {
     const Config& config = subject.config();
-    const int64_t L = config.num_hidden_layers, rows = config.num_key_value_heads * (L * (L + 1) / 2 - 1);
+    const int64_t L = subject.layers(), rows = config.num_key_value_heads * (L * (L + 1) / 2 - 1);
     std::fprintf(stderr, "circuits of %s: %s rows of routers with %s embeddings, about %.3g GFLOP\n",
                  printable(subject.name).c_str(), format_count(rows).c_str(), format_count(config.vocab_size).c_str(),
                  2e-9 * metrics_of_circuits * static_cast<double>(rows * config.vocab_size * config.hidden_size));

@@ -31,7 +31,7 @@ const RoutingKind* find_routing(const std::string& arch) {
 }
 
 std::vector<double> RoutingInput::parameter(const std::string& name_of) const {
-  const std::vector<float> numbers = params.read(params.at(name_of).value);
+  const std::vector<float> numbers = params.read(params.at(RowNames(config).of(name_of)).value);
   return {numbers.begin(), numbers.end()};
 }
 

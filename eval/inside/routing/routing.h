@@ -55,7 +55,7 @@ struct RoutingInput {
   const std::vector<TokenWindow>& windows;
   std::function<void(int64_t done)> tell = [](int64_t) {};
 
-  int layers() const { return static_cast<int>(config.num_hidden_layers); }
+  int layers() const { return static_cast<int>(applications_of(config).count()); }
   // A parameter's numbers.
   std::vector<double> parameter(const std::string& name) const;
   // Runs a few tokens of the vocabulary, for what is the same for all.

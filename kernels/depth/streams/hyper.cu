@@ -135,7 +135,7 @@ template <int exact, int width, bool reads, class S>
 __global__ void __launch_bounds__(warps* warp_size, max_of<exact> == 8 ? 1 : 2)
     hyper_write_backward_kernel(S* dstreams, float* dcoef, S* dy, WrittenNumbers<S> written, const S* streams,
                                 const float* coef, const S* y, int64_t rows, int given_E, int64_t C,
-                                bool accumulate_streams, bool accumulate_y) {
+                                bool accumulate_streams, bool accumulate_coef, bool accumulate_y) {
   constexpr int most = max_of<exact>, row = most + 2;
   const int E = number_of_streams<exact>(given_E);
   SHARED(coefficients, Array<Array<float, most * row>, warps>);
@@ -171,10 +171,57 @@ __global__ void __launch_bounds__(warps* warp_size, max_of<exact> == 8 ? 1 : 2)
   for (int e = static_cast<int>(threadIdx.x); e < E * (E + 2); e += warp_size) {
     const int k = e / (E + 2), j = e % (E + 2);
     const int of_read = most * (most + 1) + k;
-    dcoef[n * E * (E + 2) + e] = j > E   ? products[most * most + k]
-                                 : j > 0 ? products[k * most + j - 1]
-                                 : reads ? products[of_read]
-                                         : 0.f;
+    const float own = j > E   ? products[most * most + k]
+                      : j > 0 ? products[k * most + j - 1]
+                      : reads ? products[of_read]
+                              : 0.f;
+    float& d = dcoef[n * E * (E + 2) + e];
+    d = (accumulate_coef ? d : 0.f) + own;
+  }
+}
+
+template <int exact, int width, class S>
+__global__ void hyper_reread_forward_kernel(S* __restrict__ read, const S* __restrict__ streams,
+                                            const float* __restrict__ coef, int64_t rows, int given_E, int64_t C) {
+  constexpr int most = max_of<exact>;
+  const int E = number_of_streams<exact>(given_E);
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
+  if (n >= rows) return;
+  for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
+    Columns<width> sum = {};
+    Array<Columns<width>, most> x;
+    load_streams<most, width>(x, streams + n * E * C, E, C, c);
+#pragma unroll
+    for (int i = 0; i < most; ++i)
+      if (i < E) add_scaled(sum, coef[(n * E + i) * (E + 2)], x[i]);
+    store<width>(read + n * C + c, sum);
+  }
+}
+
+template <int exact, int width, class S>
+__global__ void hyper_reread_backward_kernel(S* dstreams, float* dcoef, const S* __restrict__ dread,
+                                             const S* __restrict__ streams, const float* __restrict__ coef,
+                                             int64_t rows, int given_E, int64_t C, bool accumulate_streams,
+                                             bool accumulate_coef) {
+  constexpr int most = max_of<exact>;
+  const int E = number_of_streams<exact>(given_E);
+  SHARED(sums, Array<Array<float, most>, warps>);
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
+  if (n >= rows) return;
+  if (dcoef != nullptr)
+    read_dots<most, width>(&sums[threadIdx.y][0], streams + n * E * C, dread + n * C, E, C);
+  for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
+    const Columns<width> d = load<width>(dread + n * C + c);
+    for (int i = 0; i < E; ++i) {
+      Columns<width> part = {};
+      add_scaled(part, coef[(n * E + i) * (E + 2)], d);
+      store_or_accumulate<width>(dstreams + (n * E + i) * C + c, part, accumulate_streams);
+    }
+  }
+  __syncwarp();
+  for (int e = static_cast<int>(threadIdx.x); dcoef != nullptr && e < E * (E + 2); e += warp_size) {
+    float& d = dcoef[n * E * (E + 2) + e];
+    d = (accumulate_coef ? d : 0.f) + (e % (E + 2) == 0 ? sums[threadIdx.y][e / (E + 2)] : 0.f);
   }
 }
 
@@ -210,7 +257,7 @@ void hyper_write_forward_cuda(const WriteOutputs& out, const Tensor& streams, co
   });
 }
 
-void hyper_write_backward_cuda(const Grad& dstreams, const Tensor& dcoef, const Grad& dy, const Written& written,
+void hyper_write_backward_cuda(const Grad& dstreams, const Grad& dcoef, const Grad& dy, const Written& written,
                                const Tensor& streams, const Tensor& coef, const Tensor& y, int64_t rows, int64_t E,
                                int64_t C) {
   const std::initializer_list<const void*> tensors = {
@@ -223,7 +270,27 @@ void hyper_write_backward_cuda(const Grad& dstreams, const Tensor& dcoef, const 
            numbers.dx != nullptr ? hyper_write_backward_kernel<exact, width, true, S>
                                  : hyper_write_backward_kernel<exact, width, false, S>,
            dstreams.as<S>(), dcoef.as<float>(), dy.as<S>(), numbers, streams.as<S>(), coef.as<float>(), y.as<S>(), rows,
-           static_cast<int>(E), C, dstreams.accumulate, dy.accumulate);
+           static_cast<int>(E), C, dstreams.accumulate, dcoef.accumulate, dy.accumulate);
+  });
+}
+
+void hyper_reread_forward_cuda(const Tensor& x, const Tensor& streams, const Tensor& coef, int64_t rows, int64_t E,
+                               int64_t C) {
+  with_instance(x.dtype, E, C, {x.data, streams.data}, [&]<class S>(S, auto exact, auto wide) {
+    constexpr int width = wide ? widest<S> : 1;
+    launch({"hyper_reread_forward", blocks_of(rows, warps), dim3(warp_size, warps)},
+           hyper_reread_forward_kernel<exact, width, S>, x.as<S>(), streams.as<S>(), coef.as<float>(), rows,
+           static_cast<int>(E), C);
+  });
+}
+
+void hyper_reread_backward_cuda(const Grad& dstreams, const Grad& dcoef, const Tensor& dx, const Tensor& streams,
+                                const Tensor& coef, int64_t rows, int64_t E, int64_t C) {
+  with_instance(dx.dtype, E, C, {dstreams.data, dx.data, streams.data}, [&]<class S>(S, auto exact, auto wide) {
+    constexpr int width = width_with_sums<exact, wide, S>;
+    launch({"hyper_reread_backward", blocks_of(rows, warps), dim3(warp_size, warps)},
+           hyper_reread_backward_kernel<exact, width, S>, dstreams.as<S>(), data_or_null<float>(dcoef), dx.as<S>(),
+           streams.as<S>(), coef.as<float>(), rows, static_cast<int>(E), C, dstreams.accumulate, dcoef.accumulate);
   });
 }
 

@@ -12,6 +12,7 @@
 //            x = sum_i A[i,0] next_i              if wanted: what the next sublayer reads, where reads go by the A of
 //                                                 the sublayer before (mhc.h)
 //            squares = sum_i <next_i, next_i>     if wanted: (B,T), for a norm of all streams together
+//   reread:  x = sum_i A[i,0] streams_i          where those that a write has read for the next sublayer were replaced
 //   sum:     out = sum_i streams_i                                  its end
 //
 // Static connections have no tanh terms. Norms: LayerNorm over C without or with gain and bias, or RMSNorm with a gain.
@@ -21,8 +22,8 @@
 // With A[:,0] one-hot at s, A[:,1..E] the identity, b = 1 and zero projections or scales, out is exactly streams_s and
 // next_i exactly streams_i + y (but -0 may become 0), as long as all streams are finite.
 //
-// Backward, in this order: write, sublayer, read. hyper_write_backward sets dcoef, with 0 in the column of A[:,0] if it
-// has not made x; hyper_read_backward adds that column's part to what it reads from dcoef. Outputs may not alias
+// Backward, in this order: reread, write, sublayer, read. hyper_write_backward sets dcoef, or adds to it, with 0 in the
+// column of A[:,0] if it has not made x; hyper_read_backward adds that column's part to what it reads from dcoef. Outputs may not alias
 // inputs, nor each other. Outside of the reference the streams, x, y, out and their gradients are all f32 or all bf16,
 // the rest is f32. x and squares are those of next as it is stored.
 #pragma once
@@ -90,18 +91,28 @@ struct Written {
 // With g_i = dnext_i + A[i,0] dx:
 //   dstreams_k = sum_i A[k,i+1] g_i       set, or added
 //   dy = sum_i b[i] g_i                   set, or added
-//   dA[k,i+1] = <streams_k, g_i>,  dA[k,0] = <next_k, dx>,  db[i] = <g_i, y>         set
-void hyper_write_backward(const Grad& dstreams, const Tensor& dcoef, const Grad& dy, const Written& written,
+//   dA[k,i+1] = <streams_k, g_i>,  dA[k,0] = <next_k, dx>,  db[i] = <g_i, y>         set, or added
+void hyper_write_backward(const Grad& dstreams, const Grad& dcoef, const Grad& dy, const Written& written,
                           const Tensor& streams, const Tensor& coef, const Tensor& y, Stream stream);
+
+void hyper_reread_forward(const Tensor& x, const Tensor& streams, const Tensor& coef, Stream stream);
+//   dstreams_i = A[i,0] dx                set, or added
+//   dA[i,0] = <streams_i, dx>, and 0 for the rest of coef; set, or added; none where dcoef is without data
+void hyper_reread_backward(const Grad& dstreams, const Grad& dcoef, const Tensor& dx, const Tensor& streams,
+                           const Tensor& coef, Stream stream);
 
 // kernels/depth/streams/hyper.cu and hyper_read.cu
 CUDA_TWIN void streams_expand_cuda(const Grad& streams, const Tensor& x, int64_t rows, int64_t E, int64_t C);
 CUDA_TWIN void streams_sum_cuda(const Grad& out, const Tensor& streams, int64_t rows, int64_t E, int64_t C);
 CUDA_TWIN void hyper_write_forward_cuda(const WriteOutputs& out, const Tensor& streams, const Tensor& coef,
                                         const Tensor& y, int64_t rows, int64_t E, int64_t C);
-CUDA_TWIN void hyper_write_backward_cuda(const Grad& dstreams, const Tensor& dcoef, const Grad& dy,
+CUDA_TWIN void hyper_write_backward_cuda(const Grad& dstreams, const Grad& dcoef, const Grad& dy,
                                          const Written& written, const Tensor& streams, const Tensor& coef,
                                          const Tensor& y, int64_t rows, int64_t E, int64_t C);
+CUDA_TWIN void hyper_reread_forward_cuda(const Tensor& x, const Tensor& streams, const Tensor& coef, int64_t rows,
+                                         int64_t E, int64_t C);
+CUDA_TWIN void hyper_reread_backward_cuda(const Grad& dstreams, const Grad& dcoef, const Tensor& dx,
+                                          const Tensor& streams, const Tensor& coef, int64_t rows, int64_t E, int64_t C);
 CUDA_TWIN void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor& stats,
                                        const Tensor& streams, const HyperWeights<Tensor>& w, HyperNorm norm, double eps,
                                        int64_t rows, int64_t E, int64_t C);
@@ -277,10 +288,10 @@ void hyper_write_forward_ref(const WriteOutputNumbers<T, T>& out, const T* strea
 template <class T>
 void hyper_write_backward_ref(T* dstreams, T* dcoef, T* dy, const WrittenNumbers<T>& written, const T* streams,
                               const T* coef, const T* y, int64_t rows, int64_t E, int64_t C, bool accumulate_streams,
-                              bool accumulate_y) {
+                              bool accumulate_coef, bool accumulate_y) {
   if (!accumulate_streams) std::fill(dstreams, dstreams + rows * E * C, T(0));
   if (!accumulate_y) std::fill(dy, dy + rows * C, T(0));
-  std::fill(dcoef, dcoef + rows * E * (E + 2), T(0));
+  if (!accumulate_coef) std::fill(dcoef, dcoef + rows * E * (E + 2), T(0));
   for (int64_t n = 0; n < rows; ++n) {
     const T* a = coef + n * E * (E + 2);
     T* da = dcoef + n * E * (E + 2);
@@ -299,6 +310,28 @@ void hyper_write_backward_ref(T* dstreams, T* dcoef, T* dy, const WrittenNumbers
         }
       }
   }
+}
+
+template <class T>
+void hyper_reread_forward_ref(T* x, const T* streams, const T* coef, int64_t rows, int64_t E, int64_t C) {
+  for (int64_t n = 0; n < rows; ++n)
+    for (int64_t c = 0; c < C; ++c) {
+      T sum = 0;
+      for (int64_t i = 0; i < E; ++i) sum += coef[(n * E + i) * (E + 2)] * streams[(n * E + i) * C + c];
+      x[n * C + c] = sum;
+    }
+}
+
+template <class T>
+void hyper_reread_backward_ref(T* dstreams, T* dcoef, const T* dx, const T* streams, const T* coef, int64_t rows,
+                               int64_t E, int64_t C, bool accumulate_streams, bool accumulate_coef) {
+  if (!accumulate_streams) std::fill(dstreams, dstreams + rows * E * C, T(0));
+  if (dcoef != nullptr && !accumulate_coef) std::fill(dcoef, dcoef + rows * E * (E + 2), T(0));
+  for (int64_t n = 0; n < rows * E; ++n)
+    for (int64_t c = 0; c < C; ++c) {
+      dstreams[n * C + c] += coef[n * (E + 2)] * dx[n / E * C + c];
+      if (dcoef != nullptr) dcoef[n * (E + 2)] += streams[n * C + c] * dx[n / E * C + c];
+    }
 }
 
 }  // namespace crossply

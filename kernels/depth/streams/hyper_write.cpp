@@ -124,7 +124,7 @@ void write_back(WriteRow<E, S>* rows, const WrittenToken<E, S>& written, int64_t
 template <int E, class S>
 void hyper_write_backward_cpu(S* dstreams, float* dcoef, S* dy, const WrittenNumbers<S>& written, const S* streams,
                               const float* coef, const S* y, int64_t tokens, int64_t C, bool accumulate_streams,
-                              bool accumulate_y) {
+                              bool accumulate_coef, bool accumulate_y) {
   constexpr int J = E + 2;
   parallel_for(tokens, grain(E, C), [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
@@ -143,10 +143,57 @@ void hyper_write_backward_cpu(S* dstreams, float* dcoef, S* dy, const WrittenNum
       for (int i = 0; i < E; ++i) token.weight[i] = a[i * J];
       write_back<E <= 4 ? E + 1 : E <= 6 ? 3 : 2>(rows, token, C, 0);  // so many fit in registers
       for (int k = 0; k < E; ++k) {
-        da[k * J] = token.dread != nullptr ? dot_row(written.next + (n * E + k) * C, token.dread, C) : 0;
-        std::copy_n(rows[k].dcoef, E, da + k * J + 1);
-        da[k * J + E + 1] = rows[E].dcoef[k];
+        float own[J] = {token.dread != nullptr ? dot_row(written.next + (n * E + k) * C, token.dread, C) : 0};
+        std::copy_n(rows[k].dcoef, E, own + 1);
+        own[E + 1] = rows[E].dcoef[k];
+        for (int j = 0; j < J; ++j) da[k * J + j] = (accumulate_coef ? da[k * J + j] : 0) + own[j];
       }
+    }
+  });
+}
+
+template <class Vec, int E, class S>
+void reread_columns(S* x, const S* streams, const float* coef, int64_t c, int64_t C) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
+    Vec sum = {}, s;
+    for (int i = 0; i < E; ++i) {
+      load(s, streams + i * C + c);
+      sum += coef[i * (E + 2)] * s;
+    }
+    store(x + c, sum);
+  }
+  if (c < C) reread_columns<float, E>(x, streams, coef, c, C);
+}
+
+template <int E, class S>
+void hyper_reread_forward_cpu(S* x, const S* streams, const float* coef, int64_t rows, int64_t C) {
+  parallel_for(rows, grain(E, C), [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n)
+      reread_columns<Vec16, E>(x + n * C, streams + n * E * C, coef + n * E * (E + 2), 0, C);
+  });
+}
+
+template <class Vec, class S>
+void scale_columns(S* dx, const S* dout, float factor, int64_t c, int64_t C, bool accumulate) {
+  for (; c + lanes_of<Vec> <= C; c += lanes_of<Vec>) {
+    Vec d, sum = {};
+    load(d, dout + c);
+    if (accumulate) load(sum, dx + c);
+    store(dx + c, sum + factor * d);
+  }
+  if (c < C) scale_columns<float>(dx, dout, factor, c, C, accumulate);
+}
+
+template <int E, class S>
+void hyper_reread_backward_cpu(S* dstreams, float* dcoef, const S* dx, const S* streams, const float* coef,
+                               int64_t tokens, int64_t C, bool accumulate_streams, bool accumulate_coef) {
+  constexpr int J = E + 2;
+  parallel_for(tokens, grain(E, C), [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin * E; n < end * E; ++n) {
+      const S* d = dx + n / E * C;
+      if (dcoef != nullptr && !accumulate_coef) std::fill_n(dcoef + n * J, J, 0.f);
+      if (dcoef != nullptr) dcoef[n * J] += dot_row(streams + n * C, d, C);
+      scale_columns<Vec16>(dstreams + n * C, d, coef[n * J], 0, C, accumulate_streams);
     }
   });
 }
@@ -155,6 +202,44 @@ void hyper_write_backward_cpu(S* dstreams, float* dcoef, S* dy, const WrittenNum
 
 // -----------------------------------------------------------------------------------------------------------------
 // Entry points.
+
+void hyper_reread_forward(const Tensor& x, const Tensor& streams, const Tensor& coef, Stream stream) {
+  const auto [rows, E, C] = check_streams(streams, x);
+  check_coef(coef, streams);
+  dispatch(
+      stream, x.dtype, [&, rows = rows, E = E, C = C] { hyper_reread_forward_cuda(x, streams, coef, rows, E, C); },
+      [&, rows = rows, E = E, C = C]<class S>(S) {
+        with_streams(E, [&](auto count) {
+          hyper_reread_forward_cpu<count>(x.as<S>(), streams.as<S>(), coef.as<float>(), rows, C);
+        });
+      },
+      [&, rows = rows, E = E, C = C]<class T>(T) {
+        hyper_reread_forward_ref(x.as<T>(), streams.as<T>(), coef.as<T>(), rows, E, C);
+      });
+}
+
+void hyper_reread_backward(const Grad& dstreams, const Grad& dcoef, const Tensor& dx, const Tensor& streams,
+                           const Tensor& coef, Stream stream) {
+  const auto [rows, E, C] = check_streams(streams, dx);
+  CHECK_SHAPES(dstreams.shape == streams.shape, dstreams, streams);
+  check_coef(coef, streams);
+  if (dcoef.data != nullptr) check_coef(dcoef, streams);
+  dispatch(
+      stream, dx.dtype,
+      [&, rows = rows, E = E, C = C] {
+        hyper_reread_backward_cuda(dstreams, dcoef, dx, streams, coef, rows, E, C);
+      },
+      [&, rows = rows, E = E, C = C]<class S>(S) {
+        with_streams(E, [&](auto count) {
+          hyper_reread_backward_cpu<count>(dstreams.as<S>(), data_or_null<float>(dcoef), dx.as<S>(), streams.as<S>(),
+                                           coef.as<float>(), rows, C, dstreams.accumulate, dcoef.accumulate);
+        });
+      },
+      [&, rows = rows, E = E, C = C]<class T>(T) {
+        hyper_reread_backward_ref(dstreams.as<T>(), data_or_null<T>(dcoef), dx.as<T>(), streams.as<T>(), coef.as<T>(), rows, E,
+                                  C, dstreams.accumulate, dcoef.accumulate);
+      });
+}
 
 void hyper_write_forward(const WriteOutputs& out, const Tensor& streams, const Tensor& coef, const Tensor& y,
                          Stream stream) {
@@ -181,7 +266,7 @@ void hyper_write_forward(const WriteOutputs& out, const Tensor& streams, const T
       });
 }
 
-void hyper_write_backward(const Grad& dstreams, const Tensor& dcoef, const Grad& dy, const Written& written,
+void hyper_write_backward(const Grad& dstreams, const Grad& dcoef, const Grad& dy, const Written& written,
                           const Tensor& streams, const Tensor& coef, const Tensor& y, Stream stream) {
   const auto [rows, E, C] = check_streams(streams, y);
   check_streams(dstreams, dy);
@@ -203,12 +288,14 @@ void hyper_write_backward(const Grad& dstreams, const Tensor& dcoef, const Grad&
       [&, rows = rows, E = E, C = C]<class S>(S of) {
         with_streams(E, [&](auto count) {
           hyper_write_backward_cpu<count>(dstreams.as<S>(), dcoef.as<float>(), dy.as<S>(), numbers(of), streams.as<S>(),
-                                          coef.as<float>(), y.as<S>(), rows, C, dstreams.accumulate, dy.accumulate);
+                                          coef.as<float>(), y.as<S>(), rows, C, dstreams.accumulate, dcoef.accumulate,
+                                          dy.accumulate);
         });
       },
       [&, rows = rows, E = E, C = C]<class T>(T of) {
         hyper_write_backward_ref(dstreams.as<T>(), dcoef.as<T>(), dy.as<T>(), numbers(of), streams.as<T>(),
-                                 coef.as<T>(), y.as<T>(), rows, E, C, dstreams.accumulate, dy.accumulate);
+                                 coef.as<T>(), y.as<T>(), rows, E, C, dstreams.accumulate, dcoef.accumulate,
+                                 dy.accumulate);
       });
 }
 
@@ -225,8 +312,7 @@ struct HyperWrite : Node {  // in: streams, coefficients, the sublayer's output;
     hyper_write_forward({output(), tensor_of(x), tensor_of(squares)}, input(0), input(1), input(2), stream);
   }
   void backward(const Step&, Stream stream) override {
-    check_only_reader(1);
-    hyper_write_backward(gradient(0), dinput(1), gradient(2), {output(), grad_of(out[0]), grad_of(x)}, input(0),
+    hyper_write_backward(gradient(0), gradient(1), gradient(2), {output(), grad_of(out[0]), grad_of(x)}, input(0),
                          input(1), input(2), stream);
   }
   // Behind the last read nobody differentiates the streams.
@@ -235,6 +321,16 @@ struct HyperWrite : Node {  // in: streams, coefficients, the sublayer's output;
     const int64_t sums = in[0]->shape[2] + 1 + (x != nullptr);
     return 2.0 * static_cast<double>(in[0]->shape.numel()) * static_cast<double>(sums);
   }
+};
+
+struct HyperReread : Node {  // in: streams, coefficients
+  const char* op() const override { return "hyper_reread"; }
+  void forward(const Step&, Stream stream) override { hyper_reread_forward(output(), input(0), input(1), stream); }
+  void backward(const Step&, Stream stream) override {
+    const Grad dcoef = in[1]->grad != nullptr ? gradient(1) : Grad();
+    hyper_reread_backward(gradient(0), dcoef, doutput(), input(0), input(1), stream);
+  }
+  double flops() const override { return 2.0 * static_cast<double>(in[0]->shape.numel()); }
 };
 
 std::unique_ptr<HyperWrite> write_node(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y) {
@@ -247,6 +343,13 @@ std::unique_ptr<HyperWrite> write_node(Tape& t, const std::string& name, Value* 
 
 Value* hyper_write(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y) {
   return t.record(write_node(t, name, streams, coef, y));
+}
+
+Value* hyper_reread(Tape& t, const std::string& name, Value* streams, Value* coef) {
+  const Shape& s = streams->shape;
+  auto node = make_node<HyperReread>(name, {streams, coef}, {t.activation(name, Shape{s[0], s[1], s[3]})});
+  node->backward_reads = {streams, coef};
+  return t.record(std::move(node));
 }
 
 HyperWritten hyper_write_on(Tape& t, const std::string& name, Value* streams, Value* coef, Value* y, bool reads) {
