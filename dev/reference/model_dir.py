@@ -11,6 +11,7 @@ from .attnres import Attnres
 from .config import GENERAL_KEYS, GPT2_KEYS, Config, check_choice, config_of, option_keys
 from .denseformer import Denseformer
 from .gated_streams import GatedStreams
+from .gemma3n import Gemma3n
 from .hyper import Hyper
 from .kv_share import KvShare
 from .lime import Lime
@@ -27,7 +28,8 @@ from .vertical import Vertical
 
 MODELS = (
   Llama, Gpt2, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd,
-  Attnres, KvShare, Mhc, Shortcuts, GatedStreams, Relay,
+  Attnres, KvShare, Mhc, Shortcuts, GatedStreams, Gemma3n,
+  Relay,
 )
 ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
 DTYPES = {"F32": np.float32, "F64": np.float64}

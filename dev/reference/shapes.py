@@ -86,6 +86,14 @@ ATTNRES = {
               mlp_res_proj__weight=(1, C), mlp_res_norm__weight=(C,)),
 }
 
+GEMMA3N = {
+  "model.embed_tokens_per_layer.weight": (7, 6 * L), "model.per_layer_model_projection.weight": (6 * L, C),
+  "model.per_layer_projection_norm.weight": (6,),
+  **per_layer(range(L), laurel__linear_left__weight=(3, C), laurel__linear_right__weight=(C, 3),
+              laurel__post_laurel_norm__weight=(C,), per_layer_input_gate__weight=(6, C),
+              per_layer_projection__weight=(C, 6), post_per_layer_input_norm__weight=(C,)),
+}
+
 # arch, options, what is added, what is missing.
 ADDED = (
   ("lime", {}, per_layer(range(1, L), self_attn__lime_router__weight=lambda i: (K, (i + 1) * K)), {}),
@@ -125,6 +133,7 @@ ADDED = (
   ("shortcuts", {}, SCALARS | shortcuts([1, 3], C), {}),
   ("shortcuts", {"value_embeds": "list", "value_layers": [0], "gate_channels": 3, "resid": False, "x0": False,
                  "backout": False}, shortcuts([0], 3), {}),
+  ("gemma3n", {"hidden_size_per_layer_input": 6, "laurel_rank": 3}, GEMMA3N, {}),
   ("gated_streams", {}, gated_streams(1), ALL_NORMS),
   ("gated_streams", {"hc_count": 3, "hc_lowrank": 5}, gated_streams(5, 3), ALL_NORMS),
   *(("attnres", {"attn_res_block_size": size}, ATTNRES, {}) for size in (0, 3)),

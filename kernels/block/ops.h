@@ -42,6 +42,8 @@ Value* rope(Tape& t, const std::string& name, Value* inp, Value* table);
 Value* rope_positions(Tape& t, int64_t count, const std::vector<double>& frequencies, double factor = 1);
 Value* swiglu(Tape& t, const std::string& name, Value* gate, Value* up);
 Value* add(Tape& t, const std::string& name, Value* a, Value* b);
+// Elementwise.
+Value* multiply(Tape& t, const std::string& name, Value* a, Value* b);
 // a + factor b
 Value* add_scaled(Tape& t, const std::string& name, Value* a, Value* b, double factor);
 // The same numbers in memory of their own, for an op that works in place.

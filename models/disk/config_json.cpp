@@ -120,6 +120,11 @@ const ModelType& type_of(const json& object, const std::string& where) {
     if (type.name == name || object.contains("crossply")) return type;
     known += str(type.name, ", ");
   }
+  if (name.starts_with("gemma3n") || name.starts_with("gemma4"))
+    fail(Exit::bad_data, where, ": model_type \"", excerpt(name),
+         "\" is not what --arch gemma3n computes, which has Gemma's per-layer embeddings and LAuReL on LLaMA's block. "
+         "What differs: a norm of values, attention without 1/sqrt(D), windows, norms behind the sublayers, GELU and "
+         "sparse activations in the feed-forward part, alternating updates (AltUp), and the cap of logits");
   fail(Exit::bad_data, where, ": model_type \"", excerpt(name),
        "\" is not supported without a \"crossply\" object; known: ", known, "gpt2");
 }

@@ -505,6 +505,9 @@ TEST_CASE("architectures: FLOPs a token beyond the plain backbone's are the form
       {"shortcuts:resid=false:x0=false:value_embeds=none", [](const Sizes& s) { return 3 * s.C; }},
       {"gated_streams", [](const Sizes& s) { return gated_flops(s, 4, 1); }},
       {"gated_streams:hc_count=3:hc_lowrank=5", [](const Sizes& s) { return gated_flops(s, 3, 5); }},
+      {"gemma3n:hidden_size_per_layer_input=6:laurel_rank=3",
+       [](const Sizes& s) { return 6 * s.L * 6 * s.C + 4 * s.L * 3 * s.C; }},
+      {"gemma3n:hidden_size_per_layer_input=0", [](const Sizes& s) { return 4 * s.L * 64 * s.C; }},
       {"relay", [](const Sizes& s) { return (s.L - 1) * (2 * s.C * s.K + 2 * s.K * s.D); }},
   };
   std::map<std::string, int> counted;

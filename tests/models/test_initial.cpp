@@ -247,6 +247,18 @@ std::vector<Model> other_models() {
         {"input_mix_weight_down", 1, 1, normal(0.02)},
         {"input_mix_weight_up", 1, 1, normal(0.02)},
         {"block_inject_weight", 1, 1, normal(0.02)}}},
+      {"gemma3n",
+       {{"embed_tokens_per_layer", 5, 0, normal(0.02)},
+        {"per_layer_model_projection", 1, 1, normal(0.02)},
+        {"per_layer_projection_norm", 1, 0, all(1)},
+        {"per_layer_input_gate", 1, 1, normal(0.02)},
+        {"per_layer_projection", 1, 1, normal(0.02)},
+        {"post_per_layer_input_norm", 1, 0, all(0)},
+        {"linear_left", 1, 1, normal(0.02)},
+        {"linear_right", 1, 1, normal(0.02)},
+        {"post_laurel_norm", 1, 0, all(0)}}},
+      {"gemma3n:laurel_form=paper:hidden_size_per_layer_input=0",
+       {{"linear_left", 1, 1, normal(0.02)}, {"linear_right", 1, 1, all(0)}}},
       {"relay", {{"relay_gate", 1, 1, normal(0.02)}}},
   };
 }

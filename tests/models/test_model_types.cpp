@@ -60,6 +60,12 @@ TEST_CASE("model types: a model of another type is refused by its type, not by i
             {"model_type \"" + type + "\"", "llama, mistral, qwen2, qwen3, gpt2"});
 }
 
+TEST_CASE("model types: a Gemma is refused with what differs from --arch gemma3n") {
+  for (const std::string type : {"gemma3n", "gemma3n_text", "gemma4_text"})
+    refused(with({}, type), {"model_type \"" + type + "\"", "--arch gemma3n", "norm of values", "1/sqrt(D)", "GELU",
+                             "AltUp", "cap of logits"});
+}
+
 TEST_CASE("model types: a Mistral without a window is a LLaMA, and is saved as a Mistral") {
   const Config config = parsed(with({{"sliding_window", nullptr}}, "mistral"));
   CHECK((config.arch == "llama" && config.mistral && !config.qkv_bias && config.sliding_window == 0));

@@ -94,6 +94,14 @@ const std::map<std::string, Kinds> connections = {
                      "hyper_connection_mixer.input_mix_weight_down.weight "
                      "hyper_connection_mixer.input_mix_weight_up.weight",
                      true)})},
+    {"gemma3n",
+     joined(rows_of(table, "embed_tokens_per_layer.weight"),
+            {rows_of(input_projection,
+                     "per_layer_model_projection.weight per_layer_input_gate.weight laurel.linear_left.weight", true),
+             rows_of(output_projection, "per_layer_projection.weight laurel.linear_right.weight", true),
+             rows_of(norm,
+                     "per_layer_projection_norm.weight post_per_layer_input_norm.weight "
+                     "laurel.post_laurel_norm.weight")})},
     {"relay", rows_of(width_router, "self_attn.relay_gate.weight")},
 };
 
