@@ -2,8 +2,9 @@
 # The papers on trial, small: every experiment of this directory, in order, or those that are named. Stop it at any time
 # (exit code 75); started again it goes on where it was. Results land beside this script, thinned; figures follow by
 # `make figures`.
-#   dev/experiments/run.sh [NAME...]     small arith prosqa twelve longer newer routers variants literal depth recipe arith_grid;
-#                                        only if they are named: speed (on an idle machine), arith_long (hours), fine_tuning
+#   dev/experiments/run.sh [NAME...]     small arith prosqa twelve longer newer routers variants literal depth recipe
+#                                        operator1 arith_grid; only if they are named: speed (on an idle machine), fine_tuning,
+#                                        arith_long and operator1_d12 (hours)
 #   BUILD=build OUT=runs/experiments RECORDS=dev/experiments SEEDS=1,2,3 JOBS=0 (runs side by side; 0: compare chooses)
 # arith, prosqa and small make their own data; recipe trains on the text of `make text`, the others on the sources of
 # Python's library. Both need Python with `pip install tokenizers` once.
@@ -192,6 +193,25 @@ of_recipe() {
     --eval-samples 512 --save-every 300 --keep 1 "${@:2}"
 }
 
+# QLabs' Operator-1 at equal tokens: six a parameter, width 16 d, heads of 16, d layers. d 12 only if it is named: hours.
+operator1() {
+  english
+  local both=llama,llama:loop=anchor four
+  four=$both,llama:loop=anchor:loop_norm=none,llama:loop=anchor:loop_alpha=0
+  of_operator1 4 176 320 16 "$four" adamw,muon
+  of_operator1 6 256 1000 16 "$four" adamw,muon
+  of_operator1 8 352 1200 32 "$both" muon
+}
+operator1_d12() { english && of_operator1 12 512 3500 64 llama,llama:loop=anchor muon; }
+# d, feed-forward width, steps, batch, architectures, optimizers
+of_operator1() {
+  part "operator1/d$1" --arch "$5" --optimizer "$6" --data "$out/english/tokens" \
+    --val-data "$out/english/held/train_*.bin" --width $((16 * $1)) --layers "$1" --heads "$1" --ffn "$2" --tie true \
+    --seq 256 --batch "$4" --steps "$3" --warmup $(($3 / 20)) --schedule wsd_linear --weight-decay 0.1 --clip 1 --beta1 0.8 \
+    --lr 2e-3,4e-3,8e-3 --muon-lr 1e-2,2e-2,4e-2 --seeds 1,2,3 --eval-every $(($3 / 4)) --eval-samples 1024 \
+    --save-every "$3" --keep 1
+}
+
 # Tested on the published questions where PROSQA names their file, prosqa_test.json of github.com/facebookresearch/coconut.
 prosqa() {
   part prosqa/prosqa --data "prosqa${PROSQA:+:$PROSQA}" --train-samples 50000 --arch llama,lime,hyper,denseformer --width 64 \
@@ -230,10 +250,11 @@ small() {
 best_rate() { "$build/figures" --best "$1" --as "$records/${2:-twelve/equal-tokens}.json"; }
 
 main() {
-  [ $# -gt 0 ] || set -- small arith prosqa twelve longer newer routers variants literal depth recipe arith_grid
+  [ $# -gt 0 ] || set -- small arith prosqa twelve longer newer routers variants literal depth recipe operator1 \
+    arith_grid
   for experiment in "$@"; do
     case $experiment in
-      twelve | longer | newer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | recipe | prosqa | fine_tuning | \
+      twelve | longer | newer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | recipe | operator1 | operator1_d12 | prosqa | fine_tuning | \
         small) "$experiment" ;;
       *) echo "error: $experiment is no experiment; see the head of $0" >&2 && exit 64 ;;
     esac
