@@ -27,6 +27,7 @@ std::vector<Architecture>& architectures() {
       mhc_architecture(),
       shortcuts_architecture(),
       gated_streams_architecture(),
+      depth_attention_architecture(),
       relay_architecture(),
 #endif
   };

@@ -54,6 +54,7 @@ Architecture kv_share_architecture();
 Architecture mhc_architecture();
 Architecture shortcuts_architecture();
 Architecture gated_streams_architecture();
+Architecture depth_attention_architecture();
 Architecture relay_architecture();
 
 std::vector<Architecture>& architectures();  // tests add some of their own

@@ -9,6 +9,7 @@ from . import gpt2
 from .attnres import Attnres
 from .config import GPT2_KEYS, check_choice, config_of, option_keys
 from .denseformer import Denseformer
+from .depth_attention import DepthAttention
 from .gated_streams import GatedStreams
 from .hyper import Hyper
 from .kv_share import KvShare
@@ -26,7 +27,7 @@ from .vertical import Vertical
 
 MODELS = (
   Llama, Gpt2, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd,
-  Attnres, KvShare, Mhc, Shortcuts, GatedStreams, Relay,
+  Attnres, KvShare, Mhc, Shortcuts, GatedStreams, DepthAttention, Relay,
 )
 ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
 DTYPES = {"F32": np.float32, "F64": np.float64}

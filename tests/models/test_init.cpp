@@ -39,7 +39,7 @@ const char* able =
     "sla:distance=4,ala:stride=4,resformer,resformer:lambda2=frozen,lime:decay=routers,resformer:variant=learnable,"
     "satformer,satformer:gate=tanh,"
     "satformer:gate=identity,denseformer,denseformer:dilation=2:period=3,mudd,mudd:norm=none,relay,"
-    "kv_share:cla_factor=1,kv_share:sharing=suffix,"
+    "kv_share:cla_factor=1,kv_share:sharing=suffix,depth_attention:depth_start=4,"
     "shortcuts,shortcuts:x0=false,shortcuts:resid=false:value_embeds=none";
 const char* unable =
     "lime:routing=average,lime:router_init=random,lime:router_bound=literal,lime_static,lime_dynamic,hyper,hyper:rate="
@@ -48,7 +48,7 @@ const char* unable =
     "resformer:variant=identity,"
     "satformer:gate=sigmoid,mudd:intermediate_sizes=[6,6,6,6],attnres,attnres:attn_res_block_size=0,kv_share,"
     "mhc,mhc:hc_mult=1:mixing=identity:reads=previous,shortcuts:embed_norm=true,gated_streams,"
-    "gated_streams:hc_count=1";
+    "gated_streams:hc_count=1,depth_attention,depth_attention:depth_start=3:depth_stride=4";
 
 }  // namespace
 

@@ -247,6 +247,7 @@ std::vector<Model> other_models() {
         {"input_mix_weight_down", 1, 1, normal(0.02)},
         {"input_mix_weight_up", 1, 1, normal(0.02)},
         {"block_inject_weight", 1, 1, normal(0.02)}}},
+      {"depth_attention", {}},
       {"relay", {{"relay_gate", 1, 1, normal(0.02)}}},
   };
 }

@@ -88,7 +88,8 @@ inline std::vector<Case> cases() {
       "shortcuts:resid=false:x0=false:backout=false,"
       "mhc:reads=previous,mhc:mixing=identity,mhc:mixing=permutations:hc_mult=3:reads=previous,"
       "mhc:hc_mult=2:mixing=permutations,mhc:hc_mult=8:hc_sinkhorn_iters=1:hc_eps=0.01,"
-      "gated_streams:hc_count=3:hc_lowrank=5,gated_streams:hc_count=1";
+      "gated_streams:hc_count=3:hc_lowrank=5,gated_streams:hc_count=1,"
+      "depth_attention:depth_stride=1,depth_attention:depth_start=2:depth_stride=4:depth_recent=1";
   const char* full =
       "hyper:norm=layernorm:prenorm=rmsnorm:layer_index=sublayer:rate=2,sla:distance=2:heads=3,satformer:last_k=2";
   for (const ArchChoice& choice : parse_arch_list(grouped))

@@ -484,6 +484,9 @@ hc_sinkhorn_iters mhc --hc-sinkhorn-iters 0
 hc_eps mhc --hc-eps -1
 hc_count gated_streams --hc-count 9
 hc_lowrank gated_streams --hc-lowrank -1
+depth_start depth_attention --depth-start 0
+depth_stride depth_attention --depth-stride -1
+depth_recent depth_attention --depth-recent -1
 norm mudd --norm post
 END
 for sizes in '[1]' '[0,1]' 16; do  # in place of --ffn
