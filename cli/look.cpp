@@ -16,7 +16,8 @@ static_assert(std::size(colours) * std::size(dashes) == number_of_looks);
 constexpr const char* known[] = {"llama",     "lime",      "hyper",         "resformer",   "denseformer",
                                  "vertical",  "mudd",      "gpt2",          "lime_static", "lime_dynamic",
                                  "satformer", "sla",       "ala",           "attnres",     "kv_share",
-                                 "mhc",       "shortcuts", "gated_streams", "relay",    "gemma3n"};
+                                 "mhc",       "shortcuts", "gated_streams", "relay",       "depth_attention",
+                                 "gemma3n"};
 
 // "lime:window=2" and "lime lr 0.001" are "lime".
 std::string architecture_of(const std::string& name) {

@@ -28,6 +28,7 @@ std::vector<Architecture>& architectures() {
       shortcuts_architecture(),
       gated_streams_architecture(),
       gemma3n_architecture(),
+      depth_attention_architecture(),
       relay_architecture(),
 #endif
   };

@@ -9,6 +9,7 @@ import torch
 
 from .attnres import Attnres
 from .denseformer import Denseformer
+from .depth_attention import DepthAttention
 from .gated_streams import GatedStreams
 from .hyper import Hyper
 from .kv_share import KvShare
@@ -136,6 +137,13 @@ CASES = (
   (KvShare, {"sharing": "suffix", "num_kv_shared_layers": 2}, 2.1151151893, 10.17685860, {
     ("model.embed_tokens.weight", 3, 0): 0.239488616, (f"{L}.0.self_attn.k_proj.weight", 0, 0): -0.466687046,
     (f"{L}.1.self_attn.v_proj.weight", 1, 2): -0.474918947, (f"{L}.1.self_attn.k_norm.weight", 1): -0.217898971}),
+  (DepthAttention, {}, 2.0797540984, 36.81622944, {
+    ("model.embed_tokens.weight", 3, 0): -1.02268181, (f"{L}.0.self_attn.k_proj.weight", 0, 0): -3.11342952,
+    (f"{L}.0.self_attn.v_proj.weight", 0, 0): 0.943134332, (f"{L}.2.self_attn.k_norm.weight", 1): 0.322029558}),
+  (DepthAttention, {"depth_start": 2, "depth_stride": 4, "depth_recent": 1}, 2.2396225699, 23.67795428, {
+    ("model.embed_tokens.weight", 3, 0): 1.46153145, (f"{L}.0.self_attn.v_proj.weight", 0, 0): -0.689040650,
+    (f"{L}.2.self_attn.k_norm.weight", 1): 0.156400250,
+    (f"{L}.3.self_attn.q_proj.weight", 0, 0): 0.0239485538}),
   (Mhc, {}, 2.5399098016, 12.38162342, {
     ("model.embed_tokens.weight", 3, 0): 1.54674184, (f"{L}.0.attn_hc.fn", 0, 0): -1.72878376e-07,
     (f"{L}.1.ffn_hc.fn", 8, 3): 7.98159481e-04, (f"{L}.2.attn_hc.base", 9): -9.21372843e-04,

@@ -58,6 +58,7 @@ def neutral(options):
   mudd = lambda kind: put(tiny("mudd", plain, norm=kind, **options), **norm, da_w2_weight=0)
   yield "mudd none, newest only", put(mudd("none"), static_weight=one_hot)
   yield "mudd prepost, nothing mixed", put(mudd("prepost"), static_weight=0)
+  yield "depth_attention, no layer that mixes", tiny("depth_attention", plain, depth_start=L, **options)
   yield "kv_share, every layer an owner", tiny("kv_share", plain, cla_factor=1, **options)
   yield "vertical, own layer only", put(tiny("vertical", plain, **options), vertical_attention_scores=last)
   yield "ala, stride L", tiny("ala", plain, stride=L, **options)

@@ -6,9 +6,9 @@ feed-forward width. The state dict carries the names of a LLaMA checkpoint (mode
 q_norm and k_norm appear where qk_norm is on, lm_head.weight where the embedding is not tied to it.
 
 An architecture that connects layers across depth replaces what it changes: how an attention projects its input
-(project), what it leaves to later layers (leave), which keys and values it attends to (route), the two sublayers
-(Layer), what flows from layer to layer (Backbone). A layer takes the stream, what earlier layers left, and the step; it
-returns the stream and what they and it left. `shared` is that: a tuple of tensors, empty at first. A layer changes
+(project), what it makes of its values (mix), what it leaves to later layers (leave), which keys and values it attends
+to (route), the two sublayers (Layer), what flows from layer to layer (Backbone). A layer takes the stream, what earlier
+layers left, and the step; it returns the stream and what they and it left. `shared` is that: a tuple of tensors, empty at first. A layer changes
 neither what it takes nor the model, so each may lie on another device, be sharded, or be computed twice. `step` says
 where the tokens stand, and keeps the keys and values that later ones attend to. A module whose parameters start with
 other values sets them in a method initialise.
@@ -157,6 +157,11 @@ class Attention(nn.Module):
       x = rotate(x, step.positions, self.config.rope_theta, self.config.rope_scaling)
     return x
 
+  def mix(self, q, k, v, shared):
+    """The values (B, K, T, D) that the layer leaves and attends to, from its own queries, keys and values; the first
+    two are normed and rotated."""
+    return v
+
   def leave(self, keys, values, shared):
     """What later layers may read: shared, with what they need of this layer's keys, normed and rotated, and values."""
     return shared
@@ -172,6 +177,7 @@ class Attention(nn.Module):
     """The output (B, T, C), and what later layers may read."""
     q, k, v = self.project(x, shared)
     q, k = self.placed(q, "q_norm", step), self.placed(k, "k_norm", step)
+    v = self.mix(q, k, v, shared)
     shared = self.leave(k, v, shared)
     k, v = self.route(k, v, shared)
     run = self.layer if step.run is None else step.run

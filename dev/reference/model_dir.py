@@ -10,6 +10,7 @@ from . import gpt2
 from .attnres import Attnres
 from .config import GENERAL_KEYS, GPT2_KEYS, Config, check_choice, config_of, option_keys
 from .denseformer import Denseformer
+from .depth_attention import DepthAttention
 from .gated_streams import GatedStreams
 from .gemma3n import Gemma3n
 from .hyper import Hyper
@@ -28,8 +29,7 @@ from .vertical import Vertical
 
 MODELS = (
   Llama, Gpt2, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd,
-  Attnres, KvShare, Mhc, Shortcuts, GatedStreams, Gemma3n,
-  Relay,
+  Attnres, KvShare, Mhc, Shortcuts, GatedStreams, DepthAttention, Gemma3n, Relay,
 )
 ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
 DTYPES = {"F32": np.float32, "F64": np.float64}

@@ -110,6 +110,7 @@ ADDED = (
   ("vertical", {"map": "unet"}, {}, {}),
   ("vertical", {"map": "inet", "residual": False}, {}, {}),
   ("sla", {}, {}, {}),
+  ("depth_attention", {}, {}, {}),
   ("ala", {}, {}, {}),
   ("resformer", {}, MANAGER | per_layer(range(1, L), **{f"{LAMBDA}2": (1,)}), {}),
   ("resformer", {"last_k": 1}, MANAGER | per_layer([3], **{f"{LAMBDA}2": (1,)}), {}),

@@ -1,8 +1,9 @@
 // Sums over the rows of several sources, on the CPU: what the mixtures over depth have in common (depth_mix.cpp,
-// query_mix.cpp).
+// query_mix.cpp, depth_attention.cpp).
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -99,6 +100,16 @@ void mix_row(Out* out, float* dots, const S* inp, const S* const* x, const float
     else group_into(sums);
     i += step;
   }
+}
+
+// From logits to weights. The largest exponential is 1, so that the weight of a single source is exactly 1.
+inline void softmax_over_sources(float* w, const float* z, int64_t S) {
+  float max = z[0], sum = 0;
+  for (int64_t s = 1; s < S; ++s) max = z[s] > max || std::isnan(z[s]) ? z[s] : max;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t s = 0; s < S; ++s) sum += w[s] = exp_f32(z[s] - max);
+#pragma omp simd
+  for (int64_t s = 0; s < S; ++s) w[s] /= sum;
 }
 
 // How threads share the work. `blocks` depends on the shape alone, because every block has a partial sum of its own.

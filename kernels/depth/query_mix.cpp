@@ -14,16 +14,6 @@ namespace {
 
 constexpr int64_t rows_at_once = 8;  // whose shares in the gradient of a query are added up together
 
-// From logits to weights. The largest exponential is 1, so that the weight of a single source is exactly 1.
-void softmax_over_sources(float* w, const float* z, int64_t S) {
-  float max = z[0], sum = 0;
-  for (int64_t s = 1; s < S; ++s) max = z[s] > max || std::isnan(z[s]) ? z[s] : max;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t s = 0; s < S; ++s) sum += w[s] = exp_f32(z[s] - max);
-#pragma omp simd
-  for (int64_t s = 0; s < S; ++s) w[s] /= sum;
-}
-
 template <class S>
 void query_mix_forward_cpu(S* out, const QueryMixNumbers<float>& mix, const std::vector<const S*>& sources,
                            const std::vector<const float*>& squares, int64_t N, int64_t C, float eps) {

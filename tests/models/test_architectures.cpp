@@ -242,7 +242,8 @@ TEST_CASE("architectures: each contains the plain backbone, bit for bit where it
   for (const ArchChoice& choice : parse_arch_list(
            "lime,vertical,sla:distance=4,ala:stride=4,resformer,satformer,satformer:gate=tanh,satformer:gate=identity,"
            "denseformer,denseformer:dilation=2,denseformer:period=3,denseformer:dilation=3:period=2,relay,"
-           "kv_share:cla_factor=1,kv_share:sharing=suffix,kv_share:sharing=list:kv_owners=[0,1,2,3],"
+           "depth_attention:depth_start=4,kv_share:cla_factor=1,kv_share:sharing=suffix,kv_share:sharing=list:kv_"
+           "owners=[0,1,2,3],"
            "shortcuts,shortcuts:resid=false,shortcuts:value_embeds=none:x0=false")) {
     starts_as_plain(choice.text);
     tested.insert(choice.arch);
@@ -312,7 +313,7 @@ TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
   std::istringstream lines(R"(arith  llama 66496  lime 66640  hyper +1488  relay +384  attnres 67072
     arith  llama 66496  kv_share 62400  mhc +25309  shortcuts 67945
     150m  llama 151862784  lime 151873872  hyper +92784  attnres 151901184
-    arith  gated_streams 73760
+    arith  gated_streams 73760  depth_attention 66496
     150m  gated_streams 155901696
     150m  kv_share 144784896  mhc 153645197  shortcuts 383447929
     1b  llama 1076072448  lime 1076081088  hyper 1076400960  attnres 1076207616
@@ -327,7 +328,7 @@ TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
     deep128  mhc 153451781  gated_streams 152605952
     130m  llama 128404096  satformer +92160  resformer +21  denseformer +77  denseformer:dilation=4:period=5 +5
     130m  mudd 128729008  hyper +101596  hyper:rate=4:norm=rmsnorm +118844  attnres 128439424
-    130m  kv_share 122505536  mhc 130038999  gated_streams 132118912
+    130m  depth_attention +0  kv_share 122505536  mhc 130038999  gated_streams 132118912
     340m  llama 334798080  satformer +278528  resformer +35  denseformer +189  mudd 335849700  hyper +221544
     340m  attnres 334873856  mhc 338354385  gated_streams 345200896
     760m  llama 766440320  satformer +663552  resformer +37  denseformer +209  denseformer:dilation=4:period=5 +9
@@ -508,6 +509,10 @@ TEST_CASE("architectures: FLOPs a token beyond the plain backbone's are the form
       {"gemma3n:hidden_size_per_layer_input=6:laurel_rank=3",
        [](const Sizes& s) { return 6 * s.L * 6 * s.C + 4 * s.L * 3 * s.C; }},
       {"gemma3n:hidden_size_per_layer_input=0", [](const Sizes& s) { return 4 * s.L * 64 * s.C; }},
+      // Of 5 layers, 0, 2 and 4 are read: 1, 1, 2 and 2 sources.
+      {"depth_attention", [](const Sizes& s) { return 4 * s.K * s.D * (2 + 2 + 3 + 3); }},
+      {"depth_attention:depth_start=2:depth_stride=4:depth_recent=1",
+       [](const Sizes& s) { return 4 * s.K * s.D * (3 + 3 + 3); }},
       {"relay", [](const Sizes& s) { return (s.L - 1) * (2 * s.C * s.K + 2 * s.K * s.D); }},
   };
   std::map<std::string, int> counted;

@@ -155,6 +155,16 @@ TEST_CASE("architectures: the specification's golden losses and gradients, in do
                 {l + "0.self_attn.k_proj.weight", 0, -0.466687046},
                 {l + "1.self_attn.v_proj.weight", 8 + 2, -0.474918947},
                 {l + "1.self_attn.k_norm.weight", 1, -0.217898971}});
+  check_golden("depth_attention", 2.0797540984, 36.81622944,
+               {{emb, 24, -1.02268181},
+                {l + "0.self_attn.k_proj.weight", 0, -3.11342952},
+                {l + "0.self_attn.v_proj.weight", 0, 0.943134332},
+                {l + "2.self_attn.k_norm.weight", 1, 0.322029558}});
+  check_golden("depth_attention:depth_start=2:depth_stride=4:depth_recent=1", 2.2396225699, 23.67795428,
+               {{emb, 24, 1.46153145},
+                {l + "0.self_attn.v_proj.weight", 0, -0.689040650},
+                {l + "2.self_attn.k_norm.weight", 1, 0.156400250},
+                {l + "3.self_attn.q_proj.weight", 0, 0.0239485538}});
   check_golden("mhc", 2.5399098016, 12.38162342,
                {{emb, 24, 1.54674184},
                 {l + "0.attn_hc.fn", 0, -1.72878376e-07},

@@ -259,6 +259,7 @@ std::vector<Model> other_models() {
         {"post_laurel_norm", 1, 0, all(0)}}},
       {"gemma3n:laurel_form=paper:hidden_size_per_layer_input=0",
        {{"linear_left", 1, 1, normal(0.02)}, {"linear_right", 1, 1, all(0)}}},
+      {"depth_attention", {}},
       {"relay", {{"relay_gate", 1, 1, normal(0.02)}}},
   };
 }

@@ -131,7 +131,8 @@ inline std::vector<Case> cases() {
       "mhc:hc_mult=2:mixing=permutations,mhc:hc_mult=8:hc_sinkhorn_iters=1:hc_eps=0.01,"
       "gated_streams:hc_count=3:hc_lowrank=5,gated_streams:hc_count=1,"
       "gemma3n:hidden_size_per_layer_input=3:laurel_rank=5,gemma3n:laurel_form=paper:hidden_size_per_layer_input=0,"
-      "gemma3n:laurel_rank=0:hidden_size_per_layer_input=5:embed_scale=none";
+      "gemma3n:laurel_rank=0:hidden_size_per_layer_input=5:embed_scale=none,"
+      "depth_attention:depth_stride=1,depth_attention:depth_start=2:depth_stride=4:depth_recent=1";
   const char* full =
       "hyper:norm=layernorm:prenorm=rmsnorm:layer_index=sublayer:rate=2,sla:distance=2:heads=3,satformer:last_k=2";
   for (const ArchChoice& choice : parse_arch_list(grouped))

@@ -485,6 +485,9 @@ hc_eps mhc --hc-eps -1
 hc_count gated_streams --hc-count 9
 hc_lowrank gated_streams --hc-lowrank -1
 laurel_rank gemma3n --laurel-rank -1
+depth_start depth_attention --depth-start 0
+depth_stride depth_attention --depth-stride -1
+depth_recent depth_attention --depth-recent -1
 norm mudd --norm post
 END
 for sizes in '[1]' '[0,1]' 16; do  # in place of --ffn

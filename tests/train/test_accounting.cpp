@@ -93,6 +93,7 @@ TEST_CASE("accounting: what every architecture adds to Muon's rows, to matrices 
       {"shortcuts", {0, 0, 32, 41}, {0, 0, 64, 73}},
       {"gated_streams", {0, 0, 1600, 1816}, {0, 0, 1600, 1744}},
       {"gated_streams:hc_lowrank=2", {18, 1152, 2176, 2392}, {18, 1152, 2176, 2320}},
+      {"depth_attention", {0, 0, 0, 0}, {0, 0, 0, 0}},
       {"relay", {0, 0, 48, 48}, {0, 0, 96, 96}},
   };
   std::set<std::string> found = {"llama", "gpt2"};

@@ -21,8 +21,9 @@ namespace crossply {
 const RoutingKind* find_routing(const std::string& arch) {
   static const std::vector<RoutingKind> kinds = [] {
     std::vector<RoutingKind> all;
-    for (const auto& list : {routing_of_lime(), routing_of_lime_v1(), routing_of_vertical(), routing_of_streams(),
-                             routing_of_mixtures(), routing_of_values(), routing_of_attnres()})
+    for (const auto& list :
+         {routing_of_lime(), routing_of_lime_v1(), routing_of_vertical(), routing_of_streams(), routing_of_mixtures(),
+          routing_of_values(), routing_of_attnres(), routing_of_depth_attention()})
       all.insert(all.end(), list.begin(), list.end());
     return all;
   }();

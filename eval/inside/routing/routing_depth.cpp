@@ -1,0 +1,75 @@
+// Of depth_attention: the shares with which a layer's values are mixed from those of lower layers and its own.
+#include <cmath>
+
+#include "cli/format.h"
+#include "eval/inside/routing/routing.h"
+
+namespace crossply {
+namespace {
+
+// The layers whose values layer l mixes, by the model's rule; its own is the last.
+std::vector<size_t> mixed_by(const RoutingInput& in, int l) {
+  const int64_t given = in.config.integer("depth_stride"), stride = given > 0 ? given : std::max(1, in.layers() / 2);
+  std::vector<size_t> layers;
+  for (int j = 0; j < l && l >= in.config.integer("depth_start"); ++j)
+    if (j % stride == 0 || j >= l - in.config.integer("depth_recent")) layers.push_back(static_cast<size_t>(j));
+  layers.push_back(static_cast<size_t>(l));
+  return layers;
+}
+
+RoutingFound look_depth_attention(const RoutingInput& in) {
+  const auto L = static_cast<size_t>(in.layers()), K = static_cast<size_t>(in.config.num_key_value_heads);
+  RoutingMap map{"shares", "mean over tokens and heads", routing_rows(L, L)};
+  std::vector<double> entropy(L, 0);
+  std::vector<std::vector<size_t>> mixed;
+  std::vector<std::string> names;
+  for (size_t l = 0; l < L; ++l) {
+    mixed.push_back(mixed_by(in, static_cast<int>(l)));
+    for (const size_t j : mixed[l]) map.rows[l][j] = 0;
+    if (mixed[l].size() > 1) names.push_back(str("depth.", l));
+    else map.rows[l][l] = 1;
+  }
+  double tokens = 0;
+  in.run_all(names, [&](int64_t n) {
+    tokens += static_cast<double>(n);
+    for (size_t l = 0; l < L; ++l) {
+      const size_t S = mixed[l].size();
+      for (size_t row = 0; row < static_cast<size_t>(n) * K && S > 1; ++row) {
+        const double* a = &in.probe.at(str("depth.", l))[row * S];
+        for (size_t s = 0; s < S; ++s) map.rows[l][mixed[l][s]] += a[s];
+        entropy[l] += map_entropy({a, a + S});
+      }
+    }
+  });
+  RoutingCurve curve{
+      "entropy", "entropy of a head's shares over depth in nats; the most there could be: ln(layers)", {}},
+      most{"the most", curve.panel, {}, {}, {}, true};
+  RoutingFound found;
+  found.table = {{"layer", "its own", "layer 0", "most beside", "entropy"}};
+  for (size_t l = 0; l < L; ++l) {
+    const double heads = mixed[l].size() > 1 ? tokens * static_cast<double>(K) : 1;
+    for (double& share : map.rows[l]) share /= heads;
+    curve.y.push_back(entropy[l] / heads), most.y.push_back(std::log(static_cast<double>(mixed[l].size())));
+    found.table.push_back({str(l), routing_number(map.rows[l][l]), routing_number(map.rows[l][0]),
+                           largest_of(map.rows[l], l), routing_number(curve.y.back())});
+  }
+  found.notes = "shares of values, the mean over tokens and heads; \"of\" j: the values of layer j as it mixed them\n";
+  found.bands = {{"share of each layer's values (column) in those that a layer (row) attends to",
+                  HeatScale::shares,
+                  {map},
+                  "layer, from 0"}};
+  found.curves = {curve, most};
+  return found;
+}
+
+}  // namespace
+
+std::vector<RoutingKind> routing_of_depth_attention() {
+  return {{"depth_attention", true, look_depth_attention,
+           "depth_attention: the weights a of a layer's values, softmax_j(<m, k_j> / sqrt(D)) with m the mean of a "
+           "group's queries, in the mean over tokens and key/value heads; source j stands for its values as it mixed "
+           "them. Entropy: of a head's weights, then the mean. Layers count from 0.",
+           "Depth-Attention: arXiv 2606.05014. The paper's maps are not compared here."}};
+}
+
+}  // namespace crossply
