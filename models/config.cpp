@@ -7,6 +7,7 @@
 #include "engine/io/json.h"
 #include "engine/io/printable.h"
 #include "engine/numbers.h"
+#include "models/engram.h"
 #include "models/loop.h"
 #include "models/registry.h"
 
@@ -96,10 +97,12 @@ void check_rope(const Config& config, Exit code, const std::string& where) {
 }  // namespace
 
 const char* general_keys(const Config& config) {
-  return config.gpt2()
-             ? "arch backbone bias loop loop_passes loop_layers loop_tied loop_norm loop_alpha loop_end block_norm"
-             : "arch backbone qk_norm qk_norm_eps qkv_bias loop loop_passes loop_layers loop_tied loop_norm "
-               "loop_alpha loop_end block_norm";
+#define OF_ALL_BACKBONES                                                                                   \
+  " loop loop_passes loop_layers loop_tied loop_norm loop_alpha loop_end block_norm engram_layers engram_order " \
+  "engram_heads engram_width engram_rows engram_boundary engram_pad_id engram_seed engram_map engram_multipliers"
+  return config.gpt2() ? "arch backbone bias" OF_ALL_BACKBONES
+                       : "arch backbone qk_norm qk_norm_eps qkv_bias" OF_ALL_BACKBONES;
+#undef OF_ALL_BACKBONES
 }
 
 int64_t Config::integer(const std::string& key) const { return parse_integer(options.at(key)).value(); }
@@ -137,6 +140,7 @@ void Config::check(Exit code, const std::string& where) {
     if (!(number > 0) || !std::isfinite(number))
       fail(code, where, ": ", key, " must be positive and finite, is ", number);
   check_loop(*this, code, where);
+  check_engram(*this, code, where);
   check_options(*this, code, where);
 }
 

@@ -128,6 +128,8 @@ class Connection {
   }
   // What the final norm reads.
   virtual Value* finish() { return x_; }
+  // As many as it keeps beside each other.
+  virtual int64_t streams() const { return 1; }
   // What flows between blocks, for loops and the like, which put another in its place: (B, T, C), or several streams
   // (B, T, E, C). Null where it is not all that the next block reads. Whoever sets it drops what was computed from the
   // old one.

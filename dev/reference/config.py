@@ -3,6 +3,8 @@ for.
 """
 import dataclasses
 
+from .engram import ENGRAM_KEYS
+
 
 @dataclasses.dataclass
 class Config:
@@ -27,6 +29,20 @@ class Config:
   bias: bool = True
   activation_function: str = "gelu_new"
   scale_attn_by_inverse_layer_idx: bool = False  # the logits of layer i (from 0) are divided by i + 1, too
+  engram_layers: tuple | list = ()  # in front of these
+  engram_order: int = 3  # the largest n
+  engram_heads: int = 8  # of each n
+  engram_width: int = 0  # M; 0: C
+  engram_rows: int = 65536  # least size of an n-gram's and head's table
+  engram_boundary: tuple | list = ()  # tokens that end a document
+  engram_pad_id: int = 0
+  engram_seed: int = 0
+  engram_map: str | list = "none"  # or a number for each token
+  engram_multipliers: tuple | list = ()  # in place of drawn ones, for each of the layers
+
+  def streams(self):
+    """How many the layers keep beside each other."""
+    return 1
 
 
 GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
@@ -51,7 +67,7 @@ def config_of(keys, config_class):
   gpt2 = "n_embd" in keys
   for key in extra:
     known = ("backbone", "bias") if gpt2 else ("backbone", "qk_norm", "qk_norm_eps", "qkv_bias")
-    check_choice('a key in "crossply"', key, ("arch", *known, *option_keys(config_class)))
+    check_choice('a key in "crossply"', key, ("arch", *known, *ENGRAM_KEYS, *option_keys(config_class)))
   same = ("vocab_size", "tie_word_embeddings", "initializer_range")
   return config_class(**{**(gpt2_fields(keys) if gpt2 else llama_fields(keys)),
                          **{key: keys[key] for key in same if key in keys}, **extra})

@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from .config import Config
+from .engram import Engram
 from .gpt2 import Gpt2MLP, LayerNorm
 
 
@@ -30,6 +31,7 @@ class Step(typing.NamedTuple):
   """Where the T tokens of one call stand. S counts those of earlier calls, too, whose keys and values are cached."""
   positions: torch.Tensor  # (B or 1, T)
   visible: torch.Tensor  # (B or 1, 1, T, S): may the query read the key?
+  tokens: torch.Tensor  # (B, S) or, where nothing asks for those before them, (B, T); -1 at padding
   remember: typing.Callable | None = None  # (keys, values, layer): appends them to the layer's, and returns all
 
 
@@ -37,7 +39,7 @@ def whole(tokens):
   """The step of tokens (B, T) with none before them."""
   T = tokens.shape[1]
   visible = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril()
-  return Step(torch.arange(T, device=tokens.device)[None], visible[None, None])
+  return Step(torch.arange(T, device=tokens.device)[None], visible[None, None], tokens)
 
 
 def unit_rms(x, eps):
@@ -207,11 +209,17 @@ class Layer(nn.Module):
     self.self_attn = attention(config, layer)
     self.post_attention_layernorm = backbone_norm(config)
     self.mlp = backbone_mlp(config, config.intermediate_size)
+    self.engram = Engram(config, layer) if layer in config.engram_layers else None
 
   def __call__(self, *inputs):
     if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-      return checkpoint(super().__call__, *inputs, use_reentrant=False)
-    return super().__call__(*inputs)
+      return checkpoint(self.applied, *inputs, use_reentrant=False)
+    return self.applied(*inputs)
+
+  def applied(self, x, shared, step):
+    """forward, with what is written to the stream, or streams, in front of it."""
+    x = x if self.engram is None else self.engram(x, step.tokens)
+    return super().__call__(x, shared, step)
 
   def forward(self, x, shared, step):
     y, shared = self.self_attn(self.input_layernorm(x), shared, step)

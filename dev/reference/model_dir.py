@@ -8,6 +8,7 @@ import torch
 from . import gpt2
 from .attnres import Attnres
 from .config import GPT2_KEYS, check_choice, config_of, option_keys
+from .engram import ENGRAM_KEYS
 from .denseformer import Denseformer
 from .gated_streams import GatedStreams
 from .hyper import Hyper
@@ -79,11 +80,16 @@ def write_gpt2_config(path, config):
     keys[key] = getattr(config, key)
   keys.update(n_inner=config.intermediate_size, layer_norm_epsilon=config.rms_norm_eps, model_type="gpt2",
               architectures=["GPT2LMHeadModel"], dtype="float32")
-  if config.arch != "gpt2" or not config.bias:
-    options = {key: getattr(config, key) for key in option_keys(type(config))}
+  if config.arch != "gpt2" or not config.bias or config.engram_layers:
+    options = {key: getattr(config, key) for key in (*option_keys(type(config)), *engram_keys(config))}
     keys["crossply"] = {"arch": config.arch, "backbone": "gpt2", "bias": config.bias, **options}
     keys.update(model_type=f"crossply_{config.arch}", architectures=["CrossplyForCausalLM"])
   pathlib.Path(path).write_text(json.dumps(keys, indent=2) + "\n")
+
+
+def engram_keys(config):
+  """Of a model that has none, none."""
+  return ENGRAM_KEYS if config.engram_layers else ()
 
 
 GPT2_FIELDS = ("max_position_embeddings", "bias", "activation_function", "scale_attn_by_inverse_layer_idx", "backbone")
@@ -92,13 +98,14 @@ GPT2_FIELDS = ("max_position_embeddings", "bias", "activation_function", "scale_
 def write_config(path, config):
   if config.backbone == "gpt2":
     return write_gpt2_config(path, config)
-  options = {key: getattr(config, key) for key in option_keys(type(config))}
-  keys = {key: value for key, value in vars(config).items() if key not in options and key not in GPT2_FIELDS}
+  options = {key: getattr(config, key) for key in (*option_keys(type(config)), *engram_keys(config))}
+  keys = {key: value for key, value in vars(config).items()
+          if key not in options and key not in GPT2_FIELDS and key not in ENGRAM_KEYS}
   arch, qk_norm, qk_norm_eps, qkv_bias = (keys.pop(key) for key in ("arch", "qk_norm", "qk_norm_eps", "qkv_bias"))
   if keys["rope_scaling"] is None:
     del keys["rope_scaling"]
   keys.update(hidden_act="silu", model_type="llama", architectures=["LlamaForCausalLM"], dtype="float32")
-  if arch != "llama" or qk_norm or qkv_bias:
+  if arch != "llama" or qk_norm or qkv_bias or config.engram_layers:
     keys["crossply"] = {"arch": arch, "qk_norm": qk_norm, "qkv_bias": qkv_bias, **options}
     if qk_norm:
       keys["crossply"]["qk_norm_eps"] = qk_norm_eps
@@ -161,7 +168,7 @@ def tiny_value(name, initial, noise, qk_norm):
     return 0.5 * noise / len(noise) ** 0.5
   if last in ("dynamic_alpha_scale", "dynamic_beta_scale"):
     return 0.2 + 0.06 * noise
-  if noise.ndim == 1:
+  if noise.ndim == 1 or last in ("q_weight", "k_weight"):
     return 1 + 0.3 * noise
   gain = 0.03 if qk_norm and ("q_proj" in name or "k_proj" in name) else 0.5
   return gain * noise / noise.shape[1] ** 0.5

@@ -14,6 +14,7 @@
 #include "engine/numbers.h"
 #include "models/disk/config_keys.h"
 #include "models/disk/modelling_file.h"
+#include "models/engram.h"
 #include "models/loop.h"
 #include "models/registry.h"
 
@@ -192,6 +193,28 @@ bool is_word(const std::string& arch, const std::string& key) {
 
 }  // namespace
 
+namespace {
+
+void read_engram(const json& object, EngramOptions& engram, const std::string& where) {
+  const std::pair<const char*, std::string*> lists[] = {{"engram_layers", &engram.layers},
+                                                        {"engram_boundary", &engram.boundary},
+                                                        {"engram_multipliers", &engram.multipliers}};
+  for (const auto& [key, text] : lists)
+    if (object.contains(key)) *text = json_text(object[key]);
+  read(object, "engram_order", engram.order, where);
+  read(object, "engram_heads", engram.heads, where);
+  read(object, "engram_width", engram.width, where);
+  read(object, "engram_rows", engram.rows, where);
+  read(object, "engram_pad_id", engram.pad_id, where);
+  read(object, "engram_seed", engram.seed, where);
+  const json map = object.value("engram_map", json("none"));  // another word would be a file here
+  if (map != "none" && !map.is_array())
+    fail(Exit::bad_data, where, ": \"engram_map\" is ", shown(map), ", must be none, or a list of numbers");
+  if (map.is_array()) engram.map = json_text(map);
+}
+
+}  // namespace
+
 void read_crossply(const json& object, Config& config, const std::string& where) {
   if (!object.is_object()) fail(Exit::bad_data, where, ": \"crossply\" must be an object");
   read(object, "arch", config.arch, where);
@@ -208,6 +231,7 @@ void read_crossply(const json& object, Config& config, const std::string& where)
   read(object, "loop_alpha", config.loop.alpha, where);
   read(object, "loop_end", config.loop.end, where);
   read(object, "block_norm", config.block_norm, where);
+  read_engram(object, config.engram, where);
   const std::set<std::string> own = split_words(general_keys(config));
   for (const auto& [key, value] : object.items())
     if (!own.contains(key) && !value.is_null())
@@ -227,11 +251,22 @@ void write_loop(json& own, const Config& config) {
   own["loop_layers"] = known_json(loop.layers);
 }
 
+void write_engram(json& own, const Config& config) {
+  const EngramOptions& engram = config.engram;
+  if (!has_engram(config)) return;
+  own["engram_layers"] = known_json(engram.layers), own["engram_order"] = engram.order;
+  own["engram_heads"] = engram.heads, own["engram_width"] = engram.width, own["engram_rows"] = engram.rows;
+  own["engram_boundary"] = known_json(engram.boundary), own["engram_pad_id"] = engram.pad_id;
+  own["engram_seed"] = engram.seed, own["engram_multipliers"] = known_json(engram.multipliers);
+  own["engram_map"] = engram.map == "none" ? json(engram.map) : known_json(engram.map);
+}
+
 }  // namespace
 
 void mark_as_variant(json& object, const Config& config) {
   json& own = object["crossply"];
   write_loop(own, config);
+  write_engram(own, config);
   for (const Option& option : find_architecture(config.arch).options) {
     const std::string& value = config.options.at(option.key);
     own[option.key] = option.choices.empty() ? known_json(value) : json(value);
@@ -301,7 +336,7 @@ namespace {
 
 // The type of model that a plain LLaMA with these options is; null where there is none.
 const ModelType* plain_type(const Config& c) {
-  if (c.arch != "llama" || has_loop(c) || c.block_norm != "pre") return nullptr;
+  if (c.arch != "llama" || has_loop(c) || has_engram(c) || c.block_norm != "pre") return nullptr;
   if (c.qk_norm && c.qk_norm_eps != c.norm_eps) return nullptr;
   const auto found = std::find_if(model_types.begin(), model_types.end(), [&](const ModelType& type) {
     if (type.qkv_bias != c.qkv_bias || type.qk_norm != c.qk_norm) return false;

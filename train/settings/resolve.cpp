@@ -64,6 +64,18 @@ std::string note_of_start(const Settings& settings, const Config& model, int64_t
   return str("note: starting from the weights of ", printable(settings.init), ", a ", model.arch, part, "\n");
 }
 
+bool is_of_engram(const std::string& flag) { return flag.starts_with("--engram-"); }
+
+// --init's model with the Engram that is asked for.
+void add_engram(const Settings& settings, Config& model, std::string& notes) {
+  const auto asked = std::find_if(settings.given.begin(), settings.given.end(), is_of_engram);
+  if (asked == settings.given.end()) return;
+  if (has_engram(model)) fail(Exit::usage, "--init takes its Engram from its config.json; leave out ", *asked);
+  model.engram = settings.config.engram;
+  model.check(Exit::usage, "flags");
+  if (has_engram(model)) notes += "note: Engram is added, and starts as writing nothing\n";
+}
+
 // What --init's model becomes: its own architecture, or from a plain LLaMA or GPT-2 one that can start as it.
 Config choose_architecture(const Settings& settings, Config model, int64_t blocks, std::string& notes) {
   const std::string from = model.arch, &asked = settings.config.arch;
@@ -98,7 +110,7 @@ Config take_initial(const Settings& settings, const Config& initial, std::string
       if (row.resume != Resume::of_model || !settings.given.contains(row.flag)) continue;
       if (row.flag == "--layers") fewer = true;
       // Presets of the backbone need it.
-      else if (row.flag != "--backbone" || settings.config.backbone != initial.backbone)
+      else if (!is_of_engram(row.flag) && (row.flag != "--backbone" || settings.config.backbone != initial.backbone))
         fail(Exit::usage, "--init takes the sizes from its config.json; leave out ", row.flag);
     }
   const int64_t layers = settings.config.num_hidden_layers, blocks = initial.num_hidden_layers;
@@ -106,7 +118,9 @@ Config take_initial(const Settings& settings, const Config& initial, std::string
     fail(Exit::usage, "--layers ", layers, ": --init ", settings.init, " has ", blocks,
          " blocks, of which the first so many can be taken");
   if (fewer) model.num_hidden_layers = layers;
-  return choose_architecture(settings, model, blocks, notes);
+  model = choose_architecture(settings, model, blocks, notes);
+  add_engram(settings, model, notes);
+  return model;
 }
 
 // A LLaMA without a window takes sequences of any length; a GPT-2 has learned so many positions.
