@@ -44,7 +44,18 @@ CROSSED = (  # each with every backbone
 HYPER_NORMS = ("layernorm_no_affine", "layernorm", "rmsnorm")
 PRENORMS = ("layernorm_no_affine", "rmsnorm")
 DILATION_PERIOD = ((1, 1), (2, 1), (1, 2), (2, 3), (3, 2))
+# A table of a few rows, so that one row has several n-grams.
+ENGRAM = {"engram_layers": [1], "engram_heads": 2, "engram_rows": 5}
+BOUNDED = {**ENGRAM, "engram_layers": [0, 2], "engram_boundary": [2, 5], "engram_pad_id": 1, "engram_seed": 3}
 SAMPLED = (  # each with three or four backbones
+  {"arch": "llama", **ENGRAM},
+  {"arch": "llama", **BOUNDED, "engram_width": 16, "engram_order": 5},
+  {"arch": "llama", **ENGRAM, "engram_map": [0, 1, 2, 1, 3, 0, 4], "engram_multipliers": [[5, 2**60 + 1, 7]]},
+  {"arch": "lime", **BOUNDED},
+  {"arch": "hyper", **BOUNDED},
+  *({"arch": "mhc", **ENGRAM, "hc_mult": streams} for streams in (1, 3)),
+  {"arch": "gated_streams", **ENGRAM},
+  {"arch": "shortcuts", **BOUNDED},
   {"arch": "lime_static"},
   {"arch": "lime_static", "top_p": 0.7},
   {"arch": "lime_static", "top_p": 0.4},
