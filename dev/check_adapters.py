@@ -225,7 +225,7 @@ def stand_in_for_transformers(model):
            DeepseekV4HyperConnection=FirstStream, DeepseekV4HyperHead=FirstStream)
   stand_in("transformers.models.gemma3n.modeling_gemma3n", Gemma3nTextAttention=Same)
   stand_in("transformers.models.qwen4_exp.modeling_qwen4_exp", Qwen4ExpTextDecoderLayer=Layer,
-           Qwen4ExpTextGatedResidual=FirstStream)
+           Qwen4ExpTextGatedResidual=FirstStream, Qwen4ExpTextPLELayer=Same)
 
 
 def stand_in_for_checkouts(name):
@@ -238,6 +238,8 @@ def stand_in_for_checkouts(name):
   stand_in("configuration_muddformer", MUDDFormerConfig=Options)
   stand_in("modeling_muddformer", MUDDFormer=Mudd, FeedForward=Same)
   stand_in("nanochat.gpt", GPT=Gpt, GPTConfig=Options)
+  stand_in("engram", make_offsets=Same(), engram_gate_ref=lambda streams, *_: streams,
+           engram_hash_ref=lambda grams, _, sizes, __: torch.zeros(1, len(grams), sizes.numel(), dtype=torch.long))
   if name == "satformer":
     stand_in("models.resformer.attn_resformer")
     for package, stem in importlib.import_module("official.satformer").THEIRS.values():

@@ -34,7 +34,7 @@ void declare_model(ParameterTable& params, const Config& config) {
   for (const Parameter& row : all.rows()) {
     const std::string name = names.of(row.name);
     if (!params.contains(name))
-      params.add(name, row.shape, row.init, row.role, {row.lr_mul, row.wd_mul, row.between_widths});
+      params.add(name, row.shape, row.init, Role::scalar, {row.lr_mul, row.wd_mul, row.between_widths}).role = row.role;
     else if (!(params.at(name).shape == row.shape))
       fail(Exit::usage, "loop: ", name, " is ", params.at(name).shape.str(), " in one pass and ", row.shape.str(),
            " in another; give all applications of a block the same sizes, or loop_tied false");

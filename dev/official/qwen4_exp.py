@@ -25,8 +25,8 @@ def models():
     yield "gated_streams", dict(arch="gated_streams", **options)
   for options in common.crossed(K=(2,), rms_norm_eps=(1e-2,), hc_lowrank=(5,), seed=range(3)):
     yield "gated_streams, large eps", dict(arch="gated_streams", **options)
-  for options in common.crossed(hc_count=(4, 1), engram_layers=([1], [0, 1]), engram_order=(3, 2), engram_seed=(0, 5),
-                                seed=range(2)):
+  for options in common.crossed(hc_count=(4, 1), hc_lowrank=(3,), engram_layers=([1], [0, 1]), engram_order=(3, 2),
+                                engram_seed=(0, 5), seed=range(2)):
     yield "gated_streams, Engram", dict(arch="gated_streams", engram_heads=2, engram_rows=9, engram_boundary=[3],
                                         engram_pad_id=3, **options)
 

@@ -3,11 +3,9 @@
 Their kernels need a GPU; what is called is the PyTorch that they are checked against, which rounds its output to bf16
 and is told here not to. How tokens before the first are looked back to is ours.
 """
-import importlib.util
-
 import torch
-
-from reference import engram, model_dir
+from reference import engram as ours
+from reference import model_dir
 
 from . import common
 
@@ -18,9 +16,8 @@ CHECKOUTS, PACKAGES = {"TileKernels": "36d9e45d38e204ebb87e6f6e833821eee0482fe5"
 
 def load(root):
   global theirs
-  spec = importlib.util.spec_from_file_location("their_engram", root / "TileKernels/tile_kernels/torch/engram.py")
-  theirs = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(theirs)
+  common.use(root / "TileKernels/tile_kernels/torch")  # not the package, which imports its kernels
+  import engram as theirs
 
 
 def models():
@@ -29,7 +26,7 @@ def models():
       yield f"{arch}, Engram", dict(arch=arch, engram_heads=2, engram_rows=9, engram_pad_id=2, **options)
 
 
-class Engram(engram.Engram):
+class Engram(ours.Engram):
   def forward(self, x, tokens):
     order, hashed = len(self.hash.multipliers), self.hash
     before = [torch.cat([tokens.new_full((1, back), hashed.pad).expand(len(tokens), -1), tokens], 1)[:, : x.shape[1]]

@@ -69,11 +69,12 @@ bool is_of_engram(const std::string& flag) { return flag.starts_with("--engram-"
 // --init's model with the Engram that is asked for.
 void add_engram(const Settings& settings, Config& model, std::string& notes) {
   const auto asked = std::find_if(settings.given.begin(), settings.given.end(), is_of_engram);
-  if (asked == settings.given.end()) return;
-  if (has_engram(model)) fail(Exit::usage, "--init takes its Engram from its config.json; leave out ", *asked);
-  model.engram = settings.config.engram;
-  model.check(Exit::usage, "flags");
-  if (has_engram(model)) notes += "note: Engram is added, and starts as writing nothing\n";
+  if (asked != settings.given.end()) {
+    if (has_engram(model)) fail(Exit::usage, "--init takes its Engram from its config.json; leave out ", *asked);
+    model.engram = settings.config.engram;
+    notes += "note: Engram is added, and starts as writing nothing\n";
+  }
+  if (has_engram(model)) model.check(Exit::usage, "--init");  // it may be of a block that --layers leaves out
 }
 
 // What --init's model becomes: its own architecture, or from a plain LLaMA or GPT-2 one that can start as it.
