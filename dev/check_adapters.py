@@ -243,7 +243,7 @@ def stand_in_for_transformers(model):
            DeepseekV4HyperConnection=FirstStream, DeepseekV4HyperHead=FirstStream)
   stand_in("transformers.models.gemma3n.modeling_gemma3n", Gemma3nTextAttention=Same)
   stand_in("transformers.models.qwen4_exp.modeling_qwen4_exp", Qwen4ExpTextDecoderLayer=Layer,
-           Qwen4ExpTextGatedResidual=FirstStream)
+           Qwen4ExpTextGatedResidual=FirstStream, Qwen4ExpTextPLELayer=Same)
 
 
 def stand_in_for_checkouts(name):
@@ -259,6 +259,8 @@ def stand_in_for_checkouts(name):
   stand_in("models.config", GPTConfig=Options)
   stand_in("models.layers")
   stand_in("models.transformer", TransformerGPT=LoopedGpt)
+  stand_in("engram", make_offsets=Same(), engram_gate_ref=lambda streams, *_: streams,
+           engram_hash_ref=lambda grams, _, sizes, __: torch.zeros(1, len(grams), sizes.numel(), dtype=torch.long))
   if name == "satformer":
     stand_in("models.resformer.attn_resformer")
     for package, stem in importlib.import_module("official.satformer").THEIRS.values():

@@ -48,6 +48,20 @@ OPERATOR_1 = {"loop": "anchor"}
 TWO_CORES = {"loop": "anchor", "loop_passes": 2, "loop_layers": [1, 1, 1], "loop_tied": False}
 STREAMED = ("lime", "lime_static", "lime_dynamic", "hyper", "sla", "resformer", "satformer", "kv_share", "mhc", "shortcuts",
             "gated_streams", "relay")
+# A table of a few rows, so that one row has several n-grams.
+ENGRAM = {"engram_layers": [1], "engram_heads": 2, "engram_rows": 5}
+BOUNDED = {**ENGRAM, "engram_layers": [0, 2], "engram_boundary": [2, 5], "engram_pad_id": 1, "engram_seed": 3}
+ENGRAMS = (
+  {"arch": "llama", **ENGRAM},
+  {"arch": "llama", **BOUNDED, "engram_width": 16, "engram_order": 5},
+  {"arch": "llama", **ENGRAM, "engram_map": [0, 1, 2, 1, 3, 0, 4], "engram_multipliers": [[5, 2**60 + 1, 7]]},
+  {"arch": "lime", **BOUNDED},
+  {"arch": "hyper", **BOUNDED},
+  *({"arch": "mhc", **ENGRAM, "hc_mult": streams} for streams in (1, 3)),
+  {"arch": "mhc", "reads": "previous", **BOUNDED},
+  {"arch": "gated_streams", **ENGRAM},
+  {"arch": "shortcuts", **BOUNDED},
+)
 LOOPS = (
   *({"arch": arch, **OPERATOR_1} for arch in ("llama", *STREAMED)),
   *({"arch": arch, **TWO_CORES} for arch in ("llama", "mhc", "hyper", "resformer")),
@@ -63,6 +77,8 @@ LOOPS = (
 )
 SAMPLED = (  # each with three or four backbones
   *LOOPS,
+  *ENGRAMS,
+  {"arch": "llama", **OPERATOR_1, **BOUNDED},
   {"arch": "lime_static"},
   {"arch": "lime_static", "top_p": 0.7},
   {"arch": "lime_static", "top_p": 0.4},

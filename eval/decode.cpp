@@ -41,6 +41,7 @@ Decoder::Decoder(Device& device, ParameterTable& params, const Config& config, i
       max_length_(max_length),
       real_(real),
       token_(*this, rows, 1),
+      text_(static_cast<size_t>(rows * max_length), 0),
       logits_(static_cast<size_t>(rows * config.vocab_size)) {
   CHECK_THAT(params.dtype() == Dtype::f32, "generation runs in f32 or bf16");
   if (real == Dtype::bf16) bf16_logits_.resize(logits_.size());
@@ -49,7 +50,10 @@ Decoder::Decoder(Device& device, ParameterTable& params, const Config& config, i
 const std::vector<float>& Decoder::feed(const std::vector<int32_t>& tokens) {
   CHECK_THAT(static_cast<int64_t>(tokens.size()) == rows_ && step_.position < max_length_, "decoder: ", tokens.size(),
              " tokens at position ", step_.position, " of ", max_length_);
+  for (int64_t row = 0; row < rows_; ++row)
+    text_[static_cast<size_t>(row * max_length_ + step_.position)] = tokens[static_cast<size_t>(row)];
   device_.copy_in(token_.graph.tokens->tensor.data, tokens.data(), tokens.size() * sizeof(int32_t));
+  load_engrams(token_, 0, step_.position);
   token_.tape.forward(step_);
   const Value& logits = *token_.graph.logits;
   void* host = real_ == Dtype::bf16 ? static_cast<void*>(bf16_logits_.data()) : logits_.data();
@@ -81,15 +85,22 @@ void Decoder::read_row(int64_t row, const int32_t* prompt, int64_t count) {
   const int64_t T = std::min(chunk_tokens, max_length_);
   if (!chunk_) chunk_ = std::make_unique<Replay>(*this, 1, T);
   lend_caches(row);
-  std::vector<int32_t> tokens(static_cast<size_t>(T));
+  int32_t* text = text_.data() + row * max_length_;
+  std::copy_n(prompt, count, text);
   for (int64_t next = 0; next < count; next += T) {
     // The last chunk may begin with tokens that were read before, and end with others than the prompt's, which
     // nothing before them sees, and whose places in the caches are written anew before anything after them is.
-    const int64_t begin = std::min(next, max_length_ - T), end = std::min(begin + T, count);
-    std::copy(prompt + begin, prompt + end, tokens.begin());
-    device_.copy_in(chunk_->graph.tokens->tensor.data, tokens.data(), tokens.size() * sizeof(int32_t));
+    const int64_t begin = std::min(next, max_length_ - T);
+    device_.copy_in(chunk_->graph.tokens->tensor.data, text + begin, static_cast<size_t>(T) * sizeof(int32_t));
+    load_engrams(*chunk_, row, begin);
     chunk_->tape.forward(Step{.position = begin});
   }
+}
+
+// Of the replay's rows, of which `row` is the first, at this position.
+void Decoder::load_engrams(const Replay& replay, int64_t row, int64_t position) {
+  for (const auto& engram : replay.graph.engrams)
+    engram->load(device_, text_.data() + row * max_length_ + position, max_length_, position);
 }
 
 // The chunk's caches are the row's from now on.

@@ -41,6 +41,7 @@ class Decoder {
   };
   void read_row(int64_t row, const int32_t* prompt, int64_t count);
   void lend_caches(int64_t row);
+  void load_engrams(const Replay& replay, int64_t row, int64_t position);
 
   Device& device_;
   ParameterTable& params_;
@@ -48,6 +49,7 @@ class Decoder {
   int64_t rows_, max_length_;
   Dtype real_;
   Replay token_;
+  std::vector<int32_t> text_;         // (rows, max_length): what was fed and read, as far as the position
   std::unique_ptr<Replay> chunk_;  // of one row; made when it is needed
   Step step_;
   std::vector<float> logits_;

@@ -7,6 +7,7 @@
 #include "engine/io/json.h"
 #include "engine/io/printable.h"
 #include "engine/numbers.h"
+#include "models/engram.h"
 #include "models/loop.h"
 #include "models/registry.h"
 
@@ -41,9 +42,10 @@ std::string as_json(const Option& option, const std::string& value) {
 // Norms of the stream and additions to it need one; a core that is only repeated does not.
 void require_stream(const Config& c, const Connection& connection) {
   const bool by_loop = has_loop(c) && (c.loop.norm != "none" || c.loop.alpha != 0);
-  if (connection.has_stream() || !(by_loop || c.block_norm == "sum")) return;
+  if (connection.has_stream() || !(by_loop || has_engram(c) || c.block_norm == "sum")) return;
   fail(Exit::usage, c.arch, " has no stream, for its layers read the outputs of all lower ones; give ",
-       by_loop ? "--loop-norm none --loop-alpha 0, a loop that only repeats" : "--block-norm branch");
+       has_engram(c) ? "no --engram-layers"
+       : by_loop ? "--loop-norm none --loop-alpha 0, a loop that only repeats" : "--block-norm branch");
 }
 
 void check_options(Config& config, Exit code, const std::string& where) {
@@ -114,6 +116,16 @@ const std::vector<GeneralOption>& general_options() {
       {"loop_alpha", [](Config& c) -> M { return &c.loop.alpha; }},
       {"loop_end", [](Config& c) -> M { return &c.loop.end; }},
       {"block_norm", [](Config& c) -> M { return &c.block_norm; }},
+      {"engram_layers", [](Config& c) -> M { return &c.engram.layers; }, true},
+      {"engram_order", [](Config& c) -> M { return &c.engram.order; }},
+      {"engram_heads", [](Config& c) -> M { return &c.engram.heads; }},
+      {"engram_width", [](Config& c) -> M { return &c.engram.width; }},
+      {"engram_rows", [](Config& c) -> M { return &c.engram.rows; }},
+      {"engram_boundary", [](Config& c) -> M { return &c.engram.boundary; }, true},
+      {"engram_pad_id", [](Config& c) -> M { return &c.engram.pad_id; }},
+      {"engram_seed", [](Config& c) -> M { return &c.engram.seed; }},
+      {"engram_map", [](Config& c) -> M { return &c.engram.map; }, true},
+      {"engram_multipliers", [](Config& c) -> M { return &c.engram.multipliers; }, true},
   };
   return options;
 }
@@ -134,7 +146,9 @@ bool set_option(Config& config, const GeneralOption& option, const std::string& 
       option.member(config));
 }
 
-bool has_general_options(const Config& config) { return !(config.loop == LoopOptions()) || config.block_norm != "pre"; }
+bool has_general_options(const Config& config) {
+  return config.loop != LoopOptions() || config.block_norm != "pre" || config.engram != EngramOptions();
+}
 
 std::string general_keys(const Config& config) {
   std::string keys = config.gpt2() ? "arch backbone bias" : "arch backbone qk_norm qk_norm_eps qkv_bias";
@@ -177,6 +191,7 @@ void Config::check(Exit code, const std::string& where) {
     if (!(number > 0) || !std::isfinite(number))
       fail(code, where, ": ", key, " must be positive and finite, is ", number);
   check_loop(*this, code, where);
+  check_engram(*this, code, where);
   check_options(*this, code, where);
 }
 

@@ -50,6 +50,22 @@ struct LoopOptions {
   bool operator==(const LoopOptions&) const = default;
 };
 
+// Tables of n-grams that are written into the stream before some applications of blocks (models/engram.h). Lists are
+// JSON.
+struct EngramOptions {
+  std::string layers = "[]";  // applications, ascending; []: none, and no Engram
+  int64_t order = 3;          // the largest n
+  int64_t heads = 8;          // hashes of each n
+  int64_t width = 0;          // M, of all rows of a token together; 0: C
+  int64_t rows = 65536;       // the least size of the table of an n and head
+  std::string boundary = "[]";     // tokens that end a document
+  int64_t pad_id = 0;              // stands for what is before it
+  int64_t seed = 0;                // of the multipliers
+  std::string map = "none";        // a number for each token, equal where they are taken for the same; or a file of it
+  std::string multipliers = "[]";  // in place of drawn ones: a list of `order` odd numbers for each Engram
+  bool operator==(const EngramOptions&) const = default;
+};
+
 struct Config {
   std::string arch = "llama";
   std::string backbone = "llama";          // llama or gpt2, the block; that of arch gpt2 is gpt2
@@ -77,6 +93,7 @@ struct Config {
   bool scale_attn_by_inverse_layer_idx = false;  // the logits of layer i (from 0) are divided by i + 1, too
   LoopOptions loop;
   std::string block_norm = "pre";  // branch: a second norm on a sublayer's output; sum: on the stream after it is added
+  EngramOptions engram;
   std::map<std::string, std::string> token_ids;  // bos_token_id and the like, as JSON: kept for other readers
   std::map<std::string, std::string> options;    // the connection's own keys, as text; complete after check()
 
@@ -117,7 +134,7 @@ inline constexpr SizeKey size_keys[] = {
 struct GeneralOption {
   const char* key;
   std::variant<std::string*, int64_t*, double*, bool*> (*member)(Config&);
-  bool list = false;  // the text is a list in JSON
+  bool list = false;  // the text is a list in JSON, or a word
 };
 const std::vector<GeneralOption>& general_options();
 // From text; false where that is not of its kind.

@@ -132,6 +132,8 @@ class Connection {
   // (B, T, E, C). Where sublayers read the outputs of all lower ones there is none, and nobody may ask for it. Whoever
   // is given another drops what it has computed from the old one.
   virtual bool has_stream() const { return true; }
+  // As many as it keeps beside each other.
+  virtual int64_t streams() const { return 1; }
   virtual Value* stream() { return x_; }
   virtual void set_stream(Value* x) { x_ = x; }
   // For those who look into the model, after each block: what it has put out, (B, T, C), as one stream, before the

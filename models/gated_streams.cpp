@@ -59,6 +59,7 @@ class GatedStreams : public Connection {
     build_->mark("last_streams", 0, x_);
     return gated_read("streams.read", last).x;
   }
+  int64_t streams() const override { return E_; }
   // What the head would read if the model ended here.
   Value* hidden() override { return gated_read("streams.seen", last).x; }
 

@@ -72,6 +72,7 @@ class Hyper : public Connection {
   }
 
   Value* finish() override { return ops::streams_sum(build_->tape, "streams.sum", x_); }
+  int64_t streams() const override { return E_; }
   Value* hidden() override { return ops::streams_sum(build_->tape, "streams.seen", x_); }
 
  private:

@@ -79,6 +79,7 @@ class Mhc : public Connection {
     build_->mark("last_out", 0, out);
     return out;
   }
+  int64_t streams() const override { return E_; }
   Value* hidden() override { return ops::streams_sum(build_->tape, "streams.seen", streams_.streams); }
 
  private:

@@ -20,7 +20,9 @@ void declare_applications(ParameterTable& params, const Config& c) {
   params.add("model.norm.weight", Shape{c.hidden_size}, Init::constant(1), Role::final_norm);
   if (c.gpt2() && c.bias) params.add("model.norm.bias", Shape{c.hidden_size}, Init::constant(0), Role::final_norm);
   if (!c.tie_word_embeddings) params.add("lm_head.weight", table, normal, Role::head);
-  find_architecture(c.arch).make(c)->declare(params, c);
+  const auto connection = find_architecture(c.arch).make(c);
+  connection->declare(params, c);
+  declare_engram(params, c, connection->streams());
 }
 
 void declare_model(ParameterTable& params, const Config& config) {
@@ -86,12 +88,14 @@ class Loop {
 
 // All blocks; longest: a sequence with what is cached of it; rope: the table of angles, which a LLaMA's attention takes
 // its positions from.
-void record_blocks(const Build& b, Connection& connection, int64_t longest) {
+void record_blocks(const Build& b, Connection& connection, int64_t longest, EngramInputs& inputs) {
   const Config& c = b.config;
   Value* rope = c.gpt2() ? nullptr : ops::rope_positions(b.tape, longest, c.rope_frequencies(), c.rope_factor());
   Loop loop(b, connection);
+  Engrams engrams(b, connection, inputs);
   for (int i = 0; i < c.num_hidden_layers; ++i) {
     loop.before(i);
+    engrams.before(i);
     c.gpt2() ? record_gpt2_block(b, connection, i) : record_llama_block(b, connection, i, rope);
     loop.after(i);
     if (b.tape.probed() && i + 1 < c.num_hidden_layers) b.mark("hidden", i + 1, connection.hidden());
@@ -99,7 +103,7 @@ void record_blocks(const Build& b, Connection& connection, int64_t longest) {
 }
 
 // All but the logits.
-ops::LogitHead record_hidden(const Build& b) {
+ops::LogitHead record_hidden(const Build& b, EngramInputs& inputs) {
   const Config& c = b.config;
   const int64_t longest = std::max(b.T, b.tape.cache_length());
   if (c.gpt2() && longest > c.max_position_embeddings)
@@ -112,7 +116,7 @@ ops::LogitHead record_hidden(const Build& b) {
   Value* embeddings = embed(b);
   b.mark("hidden", 0, embeddings);
   connection->begin(b, embeddings);
-  record_blocks(b, *connection, longest);
+  record_blocks(b, *connection, longest, inputs);
   Value* x = connection->finish();
   b.mark("hidden", static_cast<int>(c.num_hidden_layers), x);
   return record_head(b, x);
@@ -127,10 +131,10 @@ ops::LogitHead record_head(const Build& b, Value* x) {
 }
 
 static ops::LogitHead record_applied(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
-                                     Value* tokens) {
+                                     Graph& graph) {
   const Config all = applied(config);
   const RowNames names(config);
-  return record_hidden(Build{tape, params, all, B, T, tokens, &names});
+  return record_hidden(Build{tape, params, all, B, T, graph.tokens, &names}, graph.engrams);
 }
 
 static Graph record_all(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
@@ -140,8 +144,8 @@ static Graph record_all(Tape& tape, ParameterTable& params, const Config& config
   ops::LogitHead taught;  // first, so that of the teacher's activations one is left when the student's begin
   if (teacher != nullptr)
     tape.frozen("teacher.",
-                [&] { taught = record_applied(tape, teacher->params, teacher->config, B, T, graph.tokens); });
-  const ops::LogitHead own = record_applied(tape, params, config, B, T, graph.tokens);
+                [&] { taught = record_applied(tape, teacher->params, teacher->config, B, T, graph); });
+  const ops::LogitHead own = record_applied(tape, params, config, B, T, graph);
   if (tape.cache_length() > 0) {
     if (T == 1) graph.logits = ops::linear(tape, "logits", own.inp, own.weight, Shape{B, T, config.vocab_size});
     return graph;

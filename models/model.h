@@ -5,6 +5,7 @@
 #include <string>
 
 #include "models/connection.h"
+#include "models/engram.h"
 
 namespace crossply {
 
@@ -23,6 +24,7 @@ struct Teacher {
 
 struct Graph {
   Value* tokens = nullptr;   // (B, T) i32, to be filled by the caller
+  EngramInputs engrams;      // and these, by their load()
   Value* targets = nullptr;  // (B, T) i32, -1 is not scored; training tapes only
   Value* losses = nullptr;   // (B, T), 0 where not scored; training tapes only
   Value* ce = nullptr;       // (B, T), with a teacher: the cross entropy in the training losses; evaluation leaves it

@@ -104,7 +104,7 @@ lane_attention() {
 lane_depth() {
   family "route" 60 '-sf=*test_route.cpp'
   family "depth, value, query mixes" 60 '-sf=*test_depth_mix.cpp,*test_value_mix.cpp,*test_query_mix.cpp'
-  family "heads" 60 '-sf=*test_head_mix.cpp,*test_head_scale.cpp,*test_select_heads.cpp,*test_gate.cpp,*test_channel_gate.cpp'
+  family "heads" 60 '-sf=*test_head_mix.cpp,*test_head_scale.cpp,*test_select_heads.cpp,*test_gate.cpp,*test_channel_gate.cpp,*test_engram_gate.cpp'
   family "multiway" 60 '-sf=*test_multiway_mix.cpp'
 }
 lane_hyper() {

@@ -3,6 +3,8 @@ for.
 """
 import dataclasses
 
+from .engram import ENGRAM_KEYS
+
 
 @dataclasses.dataclass
 class Config:
@@ -35,6 +37,20 @@ class Config:
   loop_alpha: float = 1.0
   loop_end: bool = True
   block_norm: str = "pre"  # pre | branch | sum: a second norm, of a sublayer's output or of the stream after it
+  engram_layers: tuple | list = ()  # in front of these
+  engram_order: int = 3  # the largest n
+  engram_heads: int = 8  # of each n
+  engram_width: int = 0  # M; 0: C
+  engram_rows: int = 65536  # least size of an n-gram's and head's table
+  engram_boundary: tuple | list = ()  # tokens that end a document
+  engram_pad_id: int = 0
+  engram_seed: int = 0
+  engram_map: str | list = "none"  # or a number for each token
+  engram_multipliers: tuple | list = ()  # in place of drawn ones, for each of the layers
+
+  def streams(self):
+    """How many the layers keep beside each other."""
+    return 1
 
 
 GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
@@ -42,7 +58,8 @@ GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_atten
 
 
 # Keys of "crossply" that every architecture has.
-GENERAL_KEYS = ("loop", "loop_passes", "loop_layers", "loop_tied", "loop_norm", "loop_alpha", "loop_end", "block_norm")
+GENERAL_KEYS = ("loop", "loop_passes", "loop_layers", "loop_tied", "loop_norm", "loop_alpha", "loop_end", "block_norm",
+                *ENGRAM_KEYS)
 
 
 def applications(config):

@@ -23,6 +23,9 @@ class GatedStreamsConfig(Config):
   hc_count: int = 4  # E
   hc_lowrank: int = 0  # R; 0: C / 32
 
+  def streams(self):
+    return self.hc_count
+
 
 class StreamsNorm(nn.Module):
   """Each stream for itself, with a gain that starts at 0 for 1."""

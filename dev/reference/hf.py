@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import cached_file
 
@@ -86,7 +87,20 @@ def check_places(mask, positions, B, T, S):
                        "Behind a cache they go on from the number of tokens in it")
 
 
-def step_of(tokens, mask, positions, cache):
+def with_earlier(tokens, mask, cache, layers):
+  """Tokens (B, S), with those of earlier calls, -1 at padding: the cache keeps them behind the layers' keys, so that
+  what reorders, repeats or cuts these does it to them."""
+  if mask is not None:
+    tokens = tokens.masked_fill(mask[:, -tokens.shape[1] :].to(tokens.device) == 0, -1)
+  if cache is None:
+    return tokens
+  while cache.layer_class_to_replicate is None and len(cache.layers) <= layers:
+    cache.layers.append(DynamicLayer())
+  tokens = tokens[:, None, :, None]
+  return cache.update(tokens, tokens[..., :0], layers)[0][:, 0, :, 0]
+
+
+def step_of(tokens, mask, positions, cache, config):
   """mask: (B, S), 0 at padding; None where there is none. positions: (B or 1, T), or None."""
   (B, T), device = tokens.shape, tokens.device
   before = cache.get_seq_length() if cache is not None else 0
@@ -100,7 +114,9 @@ def step_of(tokens, mask, positions, cache):
     positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, before:]
   elif positions is None:
     positions = torch.arange(before, S, device=device)[None]
-  return Step(positions, visible, None if cache is None else cache.update)
+  if config.engram_layers:
+    tokens = with_earlier(tokens, mask, cache, config.num_hidden_layers)
+  return Step(positions, visible, tokens, None if cache is None else cache.update)
 
 
 def read_weights(directory, subfolder="", **where):
@@ -147,7 +163,7 @@ class CrossplyModel:
         raise ValueError(f"gradient checkpointing would write to {CACHE} twice: give none")
     elif cache is None and use_cache:
       cache = DynamicCache()
-    x = super().forward(input_ids, step_of(input_ids, attention_mask, position_ids, cache))
+    x = super().forward(input_ids, step_of(input_ids, attention_mask, position_ids, cache, self.config))
     output = BaseModelOutputWithPast(last_hidden_state=x, **{CACHE: cache})
     return output.to_tuple() if return_dict is False else output
 

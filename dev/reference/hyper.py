@@ -30,6 +30,9 @@ class HyperConfig(Config):
   layer_index: str = "layer"  # layer | sublayer: what says which stream a sublayer reads at first
   output_init_scale: bool = False  # o_proj and down_proj start smaller by sqrt(E)
 
+  def streams(self):
+    return self.rate
+
 
 NORMS = {
   "layernorm_no_affine": lambda width, eps=1e-5: nn.LayerNorm(width, eps=eps, elementwise_affine=False),

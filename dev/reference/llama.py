@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from .config import Config, applications, check_choice
+from .engram import Engram
 from .gpt2 import Gpt2MLP, LayerNorm
 
 
@@ -30,6 +31,7 @@ class Step(typing.NamedTuple):
   """Where the T tokens of one call stand. S counts those of earlier calls, too, whose keys and values are cached."""
   positions: torch.Tensor  # (B or 1, T)
   visible: torch.Tensor  # (B or 1, 1, T, S): may the query read the key?
+  tokens: torch.Tensor  # (B, S) or, where nothing asks for those before them, (B, T); -1 at padding
   remember: typing.Callable | None = None  # (keys, values, run): appends them to this run's, and returns all
   run: int | None = None  # which run of a layer this is, of all that there are; None: each runs once
 
@@ -38,7 +40,7 @@ def whole(tokens):
   """The step of tokens (B, T) with none before them."""
   T = tokens.shape[1]
   visible = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril()
-  return Step(torch.arange(T, device=tokens.device)[None], visible[None, None])
+  return Step(torch.arange(T, device=tokens.device)[None], visible[None, None], tokens)
 
 
 def unit_rms(x, eps):
@@ -220,11 +222,17 @@ class Layer(nn.Module):
         raise ValueError(f"a layer of {config.arch} takes no block_norm here")
       self.input_layernorm_2, self.post_attention_layernorm_2 = backbone_norm(config), backbone_norm(config)
     self.mlp = backbone_mlp(config, config.intermediate_size)
+    self.engram = Engram(config, layer) if layer in config.engram_layers else None
 
   def __call__(self, *inputs):
     if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-      return checkpoint(super().__call__, *inputs, use_reentrant=False)
-    return super().__call__(*inputs)
+      return checkpoint(self.applied, *inputs, use_reentrant=False)
+    return self.applied(*inputs)
+
+  def applied(self, x, shared, step):
+    """forward, with what is written to the stream, or streams, in front of it."""
+    x = x if self.engram is None else self.engram(x, step.tokens)
+    return super().__call__(x, shared, step)
 
   def forward(self, x, shared, step):
     y, shared = self.self_attn(self.input_layernorm(x), shared, step)
@@ -248,9 +256,8 @@ class Backbone(nn.Module):
       self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
     self.runs, self.passes = applications(config)
     self.layers = nn.ModuleList(layer(config, i, attention) for i in range(config.num_hidden_layers))
-    if len(self.runs) > len(self.layers) and (layer, attention, type(self).run_layers) != (
-        Layer, Attention, Backbone.run_layers):
-      raise ValueError(f"{config.arch} cannot run layers several times here")
+    if len(self.runs) > len(self.layers) and (config.arch != config.backbone or config.engram_layers):
+      raise ValueError(f"{config.arch} cannot run layers several times here, and none with engram_layers")
     self.norm = backbone_norm(config)
 
   def embed(self, tokens, step):

@@ -29,6 +29,9 @@ class MhcConfig(Config):
   hc_sinkhorn_iters: int = 20
   hc_eps: float = 1e-6
 
+  def streams(self):
+    return self.hc_mult
+
 
 def sinkhorn(logits, iterations, eps):
   """(..., E, E), k the row: a softmax of each row, then columns and rows in turn are divided by their sums."""

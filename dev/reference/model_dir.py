@@ -79,7 +79,7 @@ def read_config(path):
 def unusual(config):
   """{key: value} of those that every architecture has, where they are not as usual."""
   usual = {field.name: field.default for field in dataclasses.fields(Config)} | {"loop_layers": []}
-  return {key: getattr(config, key) for key in GENERAL_KEYS if getattr(config, key) != usual[key]}
+  return {key: getattr(config, key) for key in GENERAL_KEYS if getattr(config, key) not in (usual[key], [], ())}
 
 
 def write_gpt2_config(path, config):
@@ -171,7 +171,7 @@ def tiny_value(name, initial, noise, qk_norm):
     return 0.5 * noise / len(noise) ** 0.5
   if last in ("dynamic_alpha_scale", "dynamic_beta_scale"):
     return 0.2 + 0.06 * noise
-  if noise.ndim == 1:
+  if noise.ndim == 1 or last in ("q_weight", "k_weight"):
     return 1 + 0.3 * noise
   gain = 0.03 if qk_norm and ("q_proj" in name or "k_proj" in name) else 0.5
   return gain * noise / noise.shape[1] ** 0.5

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .config import Config, check_choice
-from .llama import Attention, Backbone, Llama, unit_rms
+from .llama import Attention, Backbone, Layer, Llama, unit_rms
 
 
 @dataclasses.dataclass
@@ -53,6 +53,18 @@ class ShortcutsAttention(Attention):
     return q, k, v
 
 
+class ShortcutsLayer(Layer):
+  """shared: the factors of the stream and of its start, None where there are none, the start, and a table's rows."""
+
+  def forward(self, x, shared, step):
+    own, first, start, *rows = shared
+    if own is not None:
+      x = own.to(x.device) * x
+    if first is not None:
+      x = x + (first * start).to(x.device)
+    return super().forward(x, rows, step)
+
+
 class ShortcutsBackbone(Backbone):
   def __init__(self, config, layer, attention):
     super().__init__(config, layer, attention)
@@ -78,12 +90,10 @@ class ShortcutsBackbone(Backbone):
     start, anchor = x, None
     for i, layer in enumerate(self.layers):
       x, anchor = self.before(i, x, anchor)
-      if config.resid:
-        x = self.resid_lambdas[i].to(x.device) * x
-      if config.x0:
-        x = x + (self.x0_lambdas[i] * start).to(x.device)
+      own = self.resid_lambdas[i] if config.resid else None
+      first = self.x0_lambdas[i] if config.x0 else None
       rows = (self.value_embeds[str(i)](tokens),) if has_table(config, i) else ()
-      x, _ = layer(x, rows, step)
+      x, _ = layer(x, (own, first, start, *rows), step)
       x = self.behind(i, x, anchor)
       if i == len(self.layers) // 2:
         middle = x
@@ -91,4 +101,5 @@ class ShortcutsBackbone(Backbone):
 
 
 class Shortcuts(Llama):
-  config_class, backbone, attention = ShortcutsConfig, ShortcutsBackbone, ShortcutsAttention
+  config_class, backbone = ShortcutsConfig, ShortcutsBackbone
+  layer, attention = ShortcutsLayer, ShortcutsAttention

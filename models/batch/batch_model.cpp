@@ -26,6 +26,7 @@ Tensor flat_gradients(const Arena& arena, const ParameterTable& params) {
 
 void load_batch(Device& device, const Graph& graph, const int32_t* tokens, const int32_t* targets) {
   device.copy_in(graph.tokens->tensor.data, tokens, graph.tokens->tensor.bytes());
+  for (const auto& engram : graph.engrams) engram->load(device, tokens, graph.tokens->shape[1], 0);
   device.copy_in(graph.targets->tensor.data, targets, graph.targets->tensor.bytes());
 }
 

@@ -196,6 +196,10 @@ bool is_word(const std::string& arch, const std::string& key) {
 
 }  // namespace
 
+namespace {
+
+}  // namespace
+
 void read_crossply(const json& object, Config& config, const std::string& where) {
   if (!object.is_object()) fail(Exit::bad_data, where, ": \"crossply\" must be an object");
   read(object, "arch", config.arch, where);
@@ -205,10 +209,12 @@ void read_crossply(const json& object, Config& config, const std::string& where)
   read(object, "qkv_bias", config.qkv_bias, where);
   read(object, "bias", config.bias, where);
   for (const GeneralOption& option : general_options()) {
-    if (option.list && object.contains(option.key)) set_option(config, option, json_text(object[option.key]));
-    if (!option.list)
-      std::visit([&](auto* member) { read(object, option.key, *member, where); }, option.member(config));
+    const json& list = option.list && object.contains(option.key) ? object[option.key] : json();
+    if (!option.list) std::visit([&](auto* member) { read(object, option.key, *member, where); }, option.member(config));
+    else if (!list.is_null()) set_option(config, option, list.is_string() ? list.get<std::string>() : json_text(list));
   }
+  if (config.engram.map != "none" && !config.engram.map.starts_with("["))  // a flag's is a file
+    fail(Exit::bad_data, where, ": \"engram_map\" is ", excerpt(config.engram.map), ", must be none, or a list of numbers");
   const std::set<std::string> own = split_words(general_keys(config));
   for (const auto& [key, value] : object.items())
     if (!own.contains(key) && !value.is_null())
@@ -226,7 +232,7 @@ void write_general_options(json& own, Config config) {
         [&]<class T>(T* member) {
           if (*member == *std::get<T*>(option.member(usual))) return;
           if constexpr (std::is_same_v<T, std::string>)
-            own[option.key] = option.list ? known_json(*member) : json(*member);
+            own[option.key] = member->starts_with("[") ? known_json(*member) : json(*member);
           else own[option.key] = *member;
         },
         option.member(config));

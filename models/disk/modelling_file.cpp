@@ -71,7 +71,7 @@ std::string modelling_module(const std::string& arch) {
 std::string modelling_file(const std::string& arch) {
   const std::string own = file_of(arch), stem = class_stem(arch), name = "Crossply" + stem;
   CHECK_THAT(!own.empty(), "dev/reference has no ", arch);
-  std::vector<std::string> files = {"config.py", "gpt2.py", "llama.py"};
+  std::vector<std::string> files = {"engram.py", "config.py", "gpt2.py", "llama.py"};
   if (own != files.back()) files.push_back(own);
   const size_t main = files.size() - 1;
   files.push_back("hf.py");

@@ -56,7 +56,8 @@ std::string value_of(const Shown& flag) {
       "h200 --mode "
       "continue --kv-owners [0,2] --value-layers [1] --norm rmsnorm --x tokens --style llama3 --lambda-scale frozen "
       "--vectors 30 --tsne-vectors 30 --rank-rate 100 --num-kv-shared-layers 1 --heads 0.0 --ffn 24 --mirror-offset 2 "
-      "--documents after --router-init random --decay routers --lambda2 frozen --router-bound literal --loss train");
+      "--documents after --router-init random --decay routers --lambda2 frozen --router-bound literal --loss train "
+      "--engram-order 2 --engram-boundary [0] --engram-multipliers [[1,3,5]]");
   if (values.contains(flag.name)) return values.at(flag.name);
   if (flag.type.empty()) return "";
   return flag.type.starts_with(" INT") ? "3" : flag.type == " FLOAT" ? "0.5" : flag.type == " BOOL" ? "false" : "x";
@@ -67,7 +68,7 @@ Words meeting(const std::string& need) {
   static const std::map<std::string, std::string> values = [] {
     auto pairs = pairs_of(
         "--temperature 1 --out made --teacher none --weight-decay 0.1 --world 2 --vocab 300 --prompts none --top-p 0.9 "
-        "--estimate 2 --num-kv-shared-layers 1 --branch none --steps 3");
+        "--estimate 2 --num-kv-shared-layers 1 --branch none --steps 3 --engram-layers [1]");
     pairs["--schedule other than constant"] = "linear", pairs["--schedule wsd_*"] = "wsd_linear",
     pairs["--rounds other than 1"] = "3";
     pairs["--data arith:*|prosqa*"] = "arith:3", pairs["--tokens text:*"] = "text:none";
@@ -157,7 +158,7 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
   const Words of_training = split_words(
       "--preset --data --tokenizer --val-data --shuffle --train-samples --test-samples --seq --seed --init --vocab "
       "--width "
-      "--layers --heads --kv-heads --head-width --ffn --rope-theta --norm-eps --tie --qk-norm --backbone --teacher "
+      "--layers --heads --kv-heads --head-width --ffn --rope-theta --norm-eps --tie --qk-norm --engram-layers --backbone --teacher "
       "--steps --batch --accumulate --lr --router-lr --schedule --warmup --weight-decay --beta1 --beta2 --adam-eps "
       "--clip --optimizer --decay-schedule --out --resume --branch --eval-every --eval-samples --save-every --save-at "
       "--keep "

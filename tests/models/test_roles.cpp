@@ -49,7 +49,9 @@ const Kinds backbones = joined(
              "self_attn.q_proj.weight self_attn.k_proj.weight self_attn.v_proj.weight mlp.gate_proj.weight "
              "mlp.up_proj.weight",
              true),
-     rows_of(output_projection, "self_attn.o_proj.weight mlp.down_proj.weight", true)});
+     rows_of(output_projection, "self_attn.o_proj.weight mlp.down_proj.weight", true),
+     rows_of(table, "engram.embed.weight"), rows_of(input_projection, "engram.wkv.weight", true),
+     rows_of(norm, "engram.q_weight engram.k_weight")});
 
 // What the connections add.
 const std::map<std::string, Kinds> connections = {
@@ -106,7 +108,7 @@ const std::map<std::string, Kinds> connections = {
 };
 
 std::string without_numbers(const std::string& name) {
-  static const std::regex where("^model\\.(layers\\.[0-9]+\\.)?"), number("\\.[0-9]+\\.");
+  static const std::regex where("^model\\.(passes\\.[0-9]+\\.)?(layers\\.[0-9]+\\.)?"), number("\\.[0-9]+\\.");
   return std::regex_replace(std::regex_replace(name, where, ""), number, ".*.");
 }
 

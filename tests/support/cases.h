@@ -28,6 +28,18 @@ inline bool has_loops(const Config& config, bool per_sequence = false) {
   return false;
 }
 
+// With tables of a few rows, which several n-grams share, and a boundary.
+inline Config with_engram(Config config, const std::string& layers = "[1]") {
+  config.engram = {.layers = layers, .heads = 2, .rows = 5, .boundary = "[4]", .pad_id = 2};
+  config.check(Exit::usage, "test");
+  return config;
+}
+// Two passes through the middle, of which each has an Engram of its own.
+inline Config looped_with_engram(Config config) {
+  config.loop.kind = "anchor", config.loop.passes = 2;
+  return with_engram(config, "[1,3]");
+}
+
 // GPT-2 with its options, every architecture on both of tiny_gpt2, and the options that meet a GPT-2's own rows.
 inline std::vector<Case> gpt2_cases() {
   std::vector<Case> list = {{"gpt2", tiny_gpt2()}, {"gpt2, all options", tiny_gpt2(false)}};
@@ -45,6 +57,7 @@ inline std::vector<Case> gpt2_cases() {
     c.tie_word_embeddings = false;
     c.hidden_size = 12, c.head_dim = 0;
   });
+  list.push_back({"gpt2 with Engram", with_engram(tiny_gpt2(), "[0,2]")});
   for (const Architecture& architecture : architectures()) {
     const std::string& arch = architecture.name;
     if (arch == "llama" || arch == "gpt2") continue;
@@ -138,6 +151,10 @@ inline std::vector<Case> cases() {
   for (const ArchChoice& choice : parse_arch_list(grouped))
     list.push_back({choice.text, tiny_with(choice.text, 2, false)});
   for (const ArchChoice& choice : parse_arch_list(full)) list.push_back({choice.text, tiny_with(choice.text, 4)});
+  list.push_back({"llama with Engram, grouped heads", with_engram(tiny_config("llama"), "[0,3]")});
+  list.push_back({"llama with Engram, looped", looped_with_engram(tiny_config("llama"))});
+  for (const std::string choice : {"hyper:rate=3", "mhc", "gated_streams:hc_count=1", "shortcuts", "lime"})
+    list.push_back({choice + " with Engram", with_engram(tiny_with(choice), "[0,2]")});
   return list;
 }
 

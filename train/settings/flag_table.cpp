@@ -21,7 +21,8 @@ Takes text(const char* type) { return {0, 0, {}, type}; }
 const Takes count = from(0, max_count), number = from(0, max_number), truth, given = {0, 0, {}, "", true};
 
 const std::vector<Need> beside_muon = {{"--optimizer", {"muon", "normuon"}}}, beside_teacher = {{"--teacher"}},
-                        beside_world = {{"--world"}}, beside_loop = {{"--loop", {"anchor"}}};
+                        beside_world = {{"--world"}}, beside_loop = {{"--loop", {"anchor"}}},
+                        beside_engram = {{"--engram-layers"}};
 bool has_teacher(const Settings& settings) { return !settings.teacher.empty(); }
 bool trains_by_muon(const Settings& settings) { return has_muon(settings.optimizer); }
 bool cools_down(const Settings& settings) { return has_cooldown(settings.schedule); }
@@ -91,6 +92,27 @@ const std::vector<FlagRow> model = {
      "add it after the last pass, too", beside_loop},
     {"--block-norm", of_model, [](S s) -> M { return &s.config.block_norm; }, any_of({"pre", "branch", "sum"}),
      "pre: norms are in front of sublayers alone; branch: a second one on their output; sum: on the stream after it"},
+    {"--engram-layers", of_model, [](S s) -> M { return &s.config.engram.layers; }, text("[...]"),
+     "in front of these, from 0, the stream takes in what tables say of the last tokens ([]: of none); of a loop, "
+     "applications of blocks. With --init it is added to a model that has none"},
+    {"--engram-order", of_model, [](S s) -> M { return &s.config.engram.order; }, from(2, 16),
+     "the most tokens that are looked up together; fewer, from two on, are, too", beside_engram},
+    {"--engram-heads", of_model, [](S s) -> M { return &s.config.engram.heads; }, from(1, 1024),
+     "hashes of so many tokens, each with a table of its own", beside_engram},
+    {"--engram-width", of_model, [](S s) -> M { return &s.config.engram.width; }, from(0, max_size),
+     "of all that is looked up for a token (0: C)", beside_engram},
+    {"--engram-rows", of_model, [](S s) -> M { return &s.config.engram.rows; }, from(2, 1 << 28),
+     "least size of each table", beside_engram},
+    {"--engram-boundary", of_model, [](S s) -> M { return &s.config.engram.boundary; }, text("[...]"),
+     "tokens that end a document, beyond which nothing is looked up", beside_engram},
+    {"--engram-pad-id", of_model, [](S s) -> M { return &s.config.engram.pad_id; }, from(0, max_size),
+     "token that stands for those beyond the beginning", beside_engram},
+    {"--engram-seed", of_model, [](S s) -> M { return &s.config.engram.seed; }, from(0, 0x1p63), "of the hashes",
+     beside_engram},
+    {"--engram-map", of_model, [](S s) -> M { return &s.config.engram.map; }, text("FILE"),
+     "which tokens are taken for the same, from data/engram_map.py (none: each is one of its own)", beside_engram},
+    {"--engram-multipliers", of_model, [](S s) -> M { return &s.config.engram.multipliers; }, text("[[...]...]"),
+     "of the hashes, odd, --engram-order for each layer, in place of the seed's", beside_engram},
     {"--backbone", of_model, [](S s) -> M { return &s.config.backbone; }, any_of({"llama", "gpt2"}),
      "the block: llama or gpt2"},
     {"--positions", of_model, [](S s) -> M { return &s.config.max_position_embeddings; }, from(0, max_size),

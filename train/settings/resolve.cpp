@@ -64,6 +64,19 @@ std::string note_of_start(const Settings& settings, const Config& model, int64_t
   return str("note: starting from the weights of ", printable(settings.init), ", a ", model.arch, part, "\n");
 }
 
+bool is_of_engram(const std::string& flag) { return flag.starts_with("--engram-"); }
+
+// --init's model with the Engram that is asked for.
+void add_engram(const Settings& settings, Config& model, std::string& notes) {
+  const auto asked = std::find_if(settings.given.begin(), settings.given.end(), is_of_engram);
+  if (asked != settings.given.end()) {
+    if (has_engram(model)) fail(Exit::usage, "--init takes its Engram from its config.json; leave out ", *asked);
+    model.engram = settings.config.engram;
+    notes += "note: Engram is added, and starts as writing nothing\n";
+  }
+  if (has_engram(model)) model.check(Exit::usage, "--init");  // it may be of a block that --layers leaves out
+}
+
 // What --init's model becomes: its own architecture, or from a plain LLaMA or GPT-2 one that can start as it.
 Config choose_architecture(const Settings& settings, Config model, int64_t blocks, std::string& notes) {
   const std::string from = model.arch, &asked = settings.config.arch;
@@ -103,7 +116,7 @@ Config take_initial(const Settings& settings, const Config& initial, std::string
         fail(Exit::usage, row.flag, " with --init: norms of the stream and more runs change what trained weights "
              "compute; train such a model from scratch");
       // Presets of the backbone need it.
-      else if (row.flag != "--backbone" || settings.config.backbone != initial.backbone)
+      else if (!is_of_engram(row.flag) && (row.flag != "--backbone" || settings.config.backbone != initial.backbone))
         fail(Exit::usage, "--init takes the sizes from its config.json; leave out ", row.flag);
     }
   const int64_t layers = settings.config.num_hidden_layers, blocks = initial.num_hidden_layers;
@@ -114,7 +127,9 @@ Config take_initial(const Settings& settings, const Config& initial, std::string
     fail(Exit::usage, "--layers ", layers, ": --init ", settings.init, " has a loop, of which no first blocks can be "
          "taken");
   if (fewer) model.num_hidden_layers = layers;
-  return choose_architecture(settings, model, blocks, notes);
+  model = choose_architecture(settings, model, blocks, notes);
+  add_engram(settings, model, notes);
+  return model;
 }
 
 // A LLaMA without a window takes sequences of any length; a GPT-2 has learned so many positions.
