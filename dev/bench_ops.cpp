@@ -204,9 +204,10 @@ void add_hyper(Ops& ops, Tensors& m) {
                    hyper_write_forward({next, {}, {}}, streams, coef, y, s);
                  }});
   const Tensor dstreams = m.activation(streams.shape);
-  ops.push_back({"hyper write backward", {next, streams, coef, y}, {dstreams, dcoef, dy}, [=] {
-                   hyper_write_backward({dstreams, false}, {dcoef, false}, {dy, false}, {{}, next, {}}, streams, coef, y, s);
-                 }});
+  ops.push_back(
+      {"hyper write backward", {next, streams, coef, y}, {dstreams, dcoef, dy}, [=] {
+         hyper_write_backward({dstreams, false}, {dcoef, false}, {dy, false}, {{}, next, {}}, streams, coef, y, s);
+       }});
 }
 
 void add_multiway_mix(Ops& ops, Tensors& m) {

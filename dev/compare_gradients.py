@@ -46,8 +46,8 @@ PRENORMS = ("layernorm_no_affine", "rmsnorm")
 DILATION_PERIOD = ((1, 1), (2, 1), (1, 2), (2, 3), (3, 2))
 OPERATOR_1 = {"loop": "anchor"}
 TWO_CORES = {"loop": "anchor", "loop_passes": 2, "loop_layers": [1, 1, 1], "loop_tied": False}
-STREAMED = ("lime", "lime_static", "lime_dynamic", "hyper", "sla", "resformer", "satformer", "kv_share", "mhc", "shortcuts",
-            "gated_streams", "relay")
+STREAMED = ("lime", "lime_static", "lime_dynamic", "hyper", "sla", "resformer", "satformer", "kv_share", "mhc",
+            "shortcuts", "gated_streams", "relay", "depth_attention")
 # A table of a few rows, so that one row has several n-grams.
 ENGRAM = {"engram_layers": [1], "engram_heads": 2, "engram_rows": 5}
 BOUNDED = {**ENGRAM, "engram_layers": [0, 2], "engram_boundary": [2, 5], "engram_pad_id": 1, "engram_seed": 3}
@@ -65,7 +65,8 @@ ENGRAMS = (
 LOOPS = (
   *({"arch": arch, **OPERATOR_1} for arch in ("llama", *STREAMED)),
   *({"arch": arch, **TWO_CORES} for arch in ("llama", "mhc", "hyper", "resformer")),
-  *({"arch": "mhc", "reads": "previous", **more} for more in (OPERATOR_1, OPERATOR_1 | {"loop_norm": "all"}, TWO_CORES)),
+  *({"arch": "mhc", "reads": "previous", **more}
+    for more in (OPERATOR_1, OPERATOR_1 | {"loop_norm": "all"}, TWO_CORES)),
   {"arch": "mhc", "reads": "previous", **OPERATOR_1, "loop_norm": "all", "loop_layers": [0, 3, 1]},
   {"arch": "llama", **OPERATOR_1, "loop_passes": 3},
   {"arch": "llama", **OPERATOR_1, "loop_passes": 2, "loop_layers": [1, 2, 1], "loop_norm": "all", "loop_alpha": -0.7,

@@ -45,7 +45,8 @@ void require_stream(const Config& c, const Connection& connection) {
   if (connection.has_stream() || !(by_loop || has_engram(c) || c.block_norm == "sum")) return;
   fail(Exit::usage, c.arch, " has no stream, for its layers read the outputs of all lower ones; give ",
        has_engram(c) ? "no --engram-layers"
-       : by_loop ? "--loop-norm none --loop-alpha 0, a loop that only repeats" : "--block-norm branch");
+       : by_loop     ? "--loop-norm none --loop-alpha 0, a loop that only repeats"
+                     : "--block-norm branch");
 }
 
 void check_options(Config& config, Exit code, const std::string& where) {

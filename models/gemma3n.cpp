@@ -49,8 +49,9 @@ class Gemma3n : public Connection {
   std::string start_as_plain(ParameterTable&, const Config&) const override {
     if (scaled_) fail(Exit::usage, "gemma3n: the plain backbone does not scale its embeddings; give embed_scale none");
     if (R_ > 0 && gemma_)
-      fail(Exit::usage, "gemma3n: laurel_form gemma adds attention's input to the stream; give laurel_form paper, or "
-                        "laurel_rank 0");
+      fail(Exit::usage,
+           "gemma3n: laurel_form gemma adds attention's input to the stream; give laurel_form paper, or "
+           "laurel_rank 0");
     return "";
   }
 
@@ -63,9 +64,9 @@ class Gemma3n : public Connection {
     const Shape by_layer{build.B, build.T, c.num_hidden_layers, W_};
     Value* context = ops::linear(build.tape, "per_layer.context", x_,
                                  build.parameter("model.per_layer_model_projection.weight"), by_layer);
-    context = ops::rmsnorm(build.tape, "per_layer.norm", context,
-                           build.parameter("model.per_layer_projection_norm.weight"),
-                           c.norm_eps * static_cast<double>(c.hidden_size));
+    context =
+        ops::rmsnorm(build.tape, "per_layer.norm", context, build.parameter("model.per_layer_projection_norm.weight"),
+                     c.norm_eps * static_cast<double>(c.hidden_size));
     Value* rows = ops::embedding(build.tape, "per_layer.table", build.tokens, build.parameter(table), by_layer);
     inputs_ = ops::add_scaled(build.tape, "per_layer.inputs", context, rows, std::sqrt(static_cast<double>(W_)));
   }
@@ -129,17 +130,16 @@ class Gemma3n : public Connection {
 Architecture gemma3n_architecture() {
   return {"gemma3n",
           "each layer adds an embedding of its own of the token, and a low-rank branch beside attention",
-          {{"hidden_size_per_layer_input",
-            "256",
-            "an integer: the width of a layer's own embeddings (0: none)",
-            {}},
+          {{"hidden_size_per_layer_input", "256", "an integer: the width of a layer's own embeddings (0: none)", {}},
            {"laurel_rank", "64", "an integer: the rank of the branch (0: none)", {}},
            {"laurel_form",
             "gemma",
             "gemma or paper: normalised, beside attention's input; or alone",
             {"gemma", "paper"},
             {{"laurel_rank"}}},
-           {"embed_scale", "sqrt", "sqrt or none: the embeddings are multiplied by the root of the width",
+           {"embed_scale",
+            "sqrt",
+            "sqrt or none: the embeddings are multiplied by the root of the width",
             {"sqrt", "none"}}},
           [](const Config& config) { return std::make_unique<Gemma3n>(config); }};
 }

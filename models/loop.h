@@ -24,8 +24,8 @@ bool has_loop(const Config& config);
 std::string described_layers(const Config& config);
 // Throws `code` with `where` for options that do not fit together, or the blocks.
 void check_loop(const Config& config, Exit code, const std::string& where);
-// The configuration in which every application is a layer of its own: what a connection is made for. Its loop_layers are
-// given, so that applications_of() is the same.
+// The configuration in which every application is a layer of its own: what a connection is made for. Its loop_layers
+// are given, so that applications_of() is the same.
 Config applied(Config config);
 
 // How rows of applications are named on disk: model.layers.{v}.X of a block's own rows is model.layers.{p}.X; that of a

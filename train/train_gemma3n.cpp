@@ -13,7 +13,7 @@
 // All norms are RMS norms with a gain. On GPT-2 its positions are part of e. A tied head has the embedding as it is.
 //
 // Start: matrices normal(0.02), the table, too; gm 1, and gl and go 0, so that at first the branches add nothing. Wb is
-// 0 with laurel-form paper. A matrix that starts at 0 in front of a norm would have gradients a thousand times as large.
+// 0 with laurel-form paper. A matrix that starts at 0 in front of a norm would have gradients a thousand times larger.
 // The table learns at five times the rate and does not decay. With --embed-scale none and --laurel-rank 0 or
 // --laurel-form paper it starts as LLaMA, bit for bit.
 //

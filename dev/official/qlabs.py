@@ -49,7 +49,7 @@ def models():
 
 
 class Norms:
-  """Calls of their norm in one forward: of the embedding, of passes, and at last of the head's input, which has ours."""
+  """Their norm, called in one forward for the embedding, for passes, and at last for the head, which has ours."""
 
   def __init__(self, passes, eps):
     self.passes, self.eps, self.calls = passes, eps, 0
@@ -85,8 +85,8 @@ def build(config):
 
 def weights(config, w):
   return common.renamed(
-    w, ("model.norm.", "lm_head.norm."), ("lm_head.weight", "lm_head.inner.weight"), ("model.layers.", "h."),
+    w, ("model.norm.", "lm_head.norm."), ("lm_head.weight", "lm_head.inner.weight"), ("model.layers.", "trunk:h."),
     ("input_layernorm", "attn.norm"), ("post_attention_layernorm", "mlp.norm"), ("self_attn.", "attn.inner."),
     ("q_proj", "c_q"), ("k_proj", "c_k"), ("v_proj", "c_v"), ("o_proj", "c_proj"), (".mlp.", ".mlp.inner."),
-    (".mlp.inner.norm", ".mlp.norm"), ("model.embed_tokens.", "wte."), ("h.", "transformer.h."),
-    ("wte.", "transformer.wte."))
+    (".mlp.inner.norm", ".mlp.norm"), ("model.embed_tokens.", "trunk:wte."),
+    ("trunk:", "transformer."))

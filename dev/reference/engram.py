@@ -52,7 +52,8 @@ class Hash:
     size = config.vocab_size if self.words is None else 1 + max(self.words)
     self.boundary, self.pad = config.engram_boundary, config.engram_pad_id
     given = config.engram_multipliers
-    self.multipliers = given[which] if given else drawn_multipliers(config.engram_seed, which, config.engram_order, size)
+    self.multipliers = (given[which] if given else
+                        drawn_multipliers(config.engram_seed, which, config.engram_order, size))
     Z = (config.engram_order - 1) * config.engram_heads
     self.primes, self.heads = primes_from(config.engram_rows, which * Z, Z), config.engram_heads
 

@@ -196,9 +196,7 @@ bool is_word(const std::string& arch, const std::string& key) {
 
 }  // namespace
 
-namespace {
-
-}  // namespace
+namespace {}  // namespace
 
 void read_crossply(const json& object, Config& config, const std::string& where) {
   if (!object.is_object()) fail(Exit::bad_data, where, ": \"crossply\" must be an object");
@@ -210,11 +208,13 @@ void read_crossply(const json& object, Config& config, const std::string& where)
   read(object, "bias", config.bias, where);
   for (const GeneralOption& option : general_options()) {
     const json& list = option.list && object.contains(option.key) ? object[option.key] : json();
-    if (!option.list) std::visit([&](auto* member) { read(object, option.key, *member, where); }, option.member(config));
+    if (!option.list)
+      std::visit([&](auto* member) { read(object, option.key, *member, where); }, option.member(config));
     else if (!list.is_null()) set_option(config, option, list.is_string() ? list.get<std::string>() : json_text(list));
   }
   if (config.engram.map != "none" && !config.engram.map.starts_with("["))  // a flag's is a file
-    fail(Exit::bad_data, where, ": \"engram_map\" is ", excerpt(config.engram.map), ", must be none, or a list of numbers");
+    fail(Exit::bad_data, where, ": \"engram_map\" is ", excerpt(config.engram.map),
+         ", must be none, or a list of numbers");
   const std::set<std::string> own = split_words(general_keys(config));
   for (const auto& [key, value] : object.items())
     if (!own.contains(key) && !value.is_null())

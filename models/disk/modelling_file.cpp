@@ -9,7 +9,7 @@
 #include "engine/io/file.h"
 #include "engine/io/printable.h"
 #include "engine/io/python_files.h"
-#include "models/loop.h"
+#include "models/engram.h"
 #include "models/registry.h"
 
 namespace crossply {
@@ -99,10 +99,11 @@ std::string modelling_file(const std::string& arch) {
 
 std::string without_modelling_file(const Config& config) {
   const std::string& arch = config.arch;
-  if (file_of(arch).empty() || arch == config.backbone) return "";
+  if (file_of(arch).empty()) return "";
   const std::string why = str("transformers cannot load this ", arch, ": ");
-  if (has_loop(config) && config.loop.tied && config.loop.passes > 1)
-    return why + "its modelling file runs each layer once; --loop-tied false has one";
+  const bool alone = arch == config.backbone && !has_engram(config), again = config.loop.tied && config.loop.passes > 1;
+  if (has_loop(config) && again && !alone)
+    return why + "a modelling file runs layers several times only where nothing is beside them; try --loop-tied false";
   const bool own_layer = python_files().at(file_of(arch)).find("(Layer):") != std::string::npos;
   return config.block_norm != "pre" && own_layer ? why + "its modelling file knows no --block-norm" : "";
 }

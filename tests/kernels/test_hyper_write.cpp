@@ -27,8 +27,8 @@ Op write(const Size& s, bool behind = true, bool merged = true) {
         hyper_write_forward({t["next"], t["x"], t["squares"]}, t["streams"], t["coef"], t["y"], stream);
       },
       [](auto& t, Stream stream) {
-        hyper_write_backward(t.grad("streams"), t.grad("coef"), t.grad("y"), {t["next"], t["dnext"], t["dx"]}, t["streams"],
-                             t["coef"], t["y"], stream);
+        hyper_write_backward(t.grad("streams"), t.grad("coef"), t.grad("y"), {t["next"], t["dnext"], t["dx"]},
+                             t["streams"], t["coef"], t["y"], stream);
       },
       [=](auto& z) {
         hyper_write_forward_ref<Complex>({z["next"], z["x"], nullptr}, z["streams"], z["coef"], z["y"], s.rows(), E, C);
@@ -42,9 +42,7 @@ Op reread(const Size& s) {
           [](auto& t, Stream stream) {
             hyper_reread_backward(t.grad("streams"), t.grad("coef"), t["dx"], t["streams"], t["coef"], stream);
           },
-          [=](auto& z) {
-            hyper_reread_forward_ref<Complex>(z["x"], z["streams"], z["coef"], s.rows(), E, C);
-          }};
+          [=](auto& z) { hyper_reread_forward_ref<Complex>(z["x"], z["streams"], z["coef"], s.rows(), E, C); }};
 }
 
 // Puts x and squares to those of next as it is.
@@ -118,7 +116,7 @@ TEST_CASE("hyper_reread: the reference backward is the derivative of the referen
 }
 
 TEST_CASE("hyper_reread: the fast backends equal the reference, set and added, on any threads") {
-  const std::vector<Size> of_cpu{{1, 1, 1, 1},  {1, 3, 1, 33}, {2, 5, 2, 16}, {1, 7, 3, 40},
+  const std::vector<Size> of_cpu{{1, 1, 1, 1},    {1, 3, 1, 33}, {2, 5, 2, 16},  {1, 7, 3, 40},
                                  {3, 100, 4, 67}, {1, 5, 5, 21}, {2, 65, 7, 18}, {1, 4, 8, 259}},
       of_gpu{{1, 3, 3, 40}, {1, 5, 4, 24}, {1, 2, 2, 33}, {1, 33, 4, 24}, {1, 2, 6, 32}, {1, 1, 7, 259}, {1, 9, 8, 32}};
   for_sizes(of_cpu, of_gpu, [](Backend backend, const Size& s) {

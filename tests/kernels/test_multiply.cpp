@@ -8,12 +8,11 @@ using namespace crossply::test;
 namespace {
 
 Op multiply(int64_t n) {
-  return {{input("a", {n}), input("b", {n}), output("out", {n})},
-          [](auto& t, Stream stream) { multiply_forward(t["out"], t["a"], t["b"], stream); },
-          [](auto& t, Stream stream) {
-            multiply_backward(t.grad("a"), t.grad("b"), t["dout"], t["a"], t["b"], stream);
-          },
-          [=](auto& z) { multiply_forward_ref(z["out"], z["a"], z["b"], n); }};
+  return {
+      {input("a", {n}), input("b", {n}), output("out", {n})},
+      [](auto& t, Stream stream) { multiply_forward(t["out"], t["a"], t["b"], stream); },
+      [](auto& t, Stream stream) { multiply_backward(t.grad("a"), t.grad("b"), t["dout"], t["a"], t["b"], stream); },
+      [=](auto& z) { multiply_forward_ref(z["out"], z["a"], z["b"], n); }};
 }
 
 }  // namespace
@@ -30,7 +29,8 @@ TEST_CASE_TEMPLATE("multiply: fast backends equal the reference, set and added",
             });
 }
 
-TEST_CASE("multiply: gradients written over the inputs are the same bits; NaN stays where it is; threads do not matter") {
+TEST_CASE(
+    "multiply: gradients written over the inputs are the same bits; NaN stays where it is; threads do not matter") {
   for (const Backend backend : all_backends())
     check_in_place(multiply(1003), Dtype::f32, backend, {}, {{"da", "a"}, {"db", "b"}});
   for (const Backend backend : fast_backends()) {

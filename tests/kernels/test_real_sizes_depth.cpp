@@ -195,8 +195,8 @@ struct HyperSizes {
     const size_t dy = at.output("dy", dtype, rows, pointwise);
     const size_t dstreams = at.output("dstreams", dtype, all, pointwise);
     at.run([&](auto& t, Stream stream) {
-      hyper_write_backward({t[dstreams], false}, {t[dcoef], false}, {t[dy], false}, {{}, t[dnext], {}}, t[streams], t[coef],
-                           t[y], stream);
+      hyper_write_backward({t[dstreams], false}, {t[dcoef], false}, {t[dy], false}, {{}, t[dnext], {}}, t[streams],
+                           t[coef], t[y], stream);
     });
     const size_t dread = at.sum("dread", dtype, all, of_sum(C));
     const size_t d = several(8, "d", [&, f = size_t{0}](auto name) mutable {

@@ -73,7 +73,8 @@ TEST_CASE("loop: which block runs when") {
     config.num_hidden_layers = L;
     const Applications all = applications_of(with_loop(config, loop));
     std::string text;
-    for (int64_t v = 0; v < all.count(); ++v) text += str(all.stored(v), all.pass(v) > 0 ? str("'", all.pass(v)) : "", " ");
+    for (int64_t v = 0; v < all.count(); ++v)
+      text += str(all.stored(v), all.pass(v) > 0 ? str("'", all.pass(v)) : "", " ");
     return text;
   };
   CHECK(runs({}, 3) == "0 1 2 ");
@@ -88,8 +89,8 @@ TEST_CASE("loop: which block runs when") {
 TEST_CASE("loop: the neutral setting has the bits of the model without a loop, beside every connection") {
   for (const Architecture& architecture : architectures())
     for (const Config& backbone : {tiny_config("llama", 2, true), tiny_gpt2(false)}) {
-      const std::string& arch = architecture.name == "llama" || architecture.name == "gpt2" ? backbone.backbone
-                                                                                           : architecture.name;
+      const std::string& arch =
+          architecture.name == "llama" || architecture.name == "gpt2" ? backbone.backbone : architecture.name;
       CAPTURES(arch, backbone.backbone);
       const Config plain = connected(arch, backbone);
       TinyModel without(plain, "cpu"), with(with_loop(plain, {"anchor", 1, "[]", true, "none", 0}), "cpu");
@@ -203,8 +204,9 @@ TEST_CASE("loop: training stops and goes on without a changed bit, and other sta
     more.insert(more.end(), {"--out", dir.file(out)});
     return train(dir, more, arch);
   };
-  const std::vector<std::string> looped = {"--preset", "arith-quick", "--data", "arith:3", "--loop", "anchor",      "--loop-passes", "2",
-                                           "--batch",  "4",           "--layers", "3", "--block-norm", "branch"};
+  const std::vector<std::string> looped = {"--preset",      "arith-quick", "--data",  "arith:3", "--loop",   "anchor",
+                                           "--loop-passes", "2",           "--batch", "4",       "--layers", "3",
+                                           "--block-norm",  "branch"};
   const auto steps = [&](const std::string& count) {
     std::vector<std::string> all = looped;
     all.insert(all.end(), {"--schedule", "constant", "--steps", count});

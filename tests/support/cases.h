@@ -97,12 +97,10 @@ inline std::vector<Case> loop_cases() {
   const Config llama = tiny_config("llama");
   add("gpt2, looped", tiny_gpt2(), [](Config& c) { c = looped(c); });
   add("Operator-1", llama, [](Config& c) { c.loop.kind = "anchor"; });
-  add("loop: norms everywhere, no prelude, no coda, no anchor at the end", llama, [](Config& c) {
-    c.loop = {"anchor", 3, "[0,4,0]", true, "all", -1.5, false};
-  });
-  add("loop: an anchor without norms, the core at the end", llama, [](Config& c) {
-    c.loop = {"anchor", 2, "[3,1,0]", true, "none", 1, true};
-  });
+  add("loop: norms everywhere, no prelude, no coda, no anchor at the end", llama,
+      [](Config& c) { c.loop = {"anchor", 3, "[0,4,0]", true, "all", -1.5, false}; });
+  add("loop: an anchor without norms, the core at the end", llama,
+      [](Config& c) { c.loop = {"anchor", 2, "[3,1,0]", true, "none", 1, true}; });
   add("loop: two cores", llama, [](Config& c) { c.loop = {"anchor", 2, "[0,1,2]", false, "passes", 1, true}; });
   for (const std::string norm : {"branch", "sum"})
     for (const Config& config : {llama, tiny_gpt2(), tiny_with("hyper"), tiny_with("resformer")})

@@ -449,7 +449,8 @@ int main(int argc, char** argv) {
         fail(Exit::usage, refused, " is for the trainers; compare trains in one process");
     for (const GeneralOption& option : general_options())
       if (o.settings.given.contains(flag_of(option.key)))
-        fail(Exit::usage, flag_of(option.key), " is for the trainers; compare takes it by architecture, as in --arch "
+        fail(Exit::usage, flag_of(option.key),
+             " is for the trainers; compare takes it by architecture, as in --arch "
              "llama,llama:loop=anchor");
     std::fputs(notes_on_train_flags(app, o.settings.config).c_str(), stderr);
     if (o.settings.given.contains("--seed")) o.seeds = {o.settings.seed};

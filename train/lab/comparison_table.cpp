@@ -530,8 +530,9 @@ std::string results_markdown(const Comparison& comparison) {
                         settings.data.seq_len, " tokens, ", seeds, optimizers_and_rates(comparison),
                         "; all settings: results.json.\n\n![loss](compare.svg)\n\nAs PNG or PDF: `curves --out "
                         "figure.pdf DIR`, of this directory.\n\n");
-  std::vector<std::string> head = {"architecture", "parameters", "in matrices",     "FLOP/token", "tokens/s",  "time",
-                                   "memory",       "relative memory", "train loss", "test loss",  "answers",  "steps valid"};
+  std::vector<std::string> head = {"architecture", "parameters", "in matrices", "FLOP/token",
+                                   "tokens/s",     "time",       "memory",      "relative memory",
+                                   "train loss",   "test loss",  "answers",     "steps valid"};
   if (view.several) head.insert(head.end(), {"lr", "tried", "seeds"});
   else head.push_back("state");
   out += format_markdown_row(head) + "|";

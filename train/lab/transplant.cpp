@@ -149,7 +149,8 @@ Exit run(const Options& o) {
   t.rescale_queries = o.rescale;
   const LoadedModel source(o.model, "cpu", /*with_gradients=*/false);
   if (has_loop(source.config))
-    fail(Exit::usage, "--model ", o.model, " has a loop, whose runs are no blocks that could be listed; "
+    fail(Exit::usage, "--model ", o.model,
+         " has a loop, whose runs are no blocks that could be listed; "
          "take a model without one");
   const int64_t L = source.config.num_hidden_layers;
   t.blocks = parse_blocks(o.blocks == "all" ? str("0-", L - 1) : o.blocks, L);

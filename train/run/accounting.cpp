@@ -42,8 +42,8 @@ Accounting account(const TrainPlan& plan, const ParameterTable& params, double f
   declare_applications(by_application, applied(c));
   all.applied = has_loop(c) ? without_tables(by_application) : all.non_embedding;
   const int64_t A = applications_of(c).count();
-  all.attention_of_palm = 12.0 * static_cast<double>(A * c.num_attention_heads * c.head_dim) *
-                          static_cast<double>(plan.data.seq_len);
+  all.attention_of_palm =
+      12.0 * static_cast<double>(A * c.num_attention_heads * c.head_dim) * static_cast<double>(plan.data.seq_len);
   const std::vector<const Parameter*> matrices = muon_matrices(params);
   all.muon_matrices = std::ssize(matrices);
   const size_t steps = newton_schulz_of(plan.muon.polynomial, plan.muon.steps).steps.size();

@@ -17,11 +17,11 @@ struct Accounting {
   int64_t matrix = 0;
   // Without tables of tokens, positions and values. A tied head is one of them.
   int64_t non_embedding = 0;
-  int64_t applied = 0;  // the same, with those of a loop's core counted in every pass
+  int64_t applied = 0;                             // the same, with those of a loop's core counted in every pass
   int64_t muon_matrices = 0, muon_parameters = 0;  // that Muon updates
   double flops_per_token = 0;                      // forward and backward, of the tape
-  double attention_of_palm = 0;                    // FLOPs a token of attention without a causal mask, 12 L H D T; L: runs of blocks
-  double newton_schulz = 0;                        // FLOPs of a step
+  double attention_of_palm = 0;  // FLOPs a token of attention without a causal mask, 12 L H D T; L: runs of blocks
+  double newton_schulz = 0;      // FLOPs of a step
 
   // FLOPs a token by two formulas of publications (Kaplan et al., arXiv 2001.08361; PaLM, arXiv 2204.02311).
   double six_n() const { return 6 * static_cast<double>(applied); }

@@ -113,7 +113,8 @@ Config take_initial(const Settings& settings, const Config& initial, std::string
       if (row.resume != Resume::of_model || !settings.given.contains(row.flag)) continue;
       if (row.flag == "--layers") fewer = true;
       else if (row.flag.starts_with("--loop") || row.flag == "--block-norm")
-        fail(Exit::usage, row.flag, " with --init: norms of the stream and more runs change what trained weights "
+        fail(Exit::usage, row.flag,
+             " with --init: norms of the stream and more runs change what trained weights "
              "compute; train such a model from scratch");
       // Presets of the backbone need it.
       else if (!is_of_engram(row.flag) && (row.flag != "--backbone" || settings.config.backbone != initial.backbone))
@@ -124,7 +125,8 @@ Config take_initial(const Settings& settings, const Config& initial, std::string
     fail(Exit::usage, "--layers ", layers, ": --init ", settings.init, " has ", blocks,
          " blocks, of which the first so many can be taken");
   if (fewer && has_loop(initial))
-    fail(Exit::usage, "--layers ", layers, ": --init ", settings.init, " has a loop, of which no first blocks can be "
+    fail(Exit::usage, "--layers ", layers, ": --init ", settings.init,
+         " has a loop, of which no first blocks can be "
          "taken");
   if (fewer) model.num_hidden_layers = layers;
   model = choose_architecture(settings, model, blocks, notes);

@@ -208,8 +208,7 @@ __global__ void hyper_reread_backward_kernel(S* dstreams, float* dcoef, const S*
   SHARED(sums, Array<Array<float, most>, warps>);
   const int64_t n = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.y;
   if (n >= rows) return;
-  if (dcoef != nullptr)
-    read_dots<most, width>(&sums[threadIdx.y][0], streams + n * E * C, dread + n * C, E, C);
+  if (dcoef != nullptr) read_dots<most, width>(&sums[threadIdx.y][0], streams + n * E * C, dread + n * C, E, C);
   for (int64_t c = threadIdx.x * width; c < C; c += warp_size * width) {
     const Columns<width> d = load<width>(dread + n * C + c);
     for (int i = 0; i < E; ++i) {

@@ -23,9 +23,9 @@
 // next_i exactly streams_i + y (but -0 may become 0), as long as all streams are finite.
 //
 // Backward, in this order: reread, write, sublayer, read. hyper_write_backward sets dcoef, or adds to it, with 0 in the
-// column of A[:,0] if it has not made x; hyper_read_backward adds that column's part to what it reads from dcoef. Outputs may not alias
-// inputs, nor each other. Outside of the reference the streams, x, y, out and their gradients are all f32 or all bf16,
-// the rest is f32. x and squares are those of next as it is stored.
+// column of A[:,0] if it has not made x; hyper_read_backward adds that column's part to what it reads from dcoef.
+// Outputs may not alias inputs, nor each other. Outside of the reference the streams, x, y, out and their gradients are
+// all f32 or all bf16, the rest is f32. x and squares are those of next as it is stored.
 #pragma once
 
 #include <algorithm>
@@ -112,7 +112,8 @@ CUDA_TWIN void hyper_write_backward_cuda(const Grad& dstreams, const Grad& dcoef
 CUDA_TWIN void hyper_reread_forward_cuda(const Tensor& x, const Tensor& streams, const Tensor& coef, int64_t rows,
                                          int64_t E, int64_t C);
 CUDA_TWIN void hyper_reread_backward_cuda(const Grad& dstreams, const Grad& dcoef, const Tensor& dx,
-                                          const Tensor& streams, const Tensor& coef, int64_t rows, int64_t E, int64_t C);
+                                          const Tensor& streams, const Tensor& coef, int64_t rows, int64_t E,
+                                          int64_t C);
 CUDA_TWIN void hyper_read_forward_cuda(const Tensor& out, const Tensor& coef, const Tensor& stats,
                                        const Tensor& streams, const HyperWeights<Tensor>& w, HyperNorm norm, double eps,
                                        int64_t rows, int64_t E, int64_t C);

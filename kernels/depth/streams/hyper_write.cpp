@@ -226,9 +226,7 @@ void hyper_reread_backward(const Grad& dstreams, const Grad& dcoef, const Tensor
   if (dcoef.data != nullptr) check_coef(dcoef, streams);
   dispatch(
       stream, dx.dtype,
-      [&, rows = rows, E = E, C = C] {
-        hyper_reread_backward_cuda(dstreams, dcoef, dx, streams, coef, rows, E, C);
-      },
+      [&, rows = rows, E = E, C = C] { hyper_reread_backward_cuda(dstreams, dcoef, dx, streams, coef, rows, E, C); },
       [&, rows = rows, E = E, C = C]<class S>(S) {
         with_streams(E, [&](auto count) {
           hyper_reread_backward_cpu<count>(dstreams.as<S>(), data_or_null<float>(dcoef), dx.as<S>(), streams.as<S>(),
@@ -236,8 +234,8 @@ void hyper_reread_backward(const Grad& dstreams, const Grad& dcoef, const Tensor
         });
       },
       [&, rows = rows, E = E, C = C]<class T>(T) {
-        hyper_reread_backward_ref(dstreams.as<T>(), data_or_null<T>(dcoef), dx.as<T>(), streams.as<T>(), coef.as<T>(), rows, E,
-                                  C, dstreams.accumulate, dcoef.accumulate);
+        hyper_reread_backward_ref(dstreams.as<T>(), data_or_null<T>(dcoef), dx.as<T>(), streams.as<T>(), coef.as<T>(),
+                                  rows, E, C, dstreams.accumulate, dcoef.accumulate);
       });
 }
 
