@@ -58,7 +58,7 @@ class Gemma3n : public Connection {
   void begin(const Build& build, Value* embeddings) override {
     Connection::begin(build, embeddings);
     const Config& c = build.config;
-    if (scaled_) x_ = scaled("embed_scale", embeddings, std::sqrt(static_cast<double>(c.hidden_size)));
+    if (scaled_) x_ = ops::scaled(build.tape, "embed_scale", embeddings, std::sqrt(static_cast<double>(c.hidden_size)));
     if (W_ == 0) return;
     // The product is divided by sqrt(C) before its norm: the same as a larger epsilon.
     const Shape by_layer{build.B, build.T, c.num_hidden_layers, W_};
@@ -86,9 +86,6 @@ class Gemma3n : public Connection {
     return ops::linear(build_->tape, name, x, build_->parameter(layer_name(layer, rows + ".weight")),
                        Shape{build_->B, build_->T, width});
   }
-  Value* scaled(const std::string& name, Value* x, double factor) const {
-    return ops::add_scaled(build_->tape, name, x, x, factor - 1);
-  }
 
   // x + y + Wb Wa xh, or (x + y + xh + norm(Wb Wa xh)) / sqrt(2), where attention has read xh.
   void add_laurel(const Sublayer& sublayer) {
@@ -103,7 +100,7 @@ class Gemma3n : public Connection {
     Value* gain = build_->parameter(layer_name(sublayer.layer, "laurel.post_laurel_norm.weight"));
     branch = ops::rmsnorm(tape, name + ".norm", branch, gain, build_->config.norm_eps);
     Value* both = ops::add(tape, name + ".both", branch, read_);
-    x_ = scaled(name + ".scaled", ops::add(tape, name, x_, both), std::sqrt(0.5));
+    x_ = ops::scaled(tape, name + ".scaled", ops::add(tape, name, x_, both), std::sqrt(0.5));
   }
 
   // x + norm(Wo (gelu(Wg x) p / sqrt(2))) with the layer's slice p of inputs_. The root is in the norm's epsilon.

@@ -108,6 +108,13 @@ struct Copy : Node {
   bool grad_aliases_output(size_t) const override { return true; }
 };
 
+struct Scaled : Node {
+  double factor = 1;
+  const char* op() const override { return "scaled"; }
+  void forward(const Step&, Stream stream) override { accumulate_scaled({output(), false}, input(0), factor, stream); }
+  void backward(const Step&, Stream stream) override { accumulate_scaled(gradient(0), doutput(), factor, stream); }
+};
+
 struct AddScaled : Node {
   double factor = 1;  // of in[1]
   const char* op() const override { return "add_scaled"; }
@@ -131,6 +138,12 @@ void Add::backward(const Step&, Stream stream) {
 Value* add(Tape& t, const std::string& name, Value* a, Value* b) {
   CHECK_THAT(a->shape == b->shape, name, ": ", a->shape.str(), " and ", b->shape.str());
   return t.record(make_node<Add>(name, {a, b}, {t.activation(name, a->shape)}));
+}
+
+Value* scaled(Tape& t, const std::string& name, Value* inp, double factor) {
+  auto node = make_node<Scaled>(name, {inp}, {t.activation(name, inp->shape)});
+  node->factor = factor;
+  return t.record(std::move(node));
 }
 
 Value* add_scaled(Tape& t, const std::string& name, Value* a, Value* b, double factor) {

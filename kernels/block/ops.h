@@ -44,6 +44,8 @@ Value* swiglu(Tape& t, const std::string& name, Value* gate, Value* up);
 Value* add(Tape& t, const std::string& name, Value* a, Value* b);
 // Elementwise.
 Value* multiply(Tape& t, const std::string& name, Value* a, Value* b);
+// factor inp
+Value* scaled(Tape& t, const std::string& name, Value* inp, double factor);
 // a + factor b
 Value* add_scaled(Tape& t, const std::string& name, Value* a, Value* b, double factor);
 // The same numbers in memory of their own, for an op that works in place.
