@@ -8,10 +8,10 @@ q_norm and k_norm appear where qk_norm is on, lm_head.weight where the embedding
 An architecture that connects layers across depth replaces what it changes: how an attention projects its input
 (project), what it makes of its values (mix), what it leaves to later layers (leave), which keys and values it attends
 to (route), the two sublayers (Layer), what flows from layer to layer (Backbone). A layer takes the stream, what earlier
-layers left, and the step; it returns the stream and what they and it left. `shared` is that: a tuple of tensors, empty at first. A layer changes
-neither what it takes nor the model, so each may lie on another device, be sharded, or be computed twice. `step` says
-where the tokens stand, and keeps the keys and values that later ones attend to. A module whose parameters start with
-other values sets them in a method initialise.
+layers left, and the step; it returns the stream and what they and it left. `shared` is that: a tuple of tensors, empty
+at first. A layer changes neither what it takes nor the model, so each may lie on another device, be sharded, or be
+computed twice. `step` says where the tokens stand, and keeps the keys and values that later ones attend to. A module
+whose parameters start with other values sets them in a method initialise.
 """
 import dataclasses
 import math
