@@ -358,8 +358,8 @@ TEST_CASE("routing: the values times the shares of depth_attention are what atte
     CHECK((curve_of(found, "entropy")[l] > 0) == (l > 1));
     for (int64_t i = 0; i < r.model.config.head_dim; ++i) {
       double sum = 0;
-      for (const size_t j : read[l]) sum += shares[l][j] * r.at(str(j == l ? "own_value." : "mixed_value.", j), i);
-      CHECK(sum == doctest::Approx(r.at(str("mixed_value.", l), i)).epsilon(1e-5));
+      for (const size_t j : read[l]) sum += shares[l][j] * r.at(str(j == l ? "own_value." : "value.", j), i);
+      CHECK(sum == doctest::Approx(r.at(str("value.", l), i)).epsilon(1e-5));
     }
   }
 }
