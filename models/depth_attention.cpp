@@ -51,12 +51,8 @@ class DepthAttention : public Connection {
     for (const size_t j : sources(layer)) keys.push_back(keys_[j]), values.push_back(values_[j]);
     if (!keys.empty()) {
       keys.push_back(own.k), values.push_back(own.v);
-      const ops::DepthAttended mixed =
-          ops::depth_attention(build_->tape, str("L", layer, ".depth"), own.q, keys, values);
-      build_->mark("depth", layer, mixed.weights);
-      own.v = mixed.values;
+      own.v = ops::depth_attention(build_->tape, str("L", layer, ".depth"), own.q, keys, values);
     }
-    build_->mark("mixed_value", layer, own.v);
     keys_.push_back(own.k), values_.push_back(own.v);
     return Connection::attend(layer, own);
   }

@@ -18,16 +18,16 @@
 // Cost of a layer with n sources:
 //   parameters      none
 //   FLOPs a token   4 K D (n+1) in the forward, twice that in the backward: below 0.1 % of a layer
-//   memory          the values before their mixing, K D numbers a token, and the weights a, K (n+1) in float32; keys
-//                   and values of the sources stay, as all layers' do
-//   bytes           2 K D (n+1) + (H + K) D numbers a token in the forward, about three times that backward: each
-//                   source collects its gradient from every layer above it
+//   memory          the values before their mixing, K D numbers a token, and the weights a, K (n+1) in float32; the
+//                   keys and values of the sources stay, as all layers' do
+//   bytes           2 K D (n+1) + (H + K) D numbers a token in the forward, about three times that in the backward:
+//                   each source collects its gradient from every layer above it
 //   generation      the cache keeps k_n and v'_n, and has LLaMA's size; a mixture is of the token's own layers
 //
-// arXiv 2606.05014 and its code, https://github.com/hyq718/Depth-Attention: the sdpa and flash path, which it trains.
-// Its eager path mixes for each query head and norms keys by the reader's k_norm, which is another function. Its k_norm
-// comes after RoPE, ours before, as in the backbone. The paper's 48 layers have stride 24: two sources, as by default
-// here. Its gains at 3B are up to 2.3 points in the mean over tasks.
+// arXiv 2606.05014, and its code, https://github.com/hyq718/Depth-Attention: its sdpa and flash path, on which it
+// trains. Its eager path mixes for each query head and norms keys by the reader's k_norm, which is another function.
+// Its k_norm comes after RoPE, ours before, as in the backbone. The paper's 48 layers have stride 24: at most two
+// sources, as by default here. Its gains at 3B are up to 2.3 points in the mean over tasks.
 //
 // Presets (--preset; train/settings/presets.cpp), at the settings of train_llama; the parameters are LLaMA's:
 //

@@ -122,8 +122,7 @@ Probe::Probe(Device& device, ParameterTable& params, const Config& config, int64
 void Probe::add_places() {
   std::unordered_map<const Value*, size_t> writers;
   for (size_t n = 0; n < tape_.nodes().size(); ++n)
-    for (const auto* list : {&tape_.nodes()[n]->out, &tape_.nodes()[n]->saved})
-      for (const Value* value : *list) writers.emplace(value, n);
+    for (const Value* value : tape_.nodes()[n]->out) writers.emplace(value, n);
   for (const auto& [mark, marked] : tape_.marks()) {
     if (!writers.contains(marked)) continue;  // a parameter
     const Node& writer = *tape_.nodes()[writers.at(marked)];

@@ -174,18 +174,18 @@ struct DepthAttention : Node {  // in: q, S keys, S values; saved: weights
 
 }  // namespace
 
-DepthAttended depth_attention(Tape& t, const std::string& name, Value* q, const std::vector<Value*>& keys,
-                              const std::vector<Value*>& values) {
+Value* depth_attention(Tape& t, const std::string& name, Value* q, const std::vector<Value*>& keys,
+                       const std::vector<Value*>& values) {
   CHECK_THAT(!keys.empty() && keys.size() == values.size(), name, ": ", keys.size(), " keys, ", values.size(),
              " values");
   const Shape &own = values.back()->shape, &queries = q->shape;
   CHECK_THAT(own.rank == 4 && queries.rank == 4 && queries[2] % own[2] == 0 && queries[3] == own[3], name, ": queries ",
              queries.str(), ", values ", own.str());
   auto node = make_node<DepthAttention>(name, joined(joined({q}, keys), values), {t.activation(name, own)});
-  Value* weights = t.statistic(name + ".weights", Shape{own[0], own[1], own[2], static_cast<int64_t>(keys.size())});
-  node->saved = {weights};
+  const int64_t slots = static_cast<int64_t>(keys.size());
+  node->saved = {t.statistic(name + ".weights", Shape{own[0], own[1], own[2], slots})};
   node->backward_reads = node->in;
-  return {t.record(std::move(node)), weights};
+  return t.record(std::move(node));
 }
 
 }  // namespace ops

@@ -16,7 +16,7 @@
 //
 // q, dq: (B,T,H,D), head k*G + g the g-th of key/value head k; keys, values, out and their gradients: (B,T,K,D), on the
 // CPU f32 or bf16; weights: (B,T,K,S), f32. Nothing that is written aliases anything else. The weights are saved, not
-// computed again: S numbers beside the D of a value that the backward keeps, and a probe can see them.
+// computed again: S numbers beside the D of a value that the backward keeps anyway, for a softmax less.
 //
 // With one slot out is its value bit for bit, its weight is 1, and dv is exactly dout, with dk and dq exactly 0.
 #pragma once

@@ -92,12 +92,9 @@ Value* value_mix(Tape& t, const std::string& name, Value* v, Value* v1, Scalar o
 Value* gated_mix(Tape& t, const std::string& name, Value* v, Value* v1, Value* alpha);
 
 // Attention over the depth of a token (depth_attention.h): the last value, a layer's own, mixed with those of the other
-// slots by the queries q (B, T, H, D), once for each key/value head. Keys and values: all (B, T, K, D), at least one.
-struct DepthAttended {
-  Value *values, *weights;  // (B, T, K, D); (B, T, K, slots)
-};
-DepthAttended depth_attention(Tape& t, const std::string& name, Value* q, const std::vector<Value*>& keys,
-                              const std::vector<Value*>& values);
+// slots by the queries q (B, T, H, D). Keys, values, output: (B, T, K, D); at least one slot.
+Value* depth_attention(Tape& t, const std::string& name, Value* q, const std::vector<Value*>& keys,
+                       const std::vector<Value*>& values);
 
 // Output head j is head `head` of sources[source], each (B, T, K, D) -> (B, T, choice.size(), D).
 using Head = HeadChoice;

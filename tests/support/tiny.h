@@ -121,9 +121,11 @@ class Counting : public Source {
 };
 
 // A GPT-2's key bias, or that of a norm which only keys read, moves all logits of a query alike, which softmax does not
-// see: its gradient is 0 but for rounding. A LLaMA's is rotated, so it moves them by the distance.
+// see: its gradient is 0 but for rounding. A LLaMA's is rotated, so it moves them by the distance; attention over depth
+// compares keys of several layers, each with its bias.
 inline bool is_key_bias(const Parameter& row, const Config& config) {
-  return config.gpt2() && (row.name.ends_with("k_proj.bias") || row.name.ends_with("input_layernorm_k.bias"));
+  return config.gpt2() && config.arch != "depth_attention" &&
+         (row.name.ends_with("k_proj.bias") || row.name.ends_with("input_layernorm_k.bias"));
 }
 
 // A model recorded for training with fixed tokens, some of them not scored. On the reference device in f64 or in f32.

@@ -3,6 +3,7 @@
 
 #include "cli/format.h"
 #include "eval/inside/routing/routing.h"
+#include "kernels/block/softmax.h"
 
 namespace crossply {
 namespace {
@@ -17,6 +18,22 @@ std::vector<size_t> mixed_by(const RoutingInput& in, int l) {
   return layers;
 }
 
+// The shares of the layers `mixed`, the reader last, in head k of token t: from the queries and keys that attention has.
+std::vector<double> shares_of(const RoutingInput& in, const std::vector<size_t>& mixed, size_t t, size_t k) {
+  const auto D = static_cast<size_t>(in.config.head_dim), H = static_cast<size_t>(in.config.num_attention_heads);
+  const auto K = static_cast<size_t>(in.config.num_key_value_heads), G = H / K;
+  const double* queries = &in.probe.at(str("query.", mixed.back()))[(t * H + k * G) * D];
+  std::vector<double> logits, shares(mixed.size());
+  for (const size_t j : mixed) {
+    const double* key = &in.probe.at(str("key.", j))[(t * K + k) * D];
+    double dot = 0;
+    for (size_t i = 0; i < G * D; ++i) dot += queries[i] * key[i % D];
+    logits.push_back(dot / (static_cast<double>(G) * std::sqrt(static_cast<double>(D))));
+  }
+  softmax_row_ref(shares.data(), logits.data(), static_cast<int64_t>(shares.size()));
+  return shares;
+}
+
 RoutingFound look_depth_attention(const RoutingInput& in) {
   const auto L = static_cast<size_t>(in.layers()), K = static_cast<size_t>(in.config.num_key_value_heads);
   RoutingMap map{"shares", "mean over tokens and heads", routing_rows(L, L)};
@@ -26,20 +43,17 @@ RoutingFound look_depth_attention(const RoutingInput& in) {
   for (size_t l = 0; l < L; ++l) {
     mixed.push_back(mixed_by(in, static_cast<int>(l)));
     for (const size_t j : mixed[l]) map.rows[l][j] = 0;
-    if (mixed[l].size() > 1) names.push_back(str("depth.", l));
-    else map.rows[l][l] = 1;
+    names.push_back(str("query.", l)), names.push_back(str("key.", l));
   }
-  double tokens = 0;
+  double heads = 0;  // of all tokens
   in.run_all(names, [&](int64_t n) {
-    tokens += static_cast<double>(n);
-    for (size_t l = 0; l < L; ++l) {
-      const size_t S = mixed[l].size();
-      for (size_t row = 0; row < static_cast<size_t>(n) * K && S > 1; ++row) {
-        const double* a = &in.probe.at(str("depth.", l))[row * S];
-        for (size_t s = 0; s < S; ++s) map.rows[l][mixed[l][s]] += a[s];
-        entropy[l] += map_entropy({a, a + S});
+    heads += static_cast<double>(n) * static_cast<double>(K);
+    for (size_t l = 0; l < L; ++l)
+      for (size_t row = 0; row < static_cast<size_t>(n) * K; ++row) {
+        const std::vector<double> shares = shares_of(in, mixed[l], row / K, row % K);
+        for (size_t s = 0; s < shares.size(); ++s) map.rows[l][mixed[l][s]] += shares[s];
+        entropy[l] += map_entropy(shares);
       }
-    }
   });
   RoutingCurve curve{
       "entropy", "entropy of a head's shares over depth in nats; the most there could be: ln(layers)", {}},
@@ -47,7 +61,6 @@ RoutingFound look_depth_attention(const RoutingInput& in) {
   RoutingFound found;
   found.table = {{"layer", "its own", "layer 0", "most beside", "entropy"}};
   for (size_t l = 0; l < L; ++l) {
-    const double heads = mixed[l].size() > 1 ? tokens * static_cast<double>(K) : 1;
     for (double& share : map.rows[l]) share /= heads;
     curve.y.push_back(entropy[l] / heads), most.y.push_back(std::log(static_cast<double>(mixed[l].size())));
     found.table.push_back({str(l), routing_number(map.rows[l][l]), routing_number(map.rows[l][0]),
