@@ -97,7 +97,7 @@ void check_rope(const Config& config, Exit code, const std::string& where) {
 }  // namespace
 
 const char* general_keys(const Config& config) {
-#define OF_ALL_BACKBONES                                                                                   \
+#define OF_ALL_BACKBONES                                                                                         \
   " loop loop_passes loop_layers loop_tied loop_norm loop_alpha loop_end block_norm engram_layers engram_order " \
   "engram_heads engram_width engram_rows engram_boundary engram_pad_id engram_seed engram_map engram_multipliers"
   return config.gpt2() ? "arch backbone bias" OF_ALL_BACKBONES

@@ -113,8 +113,7 @@ void check_words(const Config& config, size_t layers, const Refuse& refuse) {
   const EngramOptions& engram = config.engram;
   const int64_t V = config.vocab_size;
   std::vector<int64_t> map, ends;
-  if (engram.map != "none" &&
-      (!read_list(try_parse_json(engram.map), 0, V - 1, map) || std::ssize(map) != V))
+  if (engram.map != "none" && (!read_list(try_parse_json(engram.map), 0, V - 1, map) || std::ssize(map) != V))
     refuse("engram_map must have a number in 0..", V - 1, " for each of the ", V, " tokens; it is ",
            excerpt(engram.map), ", with ", map.size(), " such numbers");
   if (engram.pad_id < 0 || engram.pad_id >= V) refuse("engram_pad_id ", engram.pad_id, " must be in 0..", V - 1);
@@ -139,18 +138,21 @@ void check_engram(Config& config, Exit code, const std::string& where) {
   if (!read_list(try_parse_json(engram.layers), 0, applications - 1, layers) || layers.empty() ||
       std::adjacent_find(layers.begin(), layers.end(), std::greater_equal<>()) != layers.end())
     refuse("engram_layers ", excerpt(engram.layers), " must be layers below ", applications, ", ascending, as in [1]");
-  const std::pair<const char*, std::pair<int64_t, int64_t>> sizes[] = {
-      {"engram_order", {engram.order, 16}}, {"engram_heads", {engram.heads, 1024}}, {"engram_rows", {engram.rows, 1 << 28}}};
+  const std::pair<const char*, std::pair<int64_t, int64_t>> sizes[] = {{"engram_order", {engram.order, 16}},
+                                                                       {"engram_heads", {engram.heads, 1024}},
+                                                                       {"engram_rows", {engram.rows, 1 << 28}}};
   for (const auto& [key, size] : sizes)
-    if (const int64_t least = key == std::string("engram_heads") ? 1 : 2; size.first < least || size.first > size.second)
+    if (const int64_t least = key == std::string("engram_heads") ? 1 : 2;
+        size.first < least || size.first > size.second)
       refuse(key, " must be in ", least, "..", size.second, ", is ", size.first);
   if (engram.seed < 0) refuse("engram_seed must be at least 0, is ", engram.seed);
   const int64_t Z = columns_of(engram), M = width_of(config);
   if (engram.width < 0 || engram.width > 1 << 30 || M % Z != 0)
-    refuse("engram_width ", M, engram.width == 0 ? ", the model's," : "", " must be a multiple of (engram_order - 1) * ",
-           "engram_heads = ", Z);
+    refuse("engram_width ", M, engram.width == 0 ? ", the model's," : "",
+           " must be a multiple of (engram_order - 1) * ", "engram_heads = ", Z);
   if (engram.rows * Z > 1 << 30)
-    refuse("engram_rows ", engram.rows, " for each of ", Z, " n-grams and heads are more than a table may have, ", 1 << 30);
+    refuse("engram_rows ", engram.rows, " for each of ", Z, " n-grams and heads are more than a table may have, ",
+           1 << 30);
   if (engram.map != "none" && !engram.map.starts_with('[')) engram.map = read_map(engram.map);
   check_words(config, layers.size(), refuse);
 }
@@ -225,8 +227,7 @@ void EngramHash::row_of(int32_t* to, const int32_t* token, int64_t before) const
 
 void EngramInput::load(Device& device, const int32_t* tokens, int64_t stride, int64_t before) {
   const int64_t B = rows->shape[0], T = rows->shape[1];
-  for (int64_t b = 0; b < B; ++b)
-    hash.rows_of(host.data() + b * T * hash.columns(), tokens + b * stride, T, before);
+  for (int64_t b = 0; b < B; ++b) hash.rows_of(host.data() + b * T * hash.columns(), tokens + b * stride, T, before);
   device.copy_in(rows->tensor.data, host.data(), rows->bytes());
 }
 

@@ -158,8 +158,7 @@ static Graph record_all(Tape& tape, ParameterTable& params, const Config& config
   graph.tokens = tape.input("tokens", Shape{B, T}, Dtype::i32);
   ops::LogitHead taught;  // first, so that of the teacher's activations one is left when the student's begin
   if (teacher != nullptr)
-    tape.frozen("teacher.",
-                [&] { taught = record_applied(tape, teacher->params, teacher->config, B, T, graph); });
+    tape.frozen("teacher.", [&] { taught = record_applied(tape, teacher->params, teacher->config, B, T, graph); });
   const ops::LogitHead own = record_applied(tape, params, config, B, T, graph);
   if (tape.cache_length() > 0) {
     if (T == 1) graph.logits = ops::linear(tape, "logits", own.inp, own.weight, Shape{B, T, config.vocab_size});

@@ -51,8 +51,8 @@ class Hash:
     self.words = None if config.engram_map == "none" else config.engram_map
     size = config.vocab_size if self.words is None else 1 + max(self.words)
     self.boundary, self.pad = config.engram_boundary, config.engram_pad_id
-    given = config.engram_multipliers
-    self.multipliers = given[which] if given else drawn_multipliers(config.engram_seed, which, config.engram_order, size)
+    drawn = drawn_multipliers(config.engram_seed, which, config.engram_order, size)
+    self.multipliers = config.engram_multipliers[which] if config.engram_multipliers else drawn
     Z = (config.engram_order - 1) * config.engram_heads
     self.primes, self.heads = primes_from(config.engram_rows, which * Z, Z), config.engram_heads
 

@@ -143,7 +143,8 @@ EngramGateSize check_sizes(const Tensor& out, const Tensor& saved, const EngramG
 // -----------------------------------------------------------------------------------------------------------------
 // Entry points.
 
-void engram_gate_forward(const Tensor& out, const Tensor& saved, const EngramGateInputs& in, double eps, Stream stream) {
+void engram_gate_forward(const Tensor& out, const Tensor& saved, const EngramGateInputs& in, double eps,
+                         Stream stream) {
   const EngramGateSize z = check_sizes(out, saved, in);
   dispatch(
       stream, in.x.dtype, [&] { engram_gate_forward_cuda(out, saved, in, eps, z); },
@@ -176,8 +177,8 @@ void engram_gate_backward(const Grad& dx, const Grad& dkv, const Tensor& dwq, co
       },
       [&]<class T>(T) {
         engram_gate_backward_ref(dx.as<T>(), dx.accumulate, dkv.as<T>(), dkv.accumulate, dwq.as<T>(), dwk.as<T>(),
-                                 dout.as<T>(), in.x.as<T>(), in.kv.as<T>(), in.wq.as<T>(), in.wk.as<T>(),
-                                 saved.as<T>(), z);
+                                 dout.as<T>(), in.x.as<T>(), in.kv.as<T>(), in.wq.as<T>(), in.wk.as<T>(), saved.as<T>(),
+                                 z);
       });
 }
 
@@ -212,8 +213,7 @@ Value* engram_gate(Tape& t, const std::string& name, Value* streams, Value* kv, 
   const int64_t E = q_gain->shape[0], C = q_gain->shape[1], N = streams->shape.numel() / (E * C);
   CHECK_THAT(kv->shape.numel() == N * (E + 1) * C, name, ": streams ", streams->shape.str(), ", keys and values ",
              kv->shape.str(), ", gains ", q_gain->shape.str());
-  auto node =
-      make_node<EngramGate>(name, {streams, kv, q_gain, k_gain}, {t.activation(name, streams->shape)});
+  auto node = make_node<EngramGate>(name, {streams, kv, q_gain, k_gain}, {t.activation(name, streams->shape)});
   node->eps = eps;
   node->saved = {t.statistic(name + ".gates", Shape{streams->shape[0], streams->shape[1], E, engram_saved})};
   node->backward_reads = {streams, kv};

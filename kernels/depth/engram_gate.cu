@@ -31,8 +31,8 @@ __global__ void engram_gate_forward_kernel(S* out, float* saved, const S* x, con
   const int64_t at = row * z.C, key = (n * (z.E + 1) + s) * z.C, value = (n * (z.E + 1) + z.E) * z.C;
   float dot = 0, xx = 0, kk = 0;
   for (int64_t c = lane * width; c < z.C; c += warp_size * width) {
-    const Floats<width> a = load<width>(x + at + c), k = load<width>(kv + key + c),
-                        gq = load<width>(wq + s * z.C + c), gk = load<width>(wk + s * z.C + c);
+    const Floats<width> a = load<width>(x + at + c), k = load<width>(kv + key + c), gq = load<width>(wq + s * z.C + c),
+                        gk = load<width>(wk + s * z.C + c);
 #pragma unroll
     for (int i = 0; i < width; ++i) dot += a[i] * (gq[i] * gk[i]) * k[i], xx += a[i] * a[i], kk += k[i] * k[i];
   }
@@ -127,12 +127,11 @@ __global__ void engram_gate_gains_kernel(float* dwq, float* dwk, const float* pa
 
 void engram_gate_forward_cuda(const Tensor& out, const Tensor& saved, const EngramGateInputs& in, double eps,
                               const EngramGateSize& z) {
-  with_access(
-      in.x.dtype, z.C, {out.data, in.x.data, in.kv.data, in.wq.data, in.wk.data}, [&]<class S>(S, auto width) {
-        launch({"engram_gate_forward", blocks_of(z.N * z.E, warps), threads}, engram_gate_forward_kernel<width, S>,
-               out.as<S>(), saved.as<float>(), in.x.as<S>(), in.kv.as<S>(), in.wq.as<float>(), in.wk.as<float>(),
-               static_cast<float>(eps), z);
-      });
+  with_access(in.x.dtype, z.C, {out.data, in.x.data, in.kv.data, in.wq.data, in.wk.data}, [&]<class S>(S, auto width) {
+    launch({"engram_gate_forward", blocks_of(z.N * z.E, warps), threads}, engram_gate_forward_kernel<width, S>,
+           out.as<S>(), saved.as<float>(), in.x.as<S>(), in.kv.as<S>(), in.wq.as<float>(), in.wk.as<float>(),
+           static_cast<float>(eps), z);
+  });
 }
 
 void engram_gate_backward_cuda(const Grad& dx, const Grad& dkv, const Tensor& dwq, const Tensor& dwk,

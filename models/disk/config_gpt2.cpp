@@ -79,8 +79,8 @@ Config parse_gpt2(const json& object, const std::string& where, std::string* ign
 
 // bias false has no key there: it stands in "crossply", and so does every connection.
 json gpt2_json(const Config& config) {
-  const bool plain = config.arch == "gpt2" && config.bias && !has_loop(config) && !has_engram(config) &&
-                     config.block_norm == "pre";
+  const bool plain =
+      config.arch == "gpt2" && config.bias && !has_loop(config) && !has_engram(config) && config.block_norm == "pre";
   json object = R"({"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "scale_attn_weights": true,
                     "torch_dtype": "float32", "dtype": "float32", "use_cache": true})"_json;
   object["architectures"] = json::array({"GPT2LMHeadModel"});

@@ -158,7 +158,8 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
   const Words of_training = split_words(
       "--preset --data --tokenizer --val-data --shuffle --train-samples --test-samples --seq --seed --init --vocab "
       "--width "
-      "--layers --heads --kv-heads --head-width --ffn --rope-theta --norm-eps --tie --qk-norm --engram-layers --backbone --teacher "
+      "--layers --heads --kv-heads --head-width --ffn --rope-theta --norm-eps --tie --qk-norm --engram-layers "
+      "--backbone --teacher "
       "--steps --batch --accumulate --lr --router-lr --schedule --warmup --weight-decay --beta1 --beta2 --adam-eps "
       "--clip --optimizer --decay-schedule --out --resume --branch --eval-every --eval-samples --save-every --save-at "
       "--keep "

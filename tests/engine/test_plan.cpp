@@ -115,8 +115,9 @@ TEST_CASE("plan: every op takes the scratch memory that it says") {
         else CHECK(most <= 4 * ((products ? 8 : 1) * (streams ? 4 * C : C) + 16 * rows));
       }
     }
-  CHECK(planning == std::set<std::string>{"attention", "channel_gate", "cross_entropy", "embedding", "engram_gate", "head_mix",
-                                          "hyper_read", "mhc_read", "multiway_mix", "query_source", "route"});
+  CHECK(planning == std::set<std::string>{"attention", "channel_gate", "cross_entropy", "embedding", "engram_gate",
+                                          "head_mix", "hyper_read", "mhc_read", "multiway_mix", "query_source",
+                                          "route"});
 }
 
 TEST_CASE("plan: logits in the GPU's scratch memory, and answers beside the training") {

@@ -26,9 +26,7 @@ Op engram_gate(const EngramGateSize& s, double scale = 1) {
             engram_gate_backward(t.grad("x"), t.grad("kv"), t["dwq"], t["dwk"], t["dout"],
                                  {t["x"], t["kv"], t["wq"], t["wk"]}, t["saved"], stream);
           },
-          [=](auto& z) {
-            engram_gate_forward_ref(z["out"], z["saved"], z["x"], z["kv"], z["wq"], z["wk"], eps, s);
-          }};
+          [=](auto& z) { engram_gate_forward_ref(z["out"], z["saved"], z["x"], z["kv"], z["wq"], z["wk"], eps, s); }};
 }
 
 // Keys that are like their streams, or the opposite, as far from that as half of it, and gains about 1: logits are then
@@ -78,9 +76,9 @@ TEST_CASE("engram_gate: worked out by hand") {
       CAPTURES(backend, q);
       const double h = std::sqrt(std::max(std::abs(q), 1e-6)), gam = 1 / (1 + std::exp(q < 0 ? h : -h));
       const double slope = std::abs(q) < 1e-6 ? 0 : gam * (1 - gam) / (2 * h);
-      const Trial got = computed({1, 1, 1}, backend,
-                                 {{"x", {1}}, {"kv", {1, 4}}, {"wq", {q}}, {"wk", {1}}, {"dout", {0.5}},
-                                  {"dwq", {0}}, {"dwk", {0}}});
+      const Trial got =
+          computed({1, 1, 1}, backend,
+                   {{"x", {1}}, {"kv", {1, 4}}, {"wq", {q}}, {"wk", {1}}, {"dout", {0.5}}, {"dwq", {0}}, {"dwk", {0}}});
       const auto near = [](double number) { return doctest::Approx(number).epsilon(3e-6); };
       CHECK(got["out"][0] - 1 == near(4 * gam));
       CHECK(got["dkv"][1] == near(0.5 * gam));

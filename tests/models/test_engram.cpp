@@ -41,9 +41,9 @@ TEST_CASE("engram: multipliers and rows are those of a published implementation"
   const EngramHash hash(hashing({.heads = 2}, 50257), 0);
   CHECK(hash.multipliers() == std::vector<int64_t>{38575058880125, 170353649319747, 84843994628913});
   CHECK(hash.table_rows() == 262170);
-  CHECK(rows_of(hash, {3, 1, 4, 1, 5}) ==
-        std::vector<int32_t>{40620, 76942,  140784, 232708, 40098, 103799, 156089, 219745, 40695,  104404,
-                             182911, 247408, 31853, 78386,  186027, 199510, 51471, 122338, 139023, 232031});
+  CHECK(rows_of(hash, {3, 1, 4, 1, 5}) == std::vector<int32_t>{40620,  76942,  140784, 232708, 40098,  103799, 156089,
+                                                               219745, 40695,  104404, 182911, 247408, 31853,  78386,
+                                                               186027, 199510, 51471,  122338, 139023, 232031});
 }
 
 TEST_CASE("engram: each table has a prime of its own, over all Engrams of a model") {
@@ -61,8 +61,8 @@ TEST_CASE("engram: given multipliers replace the drawn ones, beyond what a doubl
   const EngramOptions drawn{.heads = 2, .rows = 100, .seed = 9};
   const EngramHash hash(hashing(drawn), 0);
   EngramOptions given = drawn;
-  given.seed = 0, given.multipliers = str("[[", hash.multipliers()[0], ",", hash.multipliers()[1], ",",
-                                          hash.multipliers()[2], "]]");
+  given.seed = 0,
+  given.multipliers = str("[[", hash.multipliers()[0], ",", hash.multipliers()[1], ",", hash.multipliers()[2], "]]");
   const std::vector<int32_t> text{1, 6, 2, 2, 0, 5};
   CHECK(rows_of(EngramHash(hashing(given), 0), text) == rows_of(hash, text));
   CHECK(rows_of(EngramHash(hashing({.heads = 2, .rows = 100}), 0), text) != rows_of(hash, text));
@@ -195,7 +195,8 @@ TEST_CASE("engram: options that do not fit are refused, each in a line") {
     refused("engram_boundary", {.layers = "[1]", .heads = 2, .boundary = boundary});
   for (const char* map : {"[0,1,2,3,4,5]", "[0,1,2,3,4,5,7]", "[]"})
     refused("engram_map", {.layers = "[1]", .heads = 2, .map = map});
-  for (const char* lists : {"[[1,2,3]]", "[[1,3]]", "[[1,3,5],[1,3,5]]", "[[1,3,-5]]", "[1,3,5]", "[[1,3,1537228672809129303]]"})
+  for (const char* lists :
+       {"[[1,2,3]]", "[[1,3]]", "[[1,3,5],[1,3,5]]", "[[1,3,-5]]", "[1,3,5]", "[[1,3,1537228672809129303]]"})
     refused("engram_multipliers", {.layers = "[1]", .heads = 2, .multipliers = lists});
   CHECK_NOTHROW(hashing({.heads = 2, .multipliers = "[[1,3,1537228672809129301]]"}));  // a sixth of 2^63
 
@@ -220,8 +221,8 @@ TEST_CASE("engram: a map comes from a file, and goes with the configuration") {
   CHECK(config.engram.map == "[0,1,2,0,3,1,4]");
   CHECK(to_json(config)["crossply"]["engram_map"] == known_json(config.engram.map));
   CHECK(parse_config(to_json(config), "c").engram == config.engram);
-  for (const char* text : {R"({"map": [0, 1, 2, 0, 3, 1, 4], "size": 4})", R"({"size": 5})", R"({"map": [], "size": 0})",
-                           R"({"map": [0, -1], "size": 1})"})
+  for (const char* text : {R"({"map": [0, 1, 2, 0, 3, 1, 4], "size": 4})", R"({"size": 5})",
+                           R"({"map": [], "size": 0})", R"({"map": [0, -1], "size": 1})"})
     check_fails(Exit::bad_data, {file}, [&] { taken(text); });
   check_fails(Exit::no_input, {"none.json"}, [&] { hashing({.heads = 2, .map = dir.file("none.json")}); });
   nlohmann::json saved = to_json(config);
@@ -250,9 +251,9 @@ TEST_CASE("engram: a run with it goes on bit for bit, and a model without gets o
   check_outcome(train(scratch, joined(from, engram, std::vector<std::string>{"--init", grown, "--out", run + "2"})),
                 Exit::usage, "leave out --engram-");
   const auto loss = [&](const std::string& dir) {
-    const Outcome done = run_program_inside(
-        scratch, {"gradients", "--model", dir, "--tokens", scratch.file("tokens"), "--batch", "1", "--seq", "6", "--out",
-                  scratch.file("gradients")});
+    const Outcome done =
+        run_program_inside(scratch, {"gradients", "--model", dir, "--tokens", scratch.file("tokens"), "--batch", "1",
+                                     "--seq", "6", "--out", scratch.file("gradients")});
     check_outcome(done, Exit::done, "loss ");
     return done.output.substr(done.output.find("loss "));
   };
