@@ -281,6 +281,7 @@ TEST_CASE("routing: the outputs times the coefficients of several streams are wh
     CAPTURE(c.name);
     Routed r(c.config);
     if (!hyper && !mhc) gate_evenly(r.model);
+    set(r.model, "engram.wkv", 0);  // what it writes is no layer's output, and in no map
     const RoutingFound found = r.look();
     const RoutingRows& coefficients = map_of(found, "coefficients");
     r.run();
