@@ -18,7 +18,7 @@ std::vector<size_t> mixed_by(const RoutingInput& in, int l) {
   return layers;
 }
 
-// The shares of the layers `mixed`, the reader last, in head k of token t: from the queries and keys that attention has.
+// The shares of the layers `mixed`, the reader last, in head k of token t: from queries and keys that attention has.
 std::vector<double> shares_of(const RoutingInput& in, const std::vector<size_t>& mixed, size_t t, size_t k) {
   const auto D = static_cast<size_t>(in.config.head_dim), H = static_cast<size_t>(in.config.num_attention_heads);
   const auto K = static_cast<size_t>(in.config.num_key_value_heads), G = H / K;
