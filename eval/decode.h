@@ -49,7 +49,7 @@ class Decoder {
   int64_t rows_, max_length_;
   Dtype real_;
   Replay token_;
-  std::vector<int32_t> text_;         // (rows, max_length): what was fed and read, as far as the position
+  std::vector<int32_t> text_;      // (rows, max_length): what was fed and read, as far as the position
   std::unique_ptr<Replay> chunk_;  // of one row; made when it is needed
   Step step_;
   std::vector<float> logits_;

@@ -52,11 +52,11 @@ struct LoopOptions {
 // Tables of n-grams that are written into the stream before some applications of blocks (models/engram.h). Lists are
 // JSON.
 struct EngramOptions {
-  std::string layers = "[]";  // applications, ascending; []: none, and no Engram
-  int64_t order = 3;          // the largest n
-  int64_t heads = 8;          // hashes of each n
-  int64_t width = 0;          // M, of all rows of a token together; 0: C
-  int64_t rows = 65536;       // the least size of the table of an n and head
+  std::string layers = "[]";       // applications, ascending; []: none, and no Engram
+  int64_t order = 3;               // the largest n
+  int64_t heads = 8;               // hashes of each n
+  int64_t width = 0;               // M, of all rows of a token together; 0: C
+  int64_t rows = 65536;            // the least size of the table of an n and head
   std::string boundary = "[]";     // tokens that end a document
   int64_t pad_id = 0;              // stands for what is before it
   int64_t seed = 0;                // of the multipliers

@@ -1,5 +1,5 @@
-// Engram (arXiv 2601.07372): before some applications of blocks each stream takes in what tables say of the n-grams that
-// end at its token. kernels/depth/engram_gate.h is how it is written.
+// Engram (arXiv 2601.07372): before some applications of blocks each stream takes in what tables say of the n-grams
+// that end at its token. kernels/depth/engram_gate.h is how it is written.
 //
 //   table's row of n and head   ((a_0 m_0) xor .. xor (a_{n-1} m_{n-1})) mod prime, in the part of the table that is
 //                               theirs;  a_i: the i-th token back, n = 2 .. order, in int64

@@ -75,7 +75,8 @@ void engram_gate_forward_ref(T* out, T* saved, const T* x, const T* kv, const T*
   const T C(static_cast<double>(z.C));
   for (int64_t n = 0; n < z.N; ++n)
     for (int64_t s = 0; s < z.E; ++s) {
-      const T *xs = x + (n * z.E + s) * z.C, *k = kv + (n * (z.E + 1) + s) * z.C, *val = kv + (n * (z.E + 1) + z.E) * z.C;
+      const T *xs = x + (n * z.E + s) * z.C, *k = kv + (n * (z.E + 1) + s) * z.C,
+              *val = kv + (n * (z.E + 1) + z.E) * z.C;
       T dot = 0, xx = 0, kk = 0;
       for (int64_t c = 0; c < z.C; ++c) {
         dot += xs[c] * wq[s * z.C + c] * wk[s * z.C + c] * k[c];

@@ -79,8 +79,8 @@ Value* head_scale(Tape& t, const std::string& name, Value* inp, Value* factor);
 Value* gate(Tape& t, const std::string& name, Value* inp, const std::string& kind);
 // factor * sigmoid of a small product with the first channels of inp (B, T, C): weight (K, G) -> (B, T, K).
 Value* channel_gate(Tape& t, const std::string& name, Value* inp, Value* weight, double factor);
-// Engram's write (engram_gate.h): to each of the streams (B, T, E, C), or one (B, T, C), the token's value as far as the
-// stream agrees with its key. kv (B, T, E+1, C): the keys, then the value; gains (E, C). eps: of both norms.
+// Engram's write (engram_gate.h): to each of the streams (B, T, E, C), or one (B, T, C), the token's value as far as
+// the stream agrees with its key. kv (B, T, E+1, C): the keys, then the value; gains (E, C). eps: of both norms.
 Value* engram_gate(Tape& t, const std::string& name, Value* streams, Value* kv, Value* q_gain, Value* k_gain,
                    double eps);
 
