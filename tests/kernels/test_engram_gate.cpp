@@ -68,8 +68,8 @@ TEST_CASE("engram_gate: the fast backends equal the reference, set and added") {
   });
 }
 
-// C = 1 and x = k = 1, where both norms are 1 but for eps, so q is the product of gains: 2.25, one that is small, and
-// one below the least, of both signs.
+// C = 1 and x = k = 1, where both norms are 1 but for eps, so q is the product of the gains: 2.25, one that is small,
+// and one below the least, of both signs.
 TEST_CASE("engram_gate: worked out by hand") {
   for (const Backend backend : all_backends())
     for (const double q : {2.25, 4e-4, 5e-7, -2.25, -4e-4, -5e-7}) {
