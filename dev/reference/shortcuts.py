@@ -94,9 +94,9 @@ class ShortcutsBackbone(Backbone):
       first = self.x0_lambdas[i] if config.x0 else None
       rows = (self.value_embeds[str(i)](tokens),) if has_table(config, i) else ()
       x, _ = layer(x, (own, first, start, *rows), step)
-      x = self.behind(i, x, anchor)
       if i == len(self.layers) // 2:
         middle = x
+      x = self.behind(i, x, anchor)
     return self.norm(x - self.backout_lambda.to(x.device) * middle.to(x.device) if config.backout else x)
 
 
