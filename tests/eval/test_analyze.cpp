@@ -101,7 +101,7 @@ TEST_CASE("analyze: the probabilities times the values are what attention comput
       CHECK(largest_difference<double>(exact, &ops) < 1e-13);
       TinyModel fast(c.config);  // its memory is shared
       CHECK(largest_difference<float>(fast, &ops) < 2e-6);
-      CHECK(ops >= 2 * c.config.num_hidden_layers);  // once in each layer of both models, or more
+      CHECK(ops >= 2 * applications_of(c.config).count());  // once in each layer of both models, or more
     }
   }
 }
@@ -136,7 +136,7 @@ TEST_CASE("analyze: what is kept is what the model made, and putting back what w
     TinyModel model(c.config);
     Probe plain(*model.device, model.params, model.config, 1, TinyModel::T, "tiny");
     Probe touched(*model.device, model.params, model.config, 1, TinyModel::T, "tiny");
-    const int L = static_cast<int>(c.config.num_hidden_layers);
+    const int L = static_cast<int>(applications_of(c.config).count());
     for (int i = 0; i <= L; ++i) CHECK(plain.shape(str("hidden.", i)) == Shape{1, TinyModel::T, c.config.hidden_size});
     for (const std::string& name : touched.names()) {
       plain.keep(name), touched.keep(name);

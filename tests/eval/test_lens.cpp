@@ -28,7 +28,7 @@ std::vector<TokenWindow> windows_of(const TinyModel& model) {
 LensStudy study_of(TinyModel& model) {
   Probe probe(*model.device, model.params, model.config, 1, T, "tiny");
   LogitLens lens(*model.device, model.params, model.config, T);
-  return study_streams(probe, lens, static_cast<int>(model.config.num_hidden_layers), "tiny", windows_of(model),
+  return study_streams(probe, lens, static_cast<int>(applications_of(model.config).count()), "tiny", windows_of(model),
                        [](int64_t, int64_t) {});
 }
 
@@ -61,7 +61,7 @@ std::vector<double> probabilities_of(TinyModel& model, const double* x) {
 
 // The study by plain loops over what the probe keeps.
 LensStudy study_by_hand(TinyModel& model) {
-  const int L = static_cast<int>(model.config.num_hidden_layers);
+  const int L = static_cast<int>(applications_of(model.config).count());
   Probe probe(*model.device, model.params, model.config, 1, T, "tiny");
   LensStudy study = lens_streams(probe, L);
   const auto C = static_cast<size_t>(model.config.hidden_size);
@@ -96,7 +96,7 @@ TEST_CASE("lens: its last reading is the model's own loss, bit for bit, in every
     TinyModel model(c.config);
     Probe probe(*model.device, model.params, model.config, 1, T, "tiny");
     LogitLens lens(*model.device, model.params, model.config, T);
-    const std::string last = str("hidden.", c.config.num_hidden_layers);
+    const std::string last = str("hidden.", applications_of(c.config).count());
     probe.keep(last);
     double sum = 0;
     for (const TokenWindow& window : windows_of(model)) {

@@ -89,7 +89,7 @@ TEST_CASE("probe: every architecture has the names of all models, and those of i
       CHECK_MESSAGE(kinds.contains(kind), kind);
     if (const auto found = own.find(c.config.arch); found != own.end())
       for (const std::string& kind : found->second) CHECK_MESSAGE(kinds.contains(kind), kind);
-    for (int64_t i = 0; i < c.config.num_hidden_layers; ++i) {
+    for (int64_t i = 0; i < applications_of(c.config).count(); ++i) {
       const int64_t H = c.config.num_attention_heads;
       const Shape query = probe.shape(str("query.", i)), key = probe.shape(str("key.", i));
       CHECK(query == probe.shape(str("attended.", i)));
