@@ -125,20 +125,17 @@ class Gemma3n : public Connection {
 }  // namespace
 
 Architecture gemma3n_architecture() {
-  return {"gemma3n",
-          "each layer adds an embedding of its own of the token, and a low-rank branch beside attention",
-          {{"hidden_size_per_layer_input", "256", "an integer: the width of a layer's own embeddings (0: none)", {}},
-           {"laurel_rank", "64", "an integer: the rank of the branch (0: none)", {}},
-           {"laurel_form",
-            "gemma",
-            "gemma or paper: normalised, beside attention's input; or alone",
-            {"gemma", "paper"},
-            {{"laurel_rank"}}},
-           {"embed_scale",
-            "sqrt",
-            "sqrt or none: the embeddings are multiplied by the root of the width",
-            {"sqrt", "none"}}},
-          [](const Config& config) { return std::make_unique<Gemma3n>(config); }};
+  return {
+      "gemma3n",
+      "each layer adds an embedding of its own of the token, and a low-rank branch beside attention",
+      {{"hidden_size_per_layer_input", "256", "an integer: the width of a layer's own embeddings (0: none)", {}},
+       {"laurel_rank", "64", "an integer: the rank of the branch (0: none)", {}},
+       {"laurel_form", "gemma", "gemma or paper: normalised, beside attention's input; or alone", {"gemma", "paper"}},
+       {"embed_scale",
+        "sqrt",
+        "sqrt or none: the embeddings are multiplied by the root of the width",
+        {"sqrt", "none"}}},
+      [](const Config& config) { return std::make_unique<Gemma3n>(config); }};
 }
 
 }  // namespace crossply

@@ -57,6 +57,7 @@ std::string value_of(const Shown& flag) {
       "continue --kv-owners [0,2] --value-layers [1] --norm rmsnorm --x tokens --style llama3 --lambda-scale frozen "
       "--vectors 30 --tsne-vectors 30 --rank-rate 100 --num-kv-shared-layers 1 --heads 0.0 --ffn 24 --mirror-offset 2 "
       "--documents after --router-init random --decay routers --lambda2 frozen --router-bound literal --loss train "
+      "--loop-norm all "
       "--engram-order 2 --engram-boundary [0] --engram-multipliers [[1,3,5]]");
   if (values.contains(flag.name)) return values.at(flag.name);
   if (flag.type.empty()) return "";
@@ -158,7 +159,8 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
   const Words of_training = split_words(
       "--preset --data --tokenizer --val-data --shuffle --train-samples --test-samples --seq --seed --init --vocab "
       "--width "
-      "--layers --heads --kv-heads --head-width --ffn --rope-theta --norm-eps --tie --qk-norm --engram-layers "
+      "--layers --heads --kv-heads --head-width --ffn --rope-theta --norm-eps --tie --qk-norm --engram-layers --loop "
+      "--block-norm "
       "--backbone --teacher "
       "--steps --batch --accumulate --lr --router-lr --schedule --warmup --weight-decay --beta1 --beta2 --adam-eps "
       "--clip --optimizer --decay-schedule --out --resume --branch --eval-every --eval-samples --save-every --save-at "
@@ -183,7 +185,7 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       {"train_mhc", "--hc-mult --mixing --reads --start --hc-eps"},
       {"train_shortcuts", "--value-embeds --resid --x0 --backout --embed-norm"},
       {"train_gated_streams", "--hc-count --hc-lowrank"},
-      {"train_gemma3n", "--hidden-size-per-layer-input --laurel-rank --embed-scale"},
+      {"train_gemma3n", "--hidden-size-per-layer-input --laurel-rank --laurel-form --embed-scale"},
       {"train_depth_attention", "--depth-start --depth-stride --depth-recent"},
       {"train_inheritune",
        "--reference --start --grow --mode --inherit-positions --inherit-final-norm --tolerance --rounds"},

@@ -244,6 +244,7 @@ TEST_CASE("architectures: each contains the plain backbone, bit for bit where it
            "denseformer,denseformer:dilation=2,denseformer:period=3,denseformer:dilation=3:period=2,relay,"
            "depth_attention:depth_start=4,kv_share:cla_factor=1,kv_share:sharing=suffix,kv_share:sharing=list:kv_"
            "owners=[0,1,2,3],"
+           "gemma3n:embed_scale=none:laurel_form=paper:hidden_size_per_layer_input=6:laurel_rank=3,"
            "shortcuts,shortcuts:resid=false,shortcuts:value_embeds=none:x0=false")) {
     starts_as_plain(choice.text);
     tested.insert(choice.arch);
@@ -313,7 +314,7 @@ TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
   std::istringstream lines(R"(arith  llama 66496  lime 66640  hyper +1488  relay +384  attnres 67072
     arith  llama 66496  kv_share 62400  mhc +25309  shortcuts 67945
     150m  llama 151862784  lime 151873872  hyper +92784  attnres 151901184
-    arith  gated_streams 73760  depth_attention 66496
+    arith  gated_streams 73760  depth_attention 66496  gemma3n +136704
     150m  gated_streams 155901696
     150m  kv_share 144784896  mhc 153645197  shortcuts 383447929
     1b  llama 1076072448  lime 1076081088  hyper 1076400960  attnres 1076207616

@@ -62,8 +62,8 @@ TEST_CASE("model types: a model of another type is refused by its type, not by i
 
 TEST_CASE("model types: a Gemma is refused with what differs from --arch gemma3n") {
   for (const std::string type : {"gemma3n", "gemma3n_text", "gemma4_text"})
-    refused(with({}, type), {"model_type \"" + type + "\"", "--arch gemma3n", "norm of values", "1/sqrt(D)", "GELU",
-                             "AltUp", "cap of logits"});
+    refused(with(nlohmann::json::object(), type), {"model_type \"" + type + "\"", "--arch gemma3n", "norm of values",
+                                                   "1/sqrt(D)", "GELU", "AltUp", "cap of logits"});
 }
 
 TEST_CASE("model types: a Mistral without a window is a LLaMA, and is saved as a Mistral") {

@@ -41,9 +41,11 @@ const Kinds backbones = joined(
     rows_of(embedding, "embed_tokens.weight embed_positions.weight"),
     {rows_of(head, "lm_head.weight"), rows_of(final_norm, "norm.weight norm.bias"),
      rows_of(norm,
-             "input_layernorm.weight post_attention_layernorm.weight self_attn.q_norm.weight self_attn.k_norm.weight"),
+             "input_layernorm.weight post_attention_layernorm.weight self_attn.q_norm.weight self_attn.k_norm.weight "
+             "input_layernorm_2.weight post_attention_layernorm_2.weight"),
      rows_of(bias,
-             "input_layernorm.bias post_attention_layernorm.bias self_attn.q_proj.bias self_attn.k_proj.bias "
+             "input_layernorm.bias post_attention_layernorm.bias input_layernorm_2.bias "
+             "post_attention_layernorm_2.bias self_attn.q_proj.bias self_attn.k_proj.bias "
              "self_attn.v_proj.bias self_attn.o_proj.bias mlp.up_proj.bias mlp.down_proj.bias"),
      rows_of(input_projection,
              "self_attn.q_proj.weight self_attn.k_proj.weight self_attn.v_proj.weight mlp.gate_proj.weight "

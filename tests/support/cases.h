@@ -104,7 +104,7 @@ inline std::vector<Case> loop_cases() {
       [](Config& c) { c.loop = {"anchor", 2, "[3,1,0]", true, "none", 1, true}; });
   add("loop: two cores", llama, [](Config& c) { c.loop = {"anchor", 2, "[0,1,2]", false, "passes", 1, true}; });
   for (const std::string norm : {"branch", "sum"})
-    for (const Config& config : {llama, tiny_gpt2(), tiny_with("hyper"), tiny_with("resformer")})
+    for (const Config& config : {llama, tiny_gpt2(), tiny_with("hyper:rate=2"), tiny_with("resformer")})
       add(str("block_norm ", norm, ", ", config.arch), config, [&](Config& c) { c.block_norm = norm; });
   add("block_norm branch, mudd, looped", tiny_with("mudd"), [](Config& c) { c = looped(c), c.block_norm = "branch"; });
   add("block_norm sum, mhc:reads=previous", tiny_with("mhc:reads=previous"), [](Config& c) { c.block_norm = "sum"; });

@@ -12,6 +12,7 @@
 #include "engine/io/printable.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/representation.h"
+#include "models/registry.h"
 
 namespace crossply {
 
@@ -29,6 +30,14 @@ const RoutingKind* find_routing(const std::string& arch) {
   }();
   const auto found = std::ranges::find(kinds, arch, &RoutingKind::arch);
   return found == kinds.end() ? nullptr : &*found;
+}
+
+const RoutingKind* find_routing(const Config& config) {
+  const bool by_loop = has_loop(config) && (config.loop.norm != "none" || config.loop.alpha != 0);
+  const bool changed = by_loop || config.block_norm == "sum";
+  const RoutingKind* kind = find_routing(config.arch);
+  const bool several = kind != nullptr && find_architecture(config.arch).make(applied(config))->streams() > 1;
+  return changed && several ? nullptr : kind;
 }
 
 std::vector<double> RoutingInput::parameter(const std::string& name_of) const {
@@ -228,9 +237,11 @@ class Routing : public AnalysisOf<RoutedModel> {
   Routing() : AnalysisOf("routing", "which earlier layers each layer reads, and how much") {}
   std::string refuses(const Subject& subject) const override {
     const Config& config = subject.config();
-    if (find_routing(config.arch) != nullptr) return "";
-    const std::string why = config.arch == config.backbone ? " reads the layer below alone, so nothing is routed"
-                                                           : " has no maps that are known here";
+    if (find_routing(config) != nullptr) return "";
+    const std::string why = find_routing(config.arch) != nullptr
+                                ? " whose streams a loop or --block-norm sum changes reads no sums of outputs"
+                            : config.arch == config.backbone ? " reads the layer below alone, so nothing is routed"
+                                                             : " has no maps that are known here";
     return str(with_article(config.arch), why, "; try --what attention");
   }
   void measure(Subject& subject, const AnalysisOptions& o) override {

@@ -83,6 +83,8 @@ std::vector<RoutingKind> routing_of_depth_attention();
 
 // Null where an architecture's layers read the one below alone.
 const RoutingKind* find_routing(const std::string& arch);
+// Also null where something changes the streams between sublayers, which are no sums of outputs then.
+const RoutingKind* find_routing(const Config& config);
 
 // Adds to the facts what the maps of the first band say in one number each. Rows are taken as shares of magnitudes:
 //   entropy.MAP        -sum a ln a in nats, the mean over rows

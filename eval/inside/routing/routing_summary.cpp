@@ -46,7 +46,7 @@ std::vector<TokenWindow> few_windows(const Source& source) {
 }  // namespace
 
 bool has_learned_routing(const Config& config) {
-  const RoutingKind* kind = find_routing(config.arch);
+  const RoutingKind* kind = find_routing(config);
   return kind != nullptr && !kind->fixed;
 }
 
