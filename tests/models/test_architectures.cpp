@@ -314,7 +314,7 @@ TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
   std::istringstream lines(R"(arith  llama 66496  lime 66640  hyper +1488  relay +384  attnres 67072
     arith  llama 66496  kv_share 62400  mhc +25309  shortcuts 67945
     150m  llama 151862784  lime 151873872  hyper +92784  attnres 151901184
-    arith  gated_streams 73760  depth_attention 66496  gemma3n +136704
+    arith  gated_streams 73760  depth_attention 66496  gemma3n 203200
     150m  gated_streams 155901696
     150m  kv_share 144784896  mhc 153645197  shortcuts 383447929
     1b  llama 1076072448  lime 1076081088  hyper 1076400960  attnres 1076207616
