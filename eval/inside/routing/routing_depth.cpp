@@ -66,7 +66,7 @@ RoutingFound look_depth_attention(const RoutingInput& in) {
     found.table.push_back({str(l), routing_number(map.rows[l][l]), routing_number(map.rows[l][0]),
                            largest_of(map.rows[l], l), routing_number(curve.y.back())});
   }
-  found.notes = "shares of values, the mean over tokens and heads; \"of\" j: the values of layer j as it mixed them\n";
+  found.notes = "shares of values, mean over tokens and heads; \"of\" j: layer j's, mixed there\n";
   found.bands = {{"share of each layer's values (column) in those that a layer (row) attends to",
                   HeatScale::shares,
                   {map},
