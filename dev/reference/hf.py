@@ -54,13 +54,16 @@ def refuse(more, config):
       raise ValueError(f"crossply's models take no {name}")
 
 
-def the_cache(past_key_values, cache):
-  """The one that was given by either name."""
+def the_cache(past_key_values, cache, runs):
+  """The one that was given by either name, with a place for each run of a layer."""
   if cache is not None and past_key_values is not None:
     raise ValueError("past_key_values and cache are two names of one argument: give one of them")
   cache = past_key_values if cache is None else cache
   if cache is not None and (not isinstance(cache, Cache) or cache.is_compileable):
     raise ValueError(f"crossply's models take a cache that grows, a DynamicCache, not a {type(cache).__name__}")
+  places = getattr(cache, "layers", [])  # the library makes as many as there are layers, or each when it is needed
+  while 0 < len(places) < runs:
+    places.append(type(places[0])())
   return cache
 
 
@@ -157,7 +160,7 @@ class CrossplyModel:
     refuse(more, self.config)
     if input_ids is None:
       raise ValueError("crossply's models take tokens: input_ids")
-    cache = the_cache(past_key_values, cache)
+    cache = the_cache(past_key_values, cache, len(self.runs))
     if self.training and torch.is_grad_enabled() and any(layer.gradient_checkpointing for layer in self.layers):
       if cache is not None:
         raise ValueError(f"gradient checkpointing would write to {CACHE} twice: give none")
