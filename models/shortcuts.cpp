@@ -75,7 +75,8 @@ class Shortcuts : public Connection {
           resid_ ? ops::Scalar{build_->parameter("model.resid_lambdas"), sublayer.layer} : ops::Scalar{one_, 0};
       const ops::Scalar first =
           from_start_ ? ops::Scalar{build_->parameter("model.x0_lambdas"), sublayer.layer} : ops::Scalar{zero_, 0};
-      Value* x = sublayer.layer == 0 ? copied("start", x_) : x_;
+      // The mixture may write over it, and others may have it: the start, or who has asked for the stream.
+      Value* x = sublayer.layer == 0 || x_ == lent_ ? copied(sublayer.name() + ".stream", x_) : x_;
       x_ = ops::value_mix(build_->tape, sublayer.name() + ".lambdas", x, x0_, own, first);
     }
     return norm(sublayer, x_);
@@ -102,6 +103,8 @@ class Shortcuts : public Connection {
     const bool taken = sublayer.layer + 1 == L_ || ((resid_ || from_start_) && !learned);
     middle_ = taken ? copied("middle", x_) : x_;
   }
+
+  Value* stream() override { return lent_ = x_; }
 
   Value* finish() override {
     if (!backout_) return x_;
@@ -150,7 +153,7 @@ class Shortcuts : public Connection {
   double gate_scale_;
   bool resid_, from_start_, backout_, embed_norm_;
   std::vector<bool> has_table_;  // by layer
-  Value *x0_ = nullptr, *middle_ = nullptr, *one_ = nullptr, *zero_ = nullptr;
+  Value *x0_ = nullptr, *lent_ = nullptr, *middle_ = nullptr, *one_ = nullptr, *zero_ = nullptr;
 };
 
 }  // namespace

@@ -140,7 +140,7 @@ if ! grep -qs '^CROSSPLY_SANITIZE:BOOL=ON' "$build/CMakeCache.txt"; then
 END
 fi
 expect 64 'known: llama ' "$build/compare" --arch none --out x
-loop_of() { sed "1,/^#include/d; s/, \"$1\",/, ARCH,/" "$train"/train_"$1".*; }
+loop_of() { sed "1,/^#include/d; s/, \"$1\",/, ARCH,/" "$train"/train_"$1".* | tr -d ' \n'; }  # lines break elsewhere
 for arch in $(sed -n 's/.*known: //p' output); do
   [[ " ${trainers[*]} " = *" train_$arch "* ]] || fail "$arch has no trainer"
   expect 0 '^parameters: [0-9,]+$' "$build/train_$arch" --preset arith-quick --dry-run

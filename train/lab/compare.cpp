@@ -437,9 +437,9 @@ int main(int argc, char** argv) {
     flag_named(app, "--out").description("directory of the comparison: results.md, compare.svg, a directory per run");
     flag_named(app, "--resume")
         .description(
-            "continue the comparison in --out; needs no other flags. --arch, --seeds, --optimizer and the rates may "
-            "name "
-            "more, which are added, or fewer, which alone are shown then");
+            "continue the comparison in --out; needs no other flags. Lists may name more, which are added, or fewer, "
+            "which "
+            "alone are shown then");
   };
   return run_program(app, argc, argv, flags, [&] {
     if (!request.empty()) return train_for_parent(request);
