@@ -51,6 +51,8 @@ STREAMED = ("lime", "lime_static", "lime_dynamic", "hyper", "sla", "resformer", 
 # A table of a few rows, so that one row has several n-grams.
 ENGRAM = {"engram_layers": [1], "engram_heads": 2, "engram_rows": 5}
 BOUNDED = {**ENGRAM, "engram_layers": [0, 2], "engram_boundary": [2, 5], "engram_pad_id": 1, "engram_seed": 3}
+UNET, FROM_X0 = {"unet": True}, {"value_from": "x0"}
+TAIL = {"mudd_tail": "residual", "mudd_width": 5}
 ENGRAMS = (
   {"arch": "llama", **ENGRAM},
   {"arch": "llama", **BOUNDED, "engram_width": 16, "engram_order": 5},
@@ -115,6 +117,12 @@ SAMPLED = (  # each with three or four backbones
   {"arch": "shortcuts", "embed_norm": True, "gate_channels": 3, "gate_scale": 2.0, "resid": False},
   {"arch": "shortcuts", "value_embeds": "list", "value_layers": [0, 1], "x0": False, "backout": False},
   {"arch": "shortcuts", "value_embeds": "none"},
+  *({"arch": "shortcuts", **option}
+    for option in (UNET, FROM_X0, {"lanes_from": 1}, {"attn_saved": 1}, TAIL, TAIL | {"resid": False, "x0": False})),
+  {"arch": "shortcuts", **UNET, **FROM_X0, "lanes_from": 3, "attn_saved": 1, **TAIL, "backout": False},
+  {"arch": "shortcuts", **UNET, "resid": False, "x0": False, "backout": False, "lanes_from": 2},
+  {"arch": "shortcuts", **UNET, **FROM_X0, **TAIL, "attn_saved": 2, **OPERATOR_1},
+  {"arch": "shortcuts", **TAIL, "mudd_tail": "both", "K": 4, "head_dim": 2},  # whose values are as wide as the stream
   {"arch": "gated_streams", "hc_lowrank": 3},
   *({"arch": "gated_streams", "hc_count": streams, "rms_norm_eps": 1e-2} for streams in (1, 3)),
   {"arch": "gemma3n", "hidden_size_per_layer_input": 6, "laurel_rank": 3},
@@ -142,7 +150,7 @@ def tiny_models():
     # A stride of 5 through the 16: every setting of a backbone occurs on both of its values.
     pairs += itertools.product([connection], backbones[number % 5 :: 5])
   for connection, (K, qk_norm, tied, head_dim) in pairs:
-    options = dict(connection, K=K, qk_norm=qk_norm, tied=tied, head_dim=head_dim)
+    options = dict(dict(K=K, qk_norm=qk_norm, tied=tied, head_dim=head_dim), **connection)
     if qk_norm and not tied:
       options["qk_norm_eps"] = 1e-2
     yield options

@@ -48,8 +48,32 @@
 //   --gate-scale c             3
 //   --resid, --x0, --backout   true; false leaves r, s or b out
 //   --embed-norm               false
+//   --unet, --value-from, --attn-saved, --lanes-from, --mudd-tail, --mudd-width   below
 //
-// models/shortcuts.cpp is the connection; kernels/depth/channel_gate.h and value_mix.h have its operations.
+// What later speed runs added is off unless it is asked for; each stands alone. v counts layers from 0, out_v is what
+// layer v has put out, xm the middle, a the stream.
+//
+//   --unet true            before layer v of the last floor(L/2): a <- a + w out_(L-1-v), w starts at 1. Then r and s
+//                          above. A weight of 1 doubles the stream there; qlabs-eng/slowrun lives with it
+//   --value-from x0        Wve x_0, with Wve (K D, C), in place of a table's row: no tables, no vocabulary in the count
+//   --attn-saved m         in layers above m attention reads norm(out_m); its output still goes to the stream
+//   --lanes-from s         from layer s on there are two lanes, a and b, equal at first. Attention reads a, the MLP reads
+//                          b; of an output y, a <- rho a + p y and b <- rho b + p' y. The output is (a + b) / 2. xm and
+//                          out_v mean a. Start: rho = sqrt(1.1), p = p' = 1, but attention's p' is 1.5
+//   --mudd-tail residual   before the last layer a <- a + c . (x_0, xm, a), and behind it x <- x + c' . (x_0, xm, a as
+//                          it was before the first of these), with three numbers for each token,
+//                          c(x) = (W2 gelu(W1 x) + bias) / 10, W1 (--mudd-width, C). x is a, then the output; no norm.
+//              both        and the last layer's values take in another such sum, in as many heads as queries have
+//
+// They decay not at all but for Wve, which is a matrix like others, and W1 and W2 (a tenth). w, rho and p learn at five
+// times --lr, the tail at a quarter. FLOPs of a forward: 3 C for each scaled sum, of which --unet has L/2, --lanes-from
+// 4 a layer and one for its x_0 and one at the end; 2 K D C for each Wve; 2 (W C + 3 W + 3 C) for each sum of the tail.
+//
+// Forms and starts are those of qlabs-eng/slowrun (--unet, --value-from) and KellerJordan/modded-nanogpt (the others).
+// There, the tail's last bias starts at -5 in place of --backout; its first form read other layers.
+//
+// models/shortcuts.cpp is the connection; kernels/depth/channel_gate.h, value_mix.h and multiway_mix.h have its
+// operations.
 #include "train/run/run.h"
 
 using namespace crossply;

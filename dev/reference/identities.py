@@ -81,6 +81,10 @@ def neutral(options):
   yield "shortcuts, none taken", still
   yield "shortcuts, none there", tiny(
     "shortcuts", plain, value_embeds="none", resid=False, x0=False, backout=False, **options)
+  pack = tiny("shortcuts", plain, value_from="x0", unet=True, lanes_from=1, mudd_tail="residual", **options)
+  yield "shortcuts of the speed runs, none taken", put(
+    pack, resid_lambdas=1, x0_lambdas=0, backout_lambda=0, ve_proj_weight=0, skip_weights=0, lane_post=1, lane_resid=1,
+    w2_weight=0, tail_0_bias=0, tail_1_bias=0)
   if options.get("backbone") != "gpt2":  # whose norm takes off a mean
     yield "gated_streams, no gates, doubled gains", ungated(plain, options)
   gain = lambda i: plain.model.layers[i].input_layernorm.weight

@@ -56,6 +56,8 @@ def mhc(E, M, groups):
 
 
 MHC_HEAD = {"model.hc_head.hc_fn": (4, 4 * C), "model.hc_head.hc_base": (4,), "model.hc_head.hc_scale": (1,)}
+
+
 def shortcuts(layers, G):
   return {**per_layer(layers, self_attn__ve_gate__weight=(K, G)),
           **{f"model.value_embeds.{i}.weight": (7, 2 * K) for i in layers}}
@@ -72,6 +74,9 @@ def gated_streams(R, E=4):
           **{f"model.hyper_connection_mixer.{name}.weight": shape for name, shape in gated_read(R, E, False).items()}}
 
 
+SPEED_RUN = {"model.skip_weights": (2,), "model.lane_post": (L - 1, 2, 2), "model.lane_resid": (L - 1, 2),
+             **{f"model.mudd_tail.{i}.{name}": shape for i in range(2)
+                for name, shape in (("w1.weight", (5, C)), ("w2.weight", (3, 5)), ("bias", (3,)))}}
 SCALARS = {"model.resid_lambdas": (L,), "model.x0_lambdas": (L,), "model.backout_lambda": (1,)}
 NORMS = per_layer(range(L), input_layernorm__weight=(C,), post_attention_layernorm__weight=(C,))
 ALL_NORMS = NORMS | {"model.norm.weight": (C,)}
@@ -134,6 +139,10 @@ ADDED = (
   ("shortcuts", {}, SCALARS | shortcuts([1, 3], C), {}),
   ("shortcuts", {"value_embeds": "list", "value_layers": [0], "gate_channels": 3, "resid": False, "x0": False,
                  "backout": False}, shortcuts([0], 3), {}),
+  ("shortcuts", {"value_embeds": "none", "resid": False, "x0": False, "backout": False, "unet": True, "lanes_from": 1,
+                 "mudd_tail": "residual", "mudd_width": 5}, SPEED_RUN, {}),
+  ("shortcuts", {"value_from": "x0", "attn_saved": 1}, SCALARS | per_layer(
+    [1, 3], self_attn__ve_gate__weight=(K, C), self_attn__ve_proj__weight=(2 * K, C)), {}),
   ("gemma3n", {"hidden_size_per_layer_input": 6, "laurel_rank": 3}, GEMMA3N, {}),
   ("gated_streams", {}, gated_streams(1), ALL_NORMS),
   ("gated_streams", {"hc_count": 3, "hc_lowrank": 5}, gated_streams(5, 3), ALL_NORMS),

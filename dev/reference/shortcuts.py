@@ -3,14 +3,22 @@
 Before layer i the stream becomes resid[i] * x + x0[i] * embedding. A layer with a table adds to its values the row of
 its token, times a gate for each head that the first channels of its input decide about. The final norm reads
 x - backout * (x after layer L // 2).
+
+All else is off unless it is asked for. unet: before layer i of the last half the stream takes in what layer L - 1 - i
+has put out. value_from x0: a product of the embedding in place of a table's row. attn_saved: behind that layer,
+attention reads what the layer has put out. lanes_from: from that layer on attention reads one lane and the MLP another,
+and each puts out into both; the output is their mean. mudd_tail: the last layer's stream, perhaps its values, and the
+output take in the embedding, the middle and the last layer's stream, by numbers that a network computes for each token.
 """
 import dataclasses
+import typing
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from .config import Config, check_choice
-from .llama import Attention, Backbone, Layer, Llama, unit_rms
+from .llama import Attention, Backbone, Layer, Llama, split_heads, unit_rms
 
 
 @dataclasses.dataclass
@@ -24,45 +32,116 @@ class ShortcutsConfig(Config):
   x0: bool = True
   backout: bool = True
   embed_norm: bool = False
+  unet: bool = False
+  value_from: str = "tables"  # tables | x0
+  lanes_from: int = 0
+  attn_saved: int = 0
+  mudd_tail: str = "none"  # none | residual | both
+  mudd_width: int = 64
 
 
-def has_table(config, layer):
+def adds_values(config, layer):
   check_choice("value_embeds", config.value_embeds, ("alternate", "none", "list"))
   if config.value_embeds == "alternate":
     return layer % 2 == (config.num_hidden_layers - 1) % 2
   return config.value_embeds == "list" and layer in config.value_layers
 
 
+class Reads(typing.NamedTuple):
+  """What a layer takes beside the stream; None: not that."""
+  own: torch.Tensor | None = None  # factor of the stream
+  first: torch.Tensor | None = None  # of its start
+  start: torch.Tensor | None = None
+  rows: torch.Tensor | None = None  # of the layer's table, by token
+  skip: torch.Tensor | None = None  # factor of what the mirrored layer put out
+  mirrored: torch.Tensor | None = None
+  saved: torch.Tensor | None = None  # what attention reads instead of the stream
+  kept: torch.Tensor | None = None  # (2), of attention and MLP: factor of both lanes
+  post: torch.Tensor | None = None  # (2, 2): factor of what each puts out, for each lane
+  tail: tuple | None = None  # the first network's weights, and the middle
+
+
+def tail_weights(x, w1, w2, bias):
+  """(B, T, 3 or 6)"""
+  return 0.1 * F.linear(F.gelu(F.linear(x, w1)), w2, bias)
+
+
+def weighted(weights, *sources):
+  return sum(weight[..., None] * source for weight, source in zip(weights.unbind(-1), sources))
+
+
 class ShortcutsAttention(Attention):
+  """shared: a table's rows, and what is added to values; each may be None."""
+
   def __init__(self, config, layer):
     super().__init__(config, layer)
-    if has_table(config, layer):
-      channels = config.gate_channels or min(12, config.hidden_size)
-      self.ve_gate = nn.Linear(channels, config.num_key_value_heads, bias=False)
+    C, K = config.hidden_size, config.num_key_value_heads
+    if adds_values(config, layer):
+      self.ve_gate = nn.Linear(config.gate_channels or min(12, C), K, bias=False)
+      if config.value_from == "x0":
+        self.ve_proj = nn.Linear(C, K * config.head_dim, bias=False)
 
   def initialise(self):
     if hasattr(self, "ve_gate"):
       nn.init.uniform_(self.ve_gate.weight, 0, 0.02)
+    if hasattr(self, "ve_proj"):
+      bound = (3 / self.config.hidden_size) ** 0.5
+      nn.init.uniform_(self.ve_proj.weight, -bound, bound)
 
   def project(self, x, shared):
     q, k, v = super().project(x, shared)
+    rows, added = shared
     if hasattr(self, "ve_gate"):
       gate = self.config.gate_scale * self.ve_gate(x[..., : self.ve_gate.in_features]).sigmoid()  # (B, T, K)
-      rows = shared[0].unflatten(-1, (-1, self.config.head_dim))  # (B, T, K, D)
-      v = v + (gate[..., None] * rows).transpose(1, 2)
-    return q, k, v
+      rows = self.ve_proj(rows) if hasattr(self, "ve_proj") else rows
+      v = v + gate.transpose(1, 2)[..., None] * split_heads(rows, self.config.head_dim)
+    return q, k, v if added is None else v + split_heads(added, self.config.head_dim)
 
 
 class ShortcutsLayer(Layer):
-  """shared: the factors of the stream and of its start, None where there are none, the start, and a table's rows."""
+  """x: the stream (B, T, C), or two lanes (B, T, 2, C). Returns, beside it, what the tail's network has read."""
 
   def forward(self, x, shared, step):
-    own, first, start, *rows = shared
-    if own is not None:
-      x = own.to(x.device) * x
-    if first is not None:
-      x = x + (first * start).to(x.device)
-    return super().forward(x, rows, step)
+    reads = Reads(*(part.to(x.device) if isinstance(part, torch.Tensor) else part for part in shared))
+    lanes = list(x.unbind(2)) if x.ndim == 4 else [x] * (1 if reads.post is None else 2)
+    if reads.skip is not None:
+      lanes = [lane + reads.skip * reads.mirrored for lane in lanes]
+    if reads.own is not None:
+      lanes = [reads.own * lane for lane in lanes]
+    if reads.first is not None:
+      lanes = [lane + reads.first * reads.start for lane in lanes]
+    before_last, added = lanes[0], None
+    if reads.tail is not None:
+      *network, middle = (part.to(x.device) for part in reads.tail)
+      weights, sources = tail_weights(before_last, *network), (reads.start, middle, before_last)
+      lanes[0] = before_last + weighted(weights[..., :3], *sources)
+      added = weighted(weights[..., 3:], *sources) if weights.shape[-1] > 3 else None
+    saved = lanes[0] if reads.saved is None else reads.saved
+    y, _ = self.self_attn(self.input_layernorm(saved), (reads.rows, added), step)
+    lanes = self.written(lanes, y, reads, 0)
+    lanes = self.written(lanes, self.mlp(self.post_attention_layernorm(lanes[-1])), reads, 1)
+    return lanes[0] if len(lanes) == 1 else torch.stack(lanes, 2), before_last
+
+  def written(self, lanes, y, reads, mlp):
+    if len(lanes) == 1:
+      return [lanes[0] + y]
+    return [reads.kept[mlp] * lane + post * y for lane, post in zip(lanes, reads.post[mlp])]
+
+
+class Tail(nn.Module):
+  def __init__(self, config, numbers):
+    super().__init__()
+    self.w1 = nn.Linear(config.hidden_size, config.mudd_width, bias=False)
+    self.w2 = nn.Linear(config.mudd_width, numbers, bias=False)
+    self.bias = nn.Parameter(torch.zeros(numbers))
+
+  def initialise(self):
+    bound = self.w1.in_features ** -0.5
+    nn.init.uniform_(self.w1.weight, -bound, bound)
+    nn.init.zeros_(self.w2.weight)
+
+  def network(self):
+    return self.w1.weight, self.w2.weight, self.bias
 
 
 class ShortcutsBackbone(Backbone):
@@ -75,29 +154,58 @@ class ShortcutsBackbone(Backbone):
       self.x0_lambdas = nn.Parameter(torch.linspace(0.2, 0.05, L))
     if config.backout:
       self.backout_lambda = nn.Parameter(torch.full((1,), 0.2))
+    if config.unet:
+      self.skip_weights = nn.Parameter(torch.ones(L // 2))
+    if config.lanes_from:
+      self.lane_resid = nn.Parameter(torch.full((L - config.lanes_from, 2), 1.1 ** 0.5))
+      self.lane_post = nn.Parameter(torch.tensor([[1, 1.5], [1, 1]]).repeat(L - config.lanes_from, 1, 1))
+    check_choice("mudd_tail", config.mudd_tail, ("none", "residual", "both"))
+    if config.mudd_tail != "none":
+      self.mudd_tail = nn.ModuleList([Tail(config, 6 if config.mudd_tail == "both" else 3), Tail(config, 3)])
+    check_choice("value_from", config.value_from, ("tables", "x0"))
     self.value_embeds = nn.ModuleDict(
-      {str(i): nn.Embedding(config.vocab_size, width) for i in range(L) if has_table(config, i)})
+      {str(i): nn.Embedding(config.vocab_size, width) for i in range(L)
+       if adds_values(config, i) and config.value_from == "tables"})
 
   def initialise(self):
     bound = (3 / self.config.hidden_size) ** 0.5
     for table in self.value_embeds.values():
       nn.init.uniform_(table.weight, -bound, bound)
 
+  def reads(self, i, tokens, start, outs):
+    """outs: what the layers so far have put out."""
+    config, L = self.config, self.config.num_hidden_layers
+    rows, decoder, first_with_lanes = None, L - L // 2, config.lanes_from or L
+    if adds_values(config, i):
+      rows = start if config.value_from == "x0" else self.value_embeds[str(i)](tokens)
+    return Reads(
+      own=self.resid_lambdas[i] if config.resid else None,
+      first=self.x0_lambdas[i] if config.x0 else None,
+      start=start,
+      rows=rows,
+      skip=self.skip_weights[i - decoder] if config.unet and i >= decoder else None,
+      mirrored=outs[L - 1 - i] if config.unet and i >= decoder else None,
+      saved=outs[config.attn_saved] if 0 < config.attn_saved < i else None,
+      kept=self.lane_resid[i - first_with_lanes] if i >= first_with_lanes else None,
+      post=self.lane_post[i - first_with_lanes] if i >= first_with_lanes else None,
+      tail=(*self.mudd_tail[0].network(), outs[L // 2]) if config.mudd_tail != "none" and i == L - 1 else None)
+
   def forward(self, tokens, step):
     config, x = self.config, self.embed(tokens, step)
     if config.embed_norm:
       x = unit_rms(x, config.rms_norm_eps)
-    start, anchor = x, None
+    start, anchor, outs = x, None, []
     for i, layer in enumerate(self.layers):
       x, anchor = self.before(i, x, anchor)
-      own = self.resid_lambdas[i] if config.resid else None
-      first = self.x0_lambdas[i] if config.x0 else None
-      rows = (self.value_embeds[str(i)](tokens),) if has_table(config, i) else ()
-      x, _ = layer(x, (own, first, start, *rows), step)
-      if i == len(self.layers) // 2:
-        middle = x
+      x, before_last = layer(x, self.reads(i, tokens, start, outs), step)
+      outs.append(x if x.ndim == 3 else x[..., 0, :])
       x = self.behind(i, x, anchor)
-    return self.norm(x - self.backout_lambda.to(x.device) * middle.to(x.device) if config.backout else x)
+    x = x if x.ndim == 3 else x.mean(2)
+    middle = outs[len(outs) // 2].to(x.device)
+    if config.mudd_tail != "none":
+      weights = tail_weights(x, *(part.to(x.device) for part in self.mudd_tail[1].network()))
+      x = x + weighted(weights, start.to(x.device), middle, before_last)
+    return self.norm(x - self.backout_lambda.to(x.device) * middle if config.backout else x)
 
 
 class Shortcuts(Llama):

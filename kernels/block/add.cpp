@@ -136,7 +136,7 @@ void Add::backward(const Step&, Stream stream) {
 }
 
 Value* add(Tape& t, const std::string& name, Value* a, Value* b) {
-  CHECK_THAT(a->shape == b->shape, name, ": ", a->shape.str(), " and ", b->shape.str());
+  CHECK_THAT(a->shape.numel() == b->shape.numel(), name, ": ", a->shape.str(), " and ", b->shape.str());
   return t.record(make_node<Add>(name, {a, b}, {t.activation(name, a->shape)}));
 }
 

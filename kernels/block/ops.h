@@ -41,6 +41,7 @@ Value* rope(Tape& t, const std::string& name, Value* inp, Value* table);
 // cos and sin, times factor, for positions 0 .. count-1 and D/2 frequencies: (count, D), a constant of the tape
 Value* rope_positions(Tape& t, int64_t count, const std::vector<double>& frequencies, double factor = 1);
 Value* swiglu(Tape& t, const std::string& name, Value* gate, Value* up);
+// Of as many numbers each; the shape is a's.
 Value* add(Tape& t, const std::string& name, Value* a, Value* b);
 // Elementwise.
 Value* multiply(Tape& t, const std::string& name, Value* a, Value* b);

@@ -399,6 +399,7 @@ struct MultiwayMixNode : Node {  // in: the sources, the weight, then whatever e
   void backward(const Step&, Stream stream) override {
     multiway_mix_backward(gradients, douts, rstd(), tensors, stream);
   }
+  bool only_accumulates(size_t i) const override { return in[i] == of.base; }
   double flops() const override {
     return 2.0 * static_cast<double>(in[0]->shape.numel() * static_cast<int64_t>(of.sources.size() * out.size()));
   }
@@ -409,7 +410,8 @@ struct MultiwayMixNode : Node {  // in: the sources, the weight, then whatever e
     const bool wide = C % static_cast<int64_t>(16 / each) == 0;  // on a tape arrays are aligned
     const int ways = ways_of_thread(W, wide), columns = columns_of_thread(ways, wide, each);
     const auto bytes_of = [&]<bool prepost>(std::bool_constant<prepost>) {
-      const BlockSums sums = way_sums<prepost>(N, C, W, of.base->shape[1], ways, columns);
+      const int64_t S = static_cast<int64_t>(of.sources.size());
+      const BlockSums sums = way_sums<prepost>(N, C, W, S, ways, columns);
       return ScratchBytes{static_cast<size_t>(sums.blocks * sums.row) * sizeof(float)};
     };
     return of.post.empty() ? bytes_of(std::false_type{}) : bytes_of(std::true_type{});
@@ -419,9 +421,9 @@ struct MultiwayMixNode : Node {  // in: the sources, the weight, then whatever e
 }  // namespace
 
 std::vector<Value*> multiway_mix(Tape& t, const std::string& name, const MultiwayMix<Value*>& m, double eps) {
-  const int64_t S = static_cast<int64_t>(m.sources.size()), W = m.base->shape[0];
+  const int64_t S = static_cast<int64_t>(m.sources.size()), W = m.base->shape.numel() / S;
   const Shape& stream = m.sources.at(0)->shape;
-  CHECK_THAT(m.base->shape == (Shape{W, S}) && m.weight->shape.numel() == stream[0] * stream[1] * W * S, name,
+  CHECK_THAT(m.base->shape.numel() == W * S && m.weight->shape.numel() == stream[0] * stream[1] * W * S, name,
              ": base ", m.base->shape.str(), " weight ", m.weight->shape.str());
   std::vector<Value*> outs;
   for (int64_t w = 0; w < W; ++w) outs.push_back(t.activation(str(name, ".", w), stream));
@@ -429,7 +431,7 @@ std::vector<Value*> multiway_mix(Tape& t, const std::string& name, const Multiwa
       name, joined(joined(joined(m.sources, present({m.weight, m.skip, m.base})), m.gains), m.post), outs);
   node->of = m;
   node->eps = eps;
-  node->backward_reads = joined(m.sources, {m.weight});
+  node->backward_reads = joined(m.sources, {m.weight, m.base});
   if (m.skip != nullptr) node->saved = {t.statistic(name + ".rstd", Shape{stream[0], stream[1], W})};
   t.record(std::move(node));
   return outs;

@@ -245,7 +245,8 @@ TEST_CASE("architectures: each contains the plain backbone, bit for bit where it
            "depth_attention:depth_start=4,kv_share:cla_factor=1,kv_share:sharing=suffix,kv_share:sharing=list:kv_"
            "owners=[0,1,2,3],"
            "gemma3n:embed_scale=none:laurel_form=paper:hidden_size_per_layer_input=6:laurel_rank=3,"
-           "shortcuts,shortcuts:resid=false,shortcuts:value_embeds=none:x0=false")) {
+           "shortcuts,shortcuts:resid=false,shortcuts:value_embeds=none:x0=false,shortcuts:unet=true:value_from=x0,"
+           "shortcuts:lanes_from=2:mudd_tail=residual:resid=false")) {
     starts_as_plain(choice.text);
     tested.insert(choice.arch);
   }
@@ -505,6 +506,14 @@ TEST_CASE("architectures: FLOPs a token beyond the plain backbone's are the form
       {"shortcuts:value_embeds=list:value_layers=[1]:gate_channels=3:backout=false",
        [](const Sizes& s) { return 3 * s.C * s.L + s.C + 2 * s.K * 3 + 2 * s.K * s.D; }},
       {"shortcuts:resid=false:x0=false:value_embeds=none", [](const Sizes& s) { return 3 * s.C; }},
+      {"shortcuts:resid=false:x0=false:backout=false:value_embeds=none:unet=true:attn_saved=1",
+       [](const Sizes& s) { return 3 * s.C * (s.L / 2); }},
+      {"shortcuts:resid=false:x0=false:backout=false:value_from=x0",
+       [](const Sizes& s) { return 3 * (2 * s.K * s.C + 2 * s.K * s.D + 2 * s.C * s.K * s.D); }},
+      {"shortcuts:backout=false:value_embeds=none:lanes_from=2",  // of 5 layers
+       [](const Sizes& s) { return 3 * s.C * (s.L + 3) + 3 * 12 * s.C + 3 * s.C; }},
+      {"shortcuts:resid=false:x0=false:backout=false:value_embeds=none:mudd_tail=residual:mudd_width=5",
+       [](const Sizes& s) { return 2 * (2 * 5 * s.C + 2 * 5 * 3 + 2 * 3 * s.C); }},
       {"gated_streams", [](const Sizes& s) { return gated_flops(s, 4, 1); }},
       {"gated_streams:hc_count=3:hc_lowrank=5", [](const Sizes& s) { return gated_flops(s, 3, 5); }},
       {"gemma3n:hidden_size_per_layer_input=6:laurel_rank=3",

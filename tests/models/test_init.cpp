@@ -42,14 +42,15 @@ const char* able =
     "kv_share:cla_factor=1,kv_share:sharing=suffix,depth_attention:depth_start=4,"
     "gemma3n:embed_scale=none:laurel_rank=0,"
     "gemma3n:embed_scale=none:laurel_form=paper:hidden_size_per_layer_input=6,"
-    "shortcuts,shortcuts:x0=false,shortcuts:resid=false:value_embeds=none";
+    "shortcuts,shortcuts:x0=false,shortcuts:resid=false:value_embeds=none,"
+    "shortcuts:unet=true:value_from=x0:lanes_from=1:mudd_tail=residual";
 const char* unable =
     "lime:routing=average,lime:router_init=random,lime:router_bound=literal,lime_static,lime_dynamic,hyper,hyper:rate="
     "2:prenorm=rmsnorm,hyper:rate=1,"
     "vertical:map=unet,vertical:residual=false,sla,ala,resformer:lambda_scale=frozen,resformer:variant=svformer,"
     "resformer:variant=identity,"
     "satformer:gate=sigmoid,mudd:intermediate_sizes=[6,6,6,6],attnres,attnres:attn_res_block_size=0,kv_share,"
-    "mhc,mhc:hc_mult=1:mixing=identity:reads=previous,shortcuts:embed_norm=true,gated_streams,"
+    "mhc,mhc:hc_mult=1:mixing=identity:reads=previous,shortcuts:embed_norm=true,shortcuts:attn_saved=1,gated_streams,"
     "gated_streams:hc_count=1,depth_attention,depth_attention:depth_start=3:depth_stride=4,"
     "gemma3n,gemma3n:embed_scale=none,gemma3n:laurel_rank=0:hidden_size_per_layer_input=0";
 

@@ -86,8 +86,12 @@ const std::map<std::string, Kinds> connections = {
     {"mhc", joined(at_both_sublayers("attn_hc.", "ffn_hc.",
                                      joined(rows_of(width_router, "fn", true), {rows_of(scalar, "base scale")})),
                    {rows_of(width_router, "hc_head.hc_fn"), rows_of(scalar, "hc_head.hc_base hc_head.hc_scale")})},
-    {"shortcuts", joined(rows_of(source_router, "resid_lambdas x0_lambdas backout_lambda"),
-                         {rows_of(table, "value_embeds.*.weight"), rows_of(width_router, "self_attn.ve_gate.weight")})},
+    {"shortcuts",
+     joined(rows_of(source_router,
+                    "resid_lambdas x0_lambdas backout_lambda skip_weights lane_post lane_resid "
+                    "mudd_tail.*.w2.weight mudd_tail.*.bias"),
+            {rows_of(table, "value_embeds.*.weight"), rows_of(input_projection, "self_attn.ve_proj.weight", true),
+             rows_of(width_router, "self_attn.ve_gate.weight mudd_tail.*.w1.weight")})},
     {"gated_streams",
      joined(at_both_sublayers(
                 "attn_hyper_connection.", "mlp_hyper_connection.",
@@ -168,7 +172,13 @@ TEST_CASE("roles: --router-lr sets the learning rate of these rows and of no oth
                                          "vertical_attention.scores",
                                          "resid_lambdas",
                                          "x0_lambdas",
-                                         "backout_lambda"};
+                                         "backout_lambda",
+                                         "skip_weights",
+                                         "lane_post",
+                                         "lane_resid",
+                                         "mudd_tail.*.w1.weight",
+                                         "mudd_tail.*.w2.weight",
+                                         "mudd_tail.*.bias"};
   for (const Case& c : cases()) {
     if (find_architecture(c.config.arch).draft) continue;
     CAPTURE(c.name);

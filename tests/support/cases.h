@@ -138,7 +138,9 @@ inline std::vector<Case> cases() {
       "kv_share:sharing=suffix:num_kv_shared_layers=2,kv_share:sharing=list:kv_owners=[0,3],"
       "shortcuts:value_embeds=none,shortcuts:resid=false:embed_norm=true:gate_channels=3,"
       "shortcuts:value_embeds=list:value_layers=[0,1]:x0=false:gate_scale=1.5,"
-      "shortcuts:resid=false:x0=false:backout=false,"
+      "shortcuts:resid=false:x0=false:backout=false,shortcuts:unet=true:value_from=x0,"
+      "shortcuts:lanes_from=1:attn_saved=1:value_embeds=none,shortcuts:mudd_tail=residual:mudd_width=5,"
+      "shortcuts:unet=true:resid=false:x0=false:backout=false:lanes_from=2:mudd_tail=residual:mudd_width=3,"
       "mhc:reads=previous,mhc:mixing=identity,mhc:mixing=permutations:hc_mult=3:reads=previous,"
       "mhc:hc_mult=2:mixing=permutations,mhc:hc_mult=8:hc_sinkhorn_iters=1:hc_eps=0.01,"
       "gated_streams:hc_count=3:hc_lowrank=5,gated_streams:hc_count=1,"
@@ -146,7 +148,8 @@ inline std::vector<Case> cases() {
       "gemma3n:laurel_rank=0:hidden_size_per_layer_input=5:embed_scale=none,"
       "depth_attention:depth_stride=1,depth_attention:depth_start=2:depth_stride=4:depth_recent=1";
   const char* full =
-      "hyper:norm=layernorm:prenorm=rmsnorm:layer_index=sublayer:rate=2,sla:distance=2:heads=3,satformer:last_k=2";
+      "hyper:norm=layernorm:prenorm=rmsnorm:layer_index=sublayer:rate=2,sla:distance=2:heads=3,satformer:last_k=2,"
+      "shortcuts:unet=true:value_from=x0:lanes_from=3:attn_saved=1:mudd_tail=both:mudd_width=5";
   for (const ArchChoice& choice : parse_arch_list(grouped))
     list.push_back({choice.text, tiny_with(choice.text, 2, false)});
   for (const ArchChoice& choice : parse_arch_list(full)) list.push_back({choice.text, tiny_with(choice.text, 4)});

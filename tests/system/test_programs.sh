@@ -477,6 +477,12 @@ value_embeds shortcuts --value-embeds all
 gate_channels shortcuts --gate-channels 999
 gate_scale shortcuts --gate-scale 0
 backout shortcuts --backout maybe
+unet shortcuts --unet maybe
+value_from shortcuts --value-from x1
+lanes_from shortcuts --lanes-from 99
+attn_saved shortcuts --attn-saved 99
+mudd_tail shortcuts --mudd-tail all
+mudd_width shortcuts --mudd-tail both --mudd-width 0
 hc_mult mhc --hc-mult 9
 mixing mhc --mixing birkhoff
 reads mhc --reads next

@@ -91,19 +91,64 @@ RoutingFound look_relay(const RoutingInput& in) {
   return look_gates(in, "weight of the values that the layer below used, by layer", "mean weight of the values below");
 }
 
+// Of which lane a sublayer writes into the other's.
+RoutingCurve lane_curve(const RoutingInput& in, const char* name, const char* panel, int64_t from, int64_t to) {
+  const std::vector<double> post = in.parameter("model.lane_post");  // (layers with lanes, 2, 2)
+  RoutingCurve curve{name, panel, std::vector<double>(static_cast<size_t>(in.layers()), NAN)};
+  for (size_t i = 0, n = post.size() / 4; i < n; ++i)
+    curve.y[curve.y.size() - n + i] = post[4 * i + static_cast<size_t>(2 * from + to)];
+  return curve;
+}
+
+// The mean weights of the sources of shortcuts' tail.
+void add_tail(RoutingFound& found, const RoutingInput& in) {
+  const char* sources[] = {"embedding", "middle", "stream"};
+  std::vector<double> sums[2];
+  double tokens = 0;
+  for (const size_t i : {size_t{0}, size_t{1}})
+    sums[i].assign(in.parameter(str("model.mudd_tail.", i, ".bias")).size(), 0.0);
+  in.run_all({"tail.0", "tail.1"}, [&](int64_t n) {
+    tokens += static_cast<double>(n);
+    for (const size_t i : {size_t{0}, size_t{1}})
+      for (size_t e = 0; e < sums[i].size() * static_cast<size_t>(n); ++e)
+        sums[i][e % sums[i].size()] += in.probe.at(str("tail.", i))[e];
+  });
+  for (const size_t i : {size_t{0}, size_t{1}})
+    for (size_t k = 0; k < sums[i].size(); ++k)
+      found.facts.emplace_back(str("tail.",
+                                   i == 1  ? "output"
+                                   : k < 3 ? "last_layer"
+                                           : "last_values",
+                                   ".", sources[k % 3]),
+                               sums[i][k] / tokens + 0.1 * in.parameter(str("model.mudd_tail.", i, ".bias"))[k]);
+}
+
 RoutingFound look_shortcuts(const RoutingInput& in) {
-  RoutingFound found = look_gates(in, "gate of the values from a table, by layer", "mean gate of the table's values");
+  RoutingFound found = look_gates(in, "gate of the values that are added, by layer", "mean gate of the added values");
+  const auto L = static_cast<size_t>(in.layers());
   const auto numbers = [&](const char* flag, const char* name, double without) {
-    return in.config.flag(flag) ? in.parameter(name) : std::vector<double>(static_cast<size_t>(in.layers()), without);
+    return in.config.flag(flag) ? in.parameter(name) : std::vector<double>(L, without);
   };
-  const RoutingCurve stream{"resid", "factor of the stream before a layer", numbers("resid", "model.resid_lambdas", 1)};
-  const RoutingCurve start{"x0", "weight of the embedding before a layer", numbers("x0", "model.x0_lambdas", 0)};
-  for (const RoutingCurve& curve : {stream, start}) {
+  std::vector<RoutingCurve> curves = {
+      {"resid", "factor of the stream before a layer", numbers("resid", "model.resid_lambdas", 1)},
+      {"x0", "weight of the embedding before a layer", numbers("x0", "model.x0_lambdas", 0)}};
+  if (in.config.flag("unet")) {
+    const std::vector<double> skips = in.parameter("model.skip_weights");
+    RoutingCurve skip{"skip", "weight of the mirrored layer's output", std::vector<double>(L, NAN)};
+    std::copy(skips.begin(), skips.end(), skip.y.end() - std::ssize(skips));
+    curves.push_back(skip);
+  }
+  if (in.config.integer("lanes_from") > 0) {
+    curves.push_back(lane_curve(in, "attn_to_1", "factor of attention's output in the MLP's lane", 0, 1));
+    curves.push_back(lane_curve(in, "mlp_to_0", "factor of the MLP's output in attention's lane", 1, 0));
+  }
+  for (const RoutingCurve& curve : curves) {
     found.table[0].push_back(curve.name);
-    for (size_t l = 0; l < curve.y.size(); ++l) found.table[l + 1].push_back(routing_number(curve.y[l]));
+    for (size_t l = 0; l < L; ++l) found.table[l + 1].push_back(routing_number(curve.y[l]));
     found.curves.push_back(curve);
   }
   if (in.config.flag("backout")) found.facts.emplace_back("backout", in.parameter("model.backout_lambda")[0]);
+  if (in.config.text("mudd_tail") != "none") add_tail(found, in);
   return found;
 }
 
@@ -192,8 +237,9 @@ std::vector<RoutingKind> routing_of_values() {
        "used. Layers count from 0.",
        "Relay is an example of this repository, of no paper."},
       {"shortcuts", true, look_shortcuts,
-       "shortcuts: the mean gate, over tokens and key/value heads, with which a layer adds the values of its table, "
-       "and the factors of the stream and of the embedding in front of each layer. Layers count from 0.",
+       "shortcuts: the mean gate, over tokens and key/value heads, with which a layer adds values of a table or of the "
+       "embedding, and the factors of the stream, of the embedding and of the mirrored layer's output in front of each "
+       "layer, or between two lanes. Layers count from 0.",
        "Embedding shortcuts come from speed-run codes, of which no such picture is at hand."},
       skips_of(
           "sla",
