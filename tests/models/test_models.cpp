@@ -28,7 +28,7 @@ TEST_CASE("models: gradients of every tensor are the derivatives of the loss, in
     const double loss = model.step();
     CHECK(loss == model.loss());
     // Five-point formula: off by h^4 times the fifth derivative, and by the roundings of the loss, some 1e-15, over h.
-    constexpr double h = 5e-5, rounding = 3e-11;
+    constexpr double h = 2e-5, rounding = 7.5e-11;
     for (Parameter& row : model.params.rows()) {
       CAPTURE(row.name);
       double* x = row.value.as<double>();
