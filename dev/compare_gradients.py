@@ -78,8 +78,20 @@ LOOPS = (
   *({"arch": "denseformer", **more, "loop_norm": "none", "loop_alpha": 0.0} for more in (OPERATOR_1, TWO_CORES)),
   *({"arch": arch, "block_norm": norm} for arch in ("llama", "lime", "resformer") for norm in ("branch", "sum")),
 )
+STACK = {"loop": "stack", "loop_passes": 2}
+GATED = {"loop": "stack", "loop_passes": 3, "exit_gate": True}
+STACKS = (
+  *({"arch": arch, **STACK} for arch in ("llama", *STREAMED, "attnres", "vertical", "denseformer", "mudd", "ala")),
+  {"arch": "mhc", "reads": "previous", **STACK},
+  {"arch": "llama", **STACK, **ENGRAM},
+  {"arch": "llama", **STACK, "block_norm": "branch"},
+  *({"arch": arch, **GATED} for arch in ("llama", "lime", "mhc", "shortcuts")),
+  {"arch": "llama", **GATED, "loop_passes": 2, "exit_beta": 0.4},
+  {"arch": "llama", **GATED, "loop_passes": 5, "exit_beta": 0.0},
+)
 SAMPLED = (  # each with three or four backbones
   *LOOPS,
+  *STACKS,
   *ENGRAMS,
   {"arch": "llama", **OPERATOR_1, **BOUNDED},
   {"arch": "lime_static"},

@@ -56,7 +56,7 @@ Value* Tape::parameter(Parameter& row) {
   if (known != nullptr) return known;
   Value& value = values_.emplace_back();
   known = &value;
-  value.name = prefix_ + row.name;
+  value.name = of_parameters_ + row.name;
   value.shape = row.shape;
   value.dtype = accumulation_type(real_);
   value.parameter = &row;
@@ -188,9 +188,19 @@ void Tape::frozen(const std::string& prefix, const std::function<void()>& body) 
   CHECK_THAT(!frozen_ && cache_length_ == 0, prefix, ": frozen() inside of itself, or on a tape for generation");
   const struct Thaw {  // also where body throws
     Tape& tape;
-    ~Thaw() { tape.prefix_.clear(), tape.frozen_ = false; }
+    ~Thaw() { tape.prefix_.clear(), tape.of_parameters_.clear(), tape.frozen_ = false; }
   } thaw{*this};
-  prefix_ = prefix, frozen_ = true;
+  prefix_ = of_parameters_ = prefix, frozen_ = true;
+  body();
+}
+
+void Tape::named(const std::string& prefix, const std::function<void()>& body) {
+  const struct Restored {
+    std::string& prefix;
+    std::string before;
+    ~Restored() { prefix = before; }
+  } restored{prefix_, prefix_};
+  prefix_ += prefix;
   body();
 }
 

@@ -229,6 +229,9 @@ class Tape {
   // Calls body. What it records is there for the training loss alone and learns nothing, as a teacher in distillation.
   // Its parameters need no gradients, evaluation leaves it out, and all its names begin with `prefix`.
   void frozen(const std::string& prefix, const std::function<void()>& body);
+  // Calls body. The names of what it records begin with `prefix`, but those of parameters do not: of a model that runs
+  // several times.
+  void named(const std::string& prefix, const std::function<void()>& body);
   int64_t cache_length() const { return cache_length_; }
   Dtype dtype() const { return real_; }
   // Gives a value a name by which probes find it in every model: "hidden.3". Costs a step nothing.
@@ -322,7 +325,7 @@ class Tape {
 
   Dtype real_;
   int64_t cache_length_;
-  std::string prefix_;  // of names, while frozen() records; else ""
+  std::string prefix_, of_parameters_;  // of names, while frozen() or named() records
   bool frozen_ = false;
   bool differentiated_ = false, planned_ = false, probed_ = false, eight_bits_ = false;
   PlanMode mode_ = PlanMode::reuse;

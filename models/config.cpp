@@ -41,9 +41,9 @@ std::string as_json(const Option& option, const std::string& value) {
 
 // Norms of the stream and additions to it need one; a core that is only repeated does not.
 void require_stream(const Config& c, const Connection& connection) {
-  const bool by_loop = has_loop(c) && (c.loop.norm != "none" || c.loop.alpha != 0);
+  const bool by_loop = has_anchor(c) && (c.loop.norm != "none" || c.loop.alpha != 0);
   if (connection.has_stream() || !(by_loop || has_engram(c) || c.block_norm == "sum")) return;
-  fail(Exit::usage, c.arch, " has no stream, for its layers read the outputs of all lower ones; give ",
+  fail(Exit::usage, c.arch, " has no stream, for its layers read the outputs of all lower ones, or two lanes; give ",
        has_engram(c) ? "no --engram-layers"
        : by_loop     ? "--loop-norm none --loop-alpha 0, a loop that only repeats"
                      : "--block-norm branch");
@@ -116,6 +116,8 @@ const std::vector<GeneralOption>& general_options() {
       {"loop_norm", [](Config& c) -> M { return &c.loop.norm; }},
       {"loop_alpha", [](Config& c) -> M { return &c.loop.alpha; }},
       {"loop_end", [](Config& c) -> M { return &c.loop.end; }},
+      {"exit_gate", [](Config& c) -> M { return &c.loop.exit_gate; }},
+      {"exit_beta", [](Config& c) -> M { return &c.loop.exit_beta; }},
       {"block_norm", [](Config& c) -> M { return &c.block_norm; }},
       {"engram_layers", [](Config& c) -> M { return &c.engram.layers; }, true},
       {"engram_order", [](Config& c) -> M { return &c.engram.order; }},

@@ -39,14 +39,19 @@ struct RopeScaling {
 //
 // With R = 1 this is QLabs' Operator-1: one norm and one addition, no loop at all. Every execution of a block is an
 // application, of which there are A = P + R M + Q (models/loop.h).
+//
+// A stack is the whole model R times, final norm included, each pass on what the one before has put out; the head reads
+// the last. With an exit gate every pass is an exit (kernels/block/exit_gate.h).
 struct LoopOptions {
-  std::string kind = "none";    // none, anchor
+  std::string kind = "none";    // none, anchor, stack
   int64_t passes = 1;           // R
   std::string layers = "[]";    // [P,M,Q]; []: thirds
   bool tied = true;             // false: each pass has a core of its own, so that P + R M + Q blocks are stored
   std::string norm = "passes";  // none; passes: after every pass; all: after the prelude, too
   double alpha = 1;             // 0: nothing is added
   bool end = true;              // is it added after the last pass, too?
+  bool exit_gate = false;       // of a stack: training weighs all passes' losses, token by token
+  double exit_beta = 0.05;      // what the entropy of these weights counts beside them
   bool operator==(const LoopOptions&) const = default;
 };
 

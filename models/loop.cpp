@@ -7,6 +7,7 @@
 #include "engine/io/printable.h"
 #include "engine/numbers.h"
 #include "engine/params.h"
+#include "kernels/block/exit_gate.h"
 #include "models/gpt2.h"
 #include "models/llama.h"
 
@@ -24,6 +25,8 @@ static std::vector<int64_t> listed_layers(const LoopOptions& loop) {
 }
 
 bool has_loop(const Config& config) { return config.loop.kind != "none"; }
+bool has_anchor(const Config& config) { return config.loop.kind == "anchor"; }
+int64_t stack_passes(const Config& config) { return config.loop.kind == "stack" ? config.loop.passes : 1; }
 
 int64_t Applications::pass(int64_t v) const {
   return v < prelude || v >= prelude + passes * core ? 0 : (v - prelude) / core;
@@ -38,7 +41,7 @@ int64_t Applications::stored(int64_t v) const {
 Applications applications_of(const Config& config) {
   const int64_t L = config.num_hidden_layers, third = L / 3;
   const LoopOptions& loop = config.loop;
-  if (!has_loop(config)) return {L, 0, 0, 1, true};
+  if (!has_anchor(config)) return {L, 0, 0, 1, true};
   Applications all{third, third + (L % 3 > 0), 0, loop.passes, loop.tied};
   all.coda = L - all.prelude - all.core;
   if (const std::vector<int64_t> layers = listed_layers(loop); layers.size() == 3)
@@ -47,28 +50,13 @@ Applications applications_of(const Config& config) {
 }
 
 std::string described_layers(const Config& config) {
-  const int64_t L = config.num_hidden_layers, A = applications_of(config).count();
+  const int64_t L = config.num_hidden_layers, A = applications_of(config).count() * stack_passes(config);
   return A == L ? str(L) : str(L, ", run as ", A);
 }
 
-void check_loop(const Config& config, Exit code, const std::string& where) {
+static void check_anchor(const Config& config, Exit code, const std::string& where) {
   const LoopOptions& loop = config.loop;
-  const auto one_of = [&](const char* key, const std::string& value, std::initializer_list<const char*> words) {
-    if (std::find(words.begin(), words.end(), value) != words.end()) return;
-    std::string known;
-    for (const char* word : words) known += (known.empty() ? "" : ", ") + std::string(word);
-    fail(code, where, ": ", key, " '", excerpt(value), "' is not known; give of ", known);
-  };
-  one_of("loop", loop.kind, {"none", "anchor"});
-  one_of("loop_norm", loop.norm, {"none", "passes", "all"});
-  one_of("block_norm", config.block_norm, {"pre", "branch", "sum"});
-  if (!has_loop(config)) {
-    LoopOptions usual;
-    if (!(loop == usual)) fail(code, where, ": without a loop its other options have no effect; add loop anchor");
-    return;
-  }
   const int64_t L = config.num_hidden_layers;
-  if (loop.passes < 1 || loop.passes > 4096) fail(code, where, ": loop_passes must be in 1..4096, is ", loop.passes);
   if (!std::isfinite(loop.alpha)) fail(code, where, ": loop_alpha must be finite, is ", loop.alpha);
   if (loop.layers == "[]" ? !loop.tied : listed_layers(loop).size() != 3)
     fail(code, where, ": loop_layers ", excerpt(loop.layers),
@@ -81,11 +69,53 @@ void check_loop(const Config& config, Exit code, const std::string& where) {
     fail(code, where, ": loop_layers ", all.prelude, ", ", all.core, ", ", all.coda,
          all.tied ? "" : str(" with ", all.passes, " cores"), " are ", stored, " blocks, num_hidden_layers is ", L,
          "; the core needs one at least");
-  if (all.count() > 4096) fail(code, where, ": ", all.count(), " applications of blocks; there may be 4096");
+}
+
+// Without a loop, and of a stack: options that have no effect.
+static void check_idle(const Config& config, Exit code, const std::string& where) {
+  LoopOptions effective;
+  effective.kind = config.loop.kind;
+  if (has_loop(config)) effective.passes = config.loop.passes;
+  if (has_loop(config)) effective.exit_gate = config.loop.exit_gate, effective.exit_beta = config.loop.exit_beta;
+  if (config.loop == effective) return;
+  fail(code, where,
+       has_loop(config) ? ": a stack has passes and an exit gate; its other options have no effect"
+                        : ": without a loop its other options have no effect; add loop anchor");
+}
+
+static void check_exits(const Config& config, Exit code, const std::string& where) {
+  const LoopOptions& loop = config.loop;
+  if (loop.exit_gate && (loop.kind != "stack" || loop.passes < 2 || loop.passes > max_exits))
+    fail(code, where, ": exit_gate needs loop stack with 2 to ", max_exits, " passes");
+  if (!(loop.exit_beta >= 0) || !std::isfinite(loop.exit_beta))
+    fail(code, where, ": exit_beta must be 0 or more, is ", loop.exit_beta);
+  if (!loop.exit_gate && loop.exit_beta != LoopOptions().exit_beta)
+    fail(code, where, ": exit_beta has no effect without exit_gate");
+}
+
+void check_loop(const Config& config, Exit code, const std::string& where) {
+  const LoopOptions& loop = config.loop;
+  const auto one_of = [&](const char* key, const std::string& value, std::initializer_list<const char*> words) {
+    if (std::find(words.begin(), words.end(), value) != words.end()) return;
+    std::string known;
+    for (const char* word : words) known += (known.empty() ? "" : ", ") + std::string(word);
+    fail(code, where, ": ", key, " '", excerpt(value), "' is not known; give of ", known);
+  };
+  one_of("loop", loop.kind, {"none", "anchor", "stack"});
+  one_of("loop_norm", loop.norm, {"none", "passes", "all"});
+  one_of("block_norm", config.block_norm, {"pre", "branch", "sum"});
+  if (loop.passes < 1 || loop.passes > 4096) fail(code, where, ": loop_passes must be in 1..4096, is ", loop.passes);
+  check_exits(config, code, where);
+  if (!has_anchor(config)) check_idle(config, code, where);
+  else check_anchor(config, code, where);
+  const int64_t runs = applications_of(config).count() * stack_passes(config);
+  if (runs > 4096) fail(code, where, ": ", runs, " applications of blocks; there may be 4096");
+  if (loop.kind == "stack" && config.arch == "gemma3n")
+    fail(code, where, ": gemma3n's embeddings belong to the tokens, so its passes cannot begin anew; try loop anchor");
 }
 
 Config applied(Config config) {
-  if (!has_loop(config)) return config;
+  if (!has_anchor(config)) return config;
   const Applications all = applications_of(config);
   config.num_hidden_layers = all.count();
   config.loop.layers = str("[", all.prelude, ",", all.core, ",", all.coda, "]");

@@ -19,8 +19,10 @@ struct Applications {
   int64_t stored(int64_t v) const;  // the block on disk
 };
 Applications applications_of(const Config& config);
-bool has_loop(const Config& config);
-// "6", or "6, run as 10".
+bool has_loop(const Config& config);         // of any kind
+bool has_anchor(const Config& config);       // whose applications are counted; a stack counts those of one pass
+int64_t stack_passes(const Config& config);  // 1 without a stack
+// "6", or "6, run as 10": all executions of blocks.
 std::string described_layers(const Config& config);
 // Throws `code` with `where` for options that do not fit together, or the blocks.
 void check_loop(const Config& config, Exit code, const std::string& where);

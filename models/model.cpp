@@ -20,13 +20,17 @@ void declare_applications(ParameterTable& params, const Config& c) {
   params.add("model.norm.weight", Shape{c.hidden_size}, Init::constant(1), Role::final_norm);
   if (c.gpt2() && c.bias) params.add("model.norm.bias", Shape{c.hidden_size}, Init::constant(0), Role::final_norm);
   if (!c.tie_word_embeddings) params.add("lm_head.weight", table, normal, Role::head);
+  if (c.loop.exit_gate) {
+    params.add("model.early_exit_gate.weight", Shape{1, c.hidden_size}, normal, Role::width_router, {.wd_mul = 0.1});
+    params.add("model.early_exit_gate.bias", Shape{1}, Init::constant(0), Role::bias);
+  }
   const auto connection = find_architecture(c.arch).make(c);
   connection->declare(params, c);
   declare_engram(params, c, connection->streams());
 }
 
 void declare_model(ParameterTable& params, const Config& config) {
-  if (!has_loop(config)) return declare_applications(params, config);
+  if (!has_anchor(config)) return declare_applications(params, config);
   ParameterTable all;
   declare_applications(all, applied(config));
   const RowNames names(config);
@@ -57,13 +61,13 @@ class Loop {
 
   // Before application v.
   void before(int64_t v) {
-    if (!has_loop(b_.config) || v != all_.prelude) return;
+    if (!has_anchor(b_.config) || v != all_.prelude) return;
     if (options_.norm == "all") normalise("loop.prelude");
     anchor_ = options_.alpha != 0 ? connection_.stream() : nullptr;
   }
   // After it.
   void after(int64_t v) {
-    if (!has_loop(b_.config)) return;
+    if (!has_anchor(b_.config)) return;
     for (int64_t r = 0; r < all_.passes; ++r)
       if (v + 1 == all_.end_of_pass(r)) end_pass(r);
   }
@@ -102,24 +106,39 @@ void record_blocks(const Build& b, Connection& connection, int64_t longest, Engr
   }
 }
 
-// All but the logits.
-ops::LogitHead record_hidden(const Build& b, EngramInputs& inputs) {
-  const Config& c = b.config;
-  const int64_t longest = std::max(b.T, b.tape.cache_length());
+// What a tape is asked for beyond what the model can do.
+void check_length(const Config& c, int64_t longest) {
   if (c.gpt2() && longest > c.max_position_embeddings)
     fail(Exit::usage, "sequences of ", longest, " tokens: the model has learned ", c.max_position_embeddings,
          " positions; ask for no more");
   if (c.sliding_window > 0 && longest > c.sliding_window)
     fail(Exit::usage, "sequences of ", longest, " tokens: the model attends within a window of ", c.sliding_window,
          ", which is not computed here; ask for no more");
-  const auto connection = find_architecture(c.arch).make(c);
-  Value* embeddings = embed(b);
-  b.mark("hidden", 0, embeddings);
-  connection->begin(b, embeddings);
+}
+
+// One pass, from the embeddings or what the pass before has put out, to the final norm.
+ops::LogitHead record_pass(const Build& b, Value* x, int64_t longest, EngramInputs& inputs) {
+  const auto connection = find_architecture(b.config.arch).make(b.config);
+  b.mark("hidden", 0, x);
+  connection->begin(b, x);
   record_blocks(b, *connection, longest, inputs);
-  Value* x = connection->finish();
-  b.mark("hidden", static_cast<int>(c.num_hidden_layers), x);
+  x = connection->finish();
+  b.mark("hidden", static_cast<int>(b.config.num_hidden_layers), x);
   return record_head(b, x);
+}
+
+// All but the logits: what the head reads after each pass of a stack, the last one's last.
+std::vector<ops::LogitHead> record_passes(const Build& b, EngramInputs& inputs) {
+  const int64_t longest = std::max(b.T, b.tape.cache_length()), R = stack_passes(b.config);
+  check_length(b.config, longest);
+  std::vector<ops::LogitHead> exits;
+  Value* x = embed(b);
+  for (int64_t r = 0; r < R; ++r)
+    b.tape.named(r + 1 < R ? str("pass.", r, ".") : "", [&] {
+      exits.push_back(record_pass(b, x, longest, inputs));
+      x = exits.back().inp;
+    });
+  return exits;
 }
 
 }  // namespace
@@ -130,11 +149,32 @@ ops::LogitHead record_head(const Build& b, Value* x) {
           b.parameter(b.config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")};
 }
 
-static ops::LogitHead record_applied(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
-                                     Graph& graph) {
+static std::vector<ops::LogitHead> record_applied(Tape& tape, ParameterTable& params, const Config& config, int64_t B,
+                                                  int64_t T, Graph& graph) {
   const Config all = applied(config);
   const RowNames names(config);
-  return record_hidden(Build{tape, params, all, B, T, graph.tokens, &names}, graph.engrams);
+  return record_passes(Build{tape, params, all, B, T, graph.tokens, &names}, graph.engrams);
+}
+
+// The objective of several exits, and what becomes of it where each token leaves.
+static void record_exits(Tape& tape, ParameterTable& params, const Config& config,
+                         const std::vector<ops::LogitHead>& exits, Graph& graph) {
+  Value* weight = tape.parameter(params.at("model.early_exit_gate.weight"));
+  Value* bias = tape.parameter(params.at("model.early_exit_gate.bias"));
+  const Shape& rows = graph.targets->shape;
+  ops::Exits all{.weight = exits[0].weight, .beta = config.loop.exit_beta};
+  for (size_t t = 0; t < exits.size(); ++t) {
+    all.states.push_back(exits[t].inp);
+    if (t + 1 < exits.size())
+      all.gates.push_back(
+          ops::linear(tape, str("exit.", t, ".gate"), exits[t].inp, weight, Shape{rows[0], rows[1], 1}, bias));
+  }
+  const ops::ExitLosses loss = ops::exit_loss(tape, "loss", all, graph.targets);
+  graph.losses = loss.losses, graph.ce = loss.ce.back();
+  for (size_t t = 0; t < exits.size(); ++t) {
+    tape.mark(str("exit_loss.", t), loss.ce[t]);
+    tape.mark(str("exit_weight.", t), loss.weights[t]);
+  }
 }
 
 static Graph record_all(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
@@ -143,19 +183,25 @@ static Graph record_all(Tape& tape, ParameterTable& params, const Config& config
   graph.tokens = tape.input("tokens", Shape{B, T}, Dtype::i32);
   ops::LogitHead taught;  // first, so that of the teacher's activations one is left when the student's begin
   if (teacher != nullptr)
-    tape.frozen("teacher.", [&] { taught = record_applied(tape, teacher->params, teacher->config, B, T, graph); });
-  const ops::LogitHead own = record_applied(tape, params, config, B, T, graph);
+    tape.frozen("teacher.",
+                [&] { taught = record_applied(tape, teacher->params, teacher->config, B, T, graph).back(); });
+  const std::vector<ops::LogitHead> exits = record_applied(tape, params, config, B, T, graph);
+  const ops::LogitHead own = exits.back();
   if (tape.cache_length() > 0) {
     if (T == 1) graph.logits = ops::linear(tape, "logits", own.inp, own.weight, Shape{B, T, config.vocab_size});
     return graph;
   }
   graph.targets = tape.input("targets", Shape{B, T}, Dtype::i32);
   graph.head = own;
-  if (teacher == nullptr) {
-    graph.losses = ops::cross_entropy(tape, "loss", own.inp, own.weight, graph.targets);
-  } else {
+  if (teacher != nullptr) {
+    if (config.loop.exit_gate)
+      fail(Exit::usage, "a model with an exit gate learns of its own exits; leave out --teacher, or --exit-gate");
     const ops::Distilled loss = ops::distill(tape, "loss", own, taught, graph.targets, teacher->how);
     graph.losses = loss.losses, graph.ce = loss.ce;
+  } else if (config.loop.exit_gate) {
+    record_exits(tape, params, config, exits, graph);
+  } else {
+    graph.losses = ops::cross_entropy(tape, "loss", own.inp, own.weight, graph.targets);
   }
   return graph;
 }

@@ -27,7 +27,7 @@ struct Graph {
   EngramInputs engrams;      // and these, by their load()
   Value* targets = nullptr;  // (B, T) i32, -1 is not scored; training tapes only
   Value* losses = nullptr;   // (B, T), 0 where not scored; training tapes only
-  Value* ce = nullptr;       // (B, T), with a teacher: the cross entropy in the training losses; evaluation leaves it
+  Value* ce = nullptr;       // (B, T), with a teacher or an exit gate: the cross entropy in the losses of training
   Value* logits = nullptr;   // (B, 1, V); generation tapes of one token only
   ops::LogitHead head;       // whose product the logits are; training tapes only, valid after an evaluation
 };
@@ -36,7 +36,7 @@ struct Graph {
 // and only fills the caches where T is larger; one without ends in losses. The parameters must be declared; they need
 // no memory yet. With a teacher, of any other sizes and architecture but with the same vocabulary, the losses of
 // training are the objective of distillation; those of evaluation are the cross entropy as ever, for which the teacher
-// computes nothing.
+// computes nothing. With an exit gate they are the objective of all exits, and those of evaluation the last exit's.
 // The values that those who look into a model find by name on its tape (Tape::marks), layers from 0:
 //
 //   hidden.0          (B, T, C)     the embeddings; hidden.i: what block i-1 has put out, as one stream; the last one

@@ -29,13 +29,15 @@ class Config:
   bias: bool = True
   activation_function: str = "gelu_new"
   scale_attn_by_inverse_layer_idx: bool = False  # the logits of layer i (from 0) are divided by i + 1, too
-  loop: str = "none"  # none | anchor: some layers run loop_passes times, see Backbone.run
+  loop: str = "none"  # none | anchor: some layers run loop_passes times | stack: the whole model does; see Backbone
   loop_passes: int = 1
   loop_layers: list = dataclasses.field(default_factory=list)  # before the core, in it, behind it; empty: thirds
   loop_tied: bool = True  # False: every pass has layers of its own, one behind the other in num_hidden_layers
   loop_norm: str = "passes"  # passes | all | none
   loop_alpha: float = 1.0
   loop_end: bool = True
+  exit_gate: bool = False  # of a stack: what a token's loss is of is decided pass by pass
+  exit_beta: float = 0.05
   block_norm: str = "pre"  # pre | branch | sum: a second norm, of a sublayer's output or of the stream after it
   engram_layers: tuple | list = ()  # in front of these
   engram_order: int = 3  # the largest n
@@ -48,6 +50,9 @@ class Config:
   engram_map: str | list = "none"  # or a number for each token
   engram_multipliers: tuple | list = ()  # in place of drawn ones, for each of the layers
 
+  def passes_of_model(self):
+    return self.loop_passes if self.loop == "stack" else 1
+
   def streams(self):
     """How many the layers keep beside each other."""
     return 1
@@ -58,16 +63,17 @@ GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_atten
 
 
 # Keys of "crossply" that every architecture has.
-GENERAL_KEYS = ("loop", "loop_passes", "loop_layers", "loop_tied", "loop_norm", "loop_alpha", "loop_end", "block_norm",
-                *ENGRAM_KEYS)
+GENERAL_KEYS = ("loop", "loop_passes", "loop_layers", "loop_tied", "loop_norm", "loop_alpha", "loop_end", "exit_gate", "exit_beta",
+                "block_norm",                *ENGRAM_KEYS)
 
 
 def applications(config):
-  """Which layer runs when, one entry a run, and the places in that list where the core's passes begin and end."""
+  """Which layer runs when, one entry a run, and the places in that list where the core's passes begin and end. Of a
+  stack, one pass."""
   L, R = config.num_hidden_layers, config.loop_passes
-  if config.loop == "none":
+  check_choice("loop", config.loop, ("none", "anchor", "stack"))
+  if config.loop != "anchor":
     return list(range(L)), []
-  check_choice("loop", config.loop, ("none", "anchor"))
   check_choice("loop_norm", config.loop_norm, ("none", "passes", "all"))
   prelude, core, coda = config.loop_layers or (L // 3, L // 3 + (L % 3 > 0), L - 2 * (L // 3) - (L % 3 > 0))
   if prelude + core * (1 if config.loop_tied else R) + coda != L or core < 1:

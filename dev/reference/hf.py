@@ -118,7 +118,7 @@ def step_of(tokens, mask, positions, cache, config):
   elif positions is None:
     positions = torch.arange(before, S, device=device)[None]
   if config.engram_layers:
-    tokens = with_earlier(tokens, mask, cache, config.num_hidden_layers)
+    tokens = with_earlier(tokens, mask, cache, config.num_hidden_layers * config.passes_of_model())
   return Step(positions, visible, tokens, None if cache is None else cache.update)
 
 
@@ -160,13 +160,14 @@ class CrossplyModel:
     refuse(more, self.config)
     if input_ids is None:
       raise ValueError("crossply's models take tokens: input_ids")
-    cache = the_cache(past_key_values, cache, len(self.runs))
+    cache = the_cache(past_key_values, cache, len(self.runs) * self.config.passes_of_model())
     if self.training and torch.is_grad_enabled() and any(layer.gradient_checkpointing for layer in self.layers):
       if cache is not None:
         raise ValueError(f"gradient checkpointing would write to {CACHE} twice: give none")
     elif cache is None and use_cache:
       cache = DynamicCache()
-    x = super().forward(input_ids, step_of(input_ids, attention_mask, position_ids, cache, self.config))
+    step = step_of(input_ids, attention_mask, position_ids, cache, self.config)
+    x = self.exits(input_ids, step)[-1]
     output = BaseModelOutputWithPast(last_hidden_state=x, **{CACHE: cache})
     return output.to_tuple() if return_dict is False else output
 

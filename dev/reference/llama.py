@@ -33,7 +33,9 @@ class Step(typing.NamedTuple):
   visible: torch.Tensor  # (B or 1, 1, T, S): may the query read the key?
   tokens: torch.Tensor  # (B, S) or, where nothing asks for those before them, (B, T); -1 at padding
   remember: typing.Callable | None = None  # (keys, values, run): appends them to this run's, and returns all
-  run: int | None = None  # which run of a layer this is, of all that there are; None: each runs once
+  run: int | None = None  # which run of a layer this is, of all in one pass of the model; None: each runs once
+  start: torch.Tensor | None = None  # (B, T, C), what this pass begins with; None: the embeddings
+  before: int = 0  # runs of layers in earlier passes
 
 
 def whole(tokens):
@@ -184,7 +186,7 @@ class Attention(nn.Module):
     k, v = self.route(k, v, shared)
     run = self.layer if step.run is None else step.run
     if step.remember is not None:
-      k, v = step.remember(k, v, run)  # (B, heads, S, D)
+      k, v = step.remember(k, v, step.before + run)  # (B, heads, S, D)
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scale = 1 / math.sqrt(self.config.head_dim)
@@ -259,8 +261,19 @@ class Backbone(nn.Module):
     if len(self.runs) > len(self.layers) and (config.arch != config.backbone or config.engram_layers):
       raise ValueError(f"{config.arch} cannot run layers several times here, and none with engram_layers")
     self.norm = backbone_norm(config)
+    if config.exit_gate:
+      self.early_exit_gate = nn.Linear(config.hidden_size, 1)
+
+  def exits(self, tokens, step):
+    """What the head reads after each pass of a stack; of other models, there is one."""
+    states = []
+    for r in range(self.config.passes_of_model()):
+      states.append(self.forward(tokens, step._replace(start=states[-1] if r else None, before=r * len(self.runs))))
+    return states
 
   def embed(self, tokens, step):
+    if step.start is not None:
+      return step.start
     x = self.embed_tokens(tokens)
     return x + self.embed_positions(step.positions) if self.config.backbone == "gpt2" else x
 
@@ -293,6 +306,7 @@ class Backbone(nn.Module):
     return x, shared
 
   def forward(self, tokens, step):
+    """One pass."""
     return self.norm(self.run_layers(self.embed(tokens, step), (), step)[0])
 
 
@@ -324,11 +338,25 @@ class Llama(nn.Module):
     return F.linear(x, self.model.embed_tokens.weight) if self.config.tie_word_embeddings else self.lm_head(x)
 
   def forward(self, tokens):
-    return self.head(self.model(tokens, whole(tokens)))
+    return self.head(self.model.exits(tokens, whole(tokens))[-1])
 
   def loss(self, tokens, targets):
-    """Mean cross-entropy over the targets that are not -1."""
+    """Mean cross-entropy over the targets that are not -1; with an exit gate, the objective of all exits."""
+    if self.config.exit_gate:
+      return self.exit_loss(tokens, targets)
     return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+  def exit_loss(self, tokens, targets):
+    """Each exit's loss counts as much as the gates let a token leave there; the entropy of that is rewarded."""
+    left, sums = 0.0, 0.0  # left: ln of how likely a token is still there
+    states = self.model.exits(tokens, whole(tokens))
+    for t, state in enumerate(states):
+      ce = F.cross_entropy(self.head(state).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
+      z = self.model.early_exit_gate(state).flatten()
+      log_p = left + F.logsigmoid(z) if t + 1 < len(states) else left
+      sums = sums + log_p.exp() * (ce + self.config.exit_beta * log_p)
+      left = left + F.logsigmoid(-z)
+    return sums[targets.flatten() >= 0].mean()
 
 
 @dataclasses.dataclass

@@ -14,6 +14,7 @@ std::vector<std::unique_ptr<Analysis>> all_analyses() {
   list.push_back(routing_analysis());
   list.push_back(circuits_analysis());
   list.push_back(gates_analysis());
+  list.push_back(exits_analysis());
   list.push_back(attention_analysis());
   list.push_back(sinks_analysis());
   list.push_back(maps_analysis());

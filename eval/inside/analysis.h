@@ -176,6 +176,7 @@ std::vector<std::unique_ptr<Analysis>> all_analyses();
 std::unique_ptr<Analysis> attention_analysis();
 std::unique_ptr<Analysis> circuits_analysis();
 std::unique_ptr<Analysis> entropy_analysis();
+std::unique_ptr<Analysis> exits_analysis();
 std::unique_ptr<Analysis> gates_analysis();
 std::unique_ptr<Analysis> lens_analysis();
 std::unique_ptr<Analysis> maps_analysis();

@@ -108,6 +108,7 @@ Probe::Probe(Device& device, ParameterTable& params, const Config& config, int64
   std::map<int, int64_t> heads;  // of each layer so far
   for (size_t n = 0; n < tape_.nodes().size(); ++n)
     if (const auto* node = dynamic_cast<const ops::AttentionNode*>(tape_.nodes()[n].get())) {
+      if (node->name.starts_with("pass.")) continue;  // of a stack, which is looked at in its last pass
       const int layer = layer_of(*node);
       attentions_.push_back({n, layer, node->in[0]->shape[2], heads[layer]});
       heads[layer] = attentions_.back().end();

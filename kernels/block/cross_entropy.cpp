@@ -32,14 +32,16 @@ float loss_of(S* z, float* e, int32_t target, float scale, int64_t V, bool want_
 // Without gradients when dinp is null.
 template <class S>
 void cross_entropy_forward_cpu(float* losses, S* dinp, const Grad& dweight, const S* inp, const S* weight,
-                               const int32_t* targets, float scale, int64_t rows, int64_t V, int64_t C, Stream stream) {
+                               const int32_t* targets, float scale, const float* row_weights, int64_t rows, int64_t V,
+                               int64_t C, Stream stream) {
   const std::vector<int64_t>& scored = scored_rows(losses, dinp, targets, rows, C);
   for_logits(scored, dinp, dweight, inp, weight, V, C, stream, [=](const int64_t* row, int64_t count, S* z) {
     parallel_for(count, 16384 / V, [=](int64_t first, int64_t last) {
       float* e = std::is_same_v<S, float> ? nullptr : scratch_f32(static_cast<size_t>(V), 0);
       for (int64_t i = first; i < last; ++i) {
         if constexpr (std::is_same_v<S, float>) e = z + i * V;
-        losses[row[i]] = loss_of(z + i * V, e, targets[row[i]], scale, V, dinp != nullptr);
+        const float own = row_weights != nullptr ? scale * row_weights[row[i]] : scale;
+        losses[row[i]] = loss_of(z + i * V, e, targets[row[i]], own, V, dinp != nullptr);
       }
     });
   });
@@ -66,27 +68,31 @@ LogitChunk logit_chunk(int64_t rows, int64_t V, Dtype dtype) {
 }
 
 void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Grad& dweight, const Tensor& inp,
-                           const Tensor& weight, const Tensor& targets, double scale, Stream stream) {
+                           const Tensor& weight, const Tensor& targets, double scale, Stream stream,
+                           const Tensor& row_weights) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
   const bool gradients = dinp.data != nullptr;
   CHECK_SHAPES(weight.shape.rank == 2 && inp.numel() == rows * C && losses.numel() == rows, losses, inp, weight,
                targets);
+  CHECK_SHAPES(row_weights.data == nullptr || row_weights.numel() == rows, losses, row_weights);
   CHECK_SHAPES(!gradients || (dinp.numel() == rows * C && dweight.shape == weight.shape), dinp, dweight, inp, weight);
   const int32_t* target = targets.as<int32_t>();
   for (int64_t n = 0; stream.backend != Backend::cuda && n < rows; ++n)
     CHECK_THAT(target[n] >= -1 && target[n] < V, "target ", target[n], " of row ", n, " with V = ", V);
   dispatch(
-      stream, inp.dtype, [&] { cross_entropy_forward_cuda(losses, dinp, dweight, inp, weight, targets, scale); },
+      stream, inp.dtype,
+      [&] { cross_entropy_forward_cuda(losses, dinp, dweight, inp, weight, targets, scale, row_weights); },
       [&]<class S>(S) {
         cross_entropy_forward_cpu(losses.as<float>(), data_or_null<S>(dinp), dweight, inp.as<S>(), weight.as<S>(),
-                                  target, static_cast<float>(scale), rows, V, C, stream);
+                                  target, static_cast<float>(scale), data_or_null<float>(row_weights), rows, V, C,
+                                  stream);
       },
       [&]<class T>(T) {
         const T *x = inp.as<T>(), *w = weight.as<T>();
         if (!gradients) return cross_entropy_forward_ref(losses.as<T>(), x, w, target, rows, V, C);
         if (!dweight.accumulate) std::fill_n(dweight.as<T>(), V * C, T(0));
         cross_entropy_forward_backward_ref(losses.as<T>(), dinp.as<T>(), dweight.as<T>(), x, w, target, scale, rows, V,
-                                           C);
+                                           C, data_or_null<T>(row_weights));
       });
 }
 

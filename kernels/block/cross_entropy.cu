@@ -19,8 +19,9 @@ namespace {
 // L2 cache, so that those behind them may come from memory again. What bounds it is one read and one write of z. Rows
 // with target -1 get 0 and zeros; a target that is no token gets NaN, as the host cannot look.
 template <int width, class S>
-__global__ void __launch_bounds__(row_threads, 2) loss_kernel(float* losses, S* z, const int32_t* targets, float scale,
-                                                              int64_t V, int64_t stride, int64_t kept, bool want_dz) {
+__global__ void __launch_bounds__(row_threads, 2)
+    loss_kernel(float* losses, S* z, const int32_t* targets, float scale, const float* row_weights, int64_t V,
+                int64_t stride, int64_t kept, bool want_dz) {
   SHARED(parts, SoftmaxParts);
   S* row = dynamic_shared<S>();  // (kept)
   const int64_t n = blockIdx.x;
@@ -38,6 +39,7 @@ __global__ void __launch_bounds__(row_threads, 2) loss_kernel(float* losses, S* 
   });
   if (threadIdx.x == 0) losses[n] = ln_2 * (log2f(all.sum) - fmaf(per_ln_2, at_target, -all.largest));
   if (!want_dz) return;
+  if (row_weights != nullptr) scale *= row_weights[n];
   const float factor = scale / all.sum;
   for (int64_t v = threadIdx.x * width; v < V; v += row_threads * width) {
     Floats<width> x = v < kept ? load<width>(row + v) : load_logits<width>(z, v, V);
@@ -65,9 +67,10 @@ int64_t logits_kept(int64_t V) {
 // -----------------------------------------------------------------------------------------------------------------
 
 void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const Grad& dweight, const Tensor& inp,
-                                const Tensor& weight, const Tensor& targets, double scale) {
+                                const Tensor& weight, const Tensor& targets, double scale, const Tensor& row_weights) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
   const bool want_dz = dinp.data != nullptr;
+  const auto* weights = data_or_null<float>(row_weights);
   with_storage(inp.dtype, [&]<class S>(S) {
     constexpr int width = widest<S>;
     const auto [most, stride] = logit_chunk(rows, V, inp.dtype);
@@ -80,7 +83,7 @@ void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const 
       multiply(z, x, transposed(w), {count, V, C}, nullptr);
       launch({"loss", static_cast<uint32_t>(count), row_threads, static_cast<size_t>(kept) * sizeof(S)},
              loss_kernel<width, S>, losses.as<float>() + begin, logits, targets.as<int32_t>() + begin,
-             static_cast<float>(scale), V, stride, kept, want_dz);
+             static_cast<float>(scale), weights == nullptr ? nullptr : weights + begin, V, stride, kept, want_dz);
       if (!want_dz) continue;
       multiply({dweight.data, dweight.dtype, C}, transposed(z), x, {V, C, count},
                dweight.accumulate || begin > 0 ? dweight.data : nullptr);

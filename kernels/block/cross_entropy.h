@@ -3,13 +3,13 @@
 //   z[n,v]    = sum_c inp[n,c] * weight[v,c]
 //   losses[n] = log(sum_v exp(z[n,v])) - z[n,targets[n]]                          0 where targets[n] is -1
 //
-//   with L = scale * sum_n losses[n]:
-//   dz[n,v]     = scale * (softmax_v(z[n,:]) - [v == targets[n]])                 0 where targets[n] is -1
+//   with L = scale * sum_n row_weights[n] * losses[n]                             row_weights: 1, unless given
+//   dz[n,v]     = scale * row_weights[n] * (softmax_v(z[n,:]) - [v == targets[n]])  0 where targets[n] is -1
 //   dinp[n,c]   = sum_v dz[n,v] * weight[v,c]                                     set
 //   dweight[v,c] = sum_n dz[n,v] * inp[n,c]                                       overwritten or accumulated
 //
 // bf16 is for inp, dinp and weight (together); logits and dz are then rounded to bf16, too.
-// losses: (rows); inp, dinp: (rows, C) after flattening; weight, dweight: (V, C); targets: (rows) i32, each in [-1, V).
+// losses, row_weights: (rows), f32; inp, dinp: (rows, C) after flattening; weight, dweight: (V, C); targets: (rows) i32, each in [-1, V).
 // A target of -1 marks a row that is not scored (prompt, padding); on the CPU the matmuls never see it, so it costs
 // nothing. On a GPU, where the host does not see the targets, one outside of [-1, V) makes its loss NaN.
 // Nothing is saved: training takes the gradients at once. No output may alias an input.
@@ -25,9 +25,10 @@
 namespace crossply {
 
 // The losses, and in the same pass the gradients of L, unless dinp and dweight have no data. The losses are the
-// same, bit for bit.
+// same, bit for bit, and have no weights in them.
 void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Grad& dweight, const Tensor& inp,
-                           const Tensor& weight, const Tensor& targets, double scale, Stream stream);
+                           const Tensor& weight, const Tensor& targets, double scale, Stream stream,
+                           const Tensor& row_weights = {});
 
 // Bytes of scratch that a CPU takes for it, if all rows are scored.
 int64_t cross_entropy_scratch(int64_t rows, int64_t V, int64_t C, Dtype dtype);
@@ -40,7 +41,8 @@ LogitChunk logit_chunk(int64_t rows, int64_t V, Dtype dtype);
 
 // kernels/block/cross_entropy.cu
 CUDA_TWIN void cross_entropy_forward_cuda(const Tensor& losses, const Tensor& dinp, const Grad& dweight,
-                                          const Tensor& inp, const Tensor& weight, const Tensor& targets, double scale);
+                                          const Tensor& inp, const Tensor& weight, const Tensor& targets, double scale,
+                                          const Tensor& row_weights);
 // kernels/block/cross_entropy_plain.cu: the same by plain loops, to read first. Tests and bench call it.
 CUDA_TWIN decltype(cross_entropy_forward_cuda) cross_entropy_forward_plain;
 
@@ -75,7 +77,8 @@ void cross_entropy_forward_ref(T* losses, const T* inp, const T* weight, const i
 // dweight is added to.
 template <class T>
 void cross_entropy_forward_backward_ref(T* losses, T* dinp, T* dweight, const T* inp, const T* weight,
-                                        const int32_t* targets, double scale, int64_t rows, int64_t V, int64_t C) {
+                                        const int32_t* targets, double scale, int64_t rows, int64_t V, int64_t C,
+                                        const T* row_weights = nullptr) {
   std::vector<T> z(static_cast<size_t>(V));
   for (int64_t n = 0; n < rows; ++n) {
     const T* x = inp + n * C;
@@ -85,7 +88,7 @@ void cross_entropy_forward_backward_ref(T* losses, T* dinp, T* dweight, const T*
     if (targets[n] < 0) continue;
     losses[n] = cross_entropy_row_ref(z.data(), x, weight, targets[n], V, C);
     for (int64_t v = 0; v < V; ++v) {
-      const T dz = T(scale) * (z[v] - T(v == targets[n]));
+      const T dz = T(scale) * (row_weights != nullptr ? row_weights[n] : T(1)) * (z[v] - T(v == targets[n]));
       for (int64_t c = 0; c < C; ++c) {
         dx[c] += dz * weight[v * C + c];
         dweight[v * C + c] += dz * x[c];

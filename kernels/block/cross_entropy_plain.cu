@@ -27,8 +27,8 @@ __global__ void cross_entropy_logits_kernel(float* z, const S* inp, const S* wei
 
 // A thread has a row of logits z, which it reads three times: for the largest, the sum, and the gradients dz, which
 // take the place of the logits. A target that is no token makes the loss NaN.
-__global__ void cross_entropy_loss_kernel(float* losses, float* z, const int32_t* targets, float scale, int64_t rows,
-                                          int64_t V, bool want_dz) {
+__global__ void cross_entropy_loss_kernel(float* losses, float* z, const int32_t* targets, float scale,
+                                          const float* row_weights, int64_t rows, int64_t V, bool want_dz) {
   const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (n >= rows) return;
   const int32_t target = targets[n];
@@ -40,6 +40,7 @@ __global__ void cross_entropy_loss_kernel(float* losses, float* z, const int32_t
   const auto sum = static_cast<float>(exps);
   if (target == -1) losses[n] = 0;
   else losses[n] = target >= 0 && target < V ? logf(sum) - (z[target] - max) : nanf("");
+  if (row_weights != nullptr) scale *= row_weights[n];
   for (int64_t v = 0; want_dz && v < V; ++v)
     z[v] = target < 0 ? 0.f : scale * (expf(z[v] - max) / sum - (v == target ? 1.f : 0.f));
 }
@@ -69,7 +70,7 @@ __global__ void cross_entropy_dweight_kernel(float* dweight, const float* dz, co
 }  // namespace
 
 void cross_entropy_forward_plain(const Tensor& losses, const Tensor& dinp, const Grad& dweight, const Tensor& inp,
-                                 const Tensor& weight, const Tensor& targets, double scale) {
+                                 const Tensor& weight, const Tensor& targets, double scale, const Tensor& row_weights) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
   const bool want_dz = dinp.data != nullptr;
   float* z = scratch<float>(rows * V);
@@ -77,7 +78,8 @@ void cross_entropy_forward_plain(const Tensor& losses, const Tensor& dinp, const
     launch({"cross_entropy_logits_plain", blocks_of(rows * V, threads), threads}, cross_entropy_logits_kernel<S>, z,
            inp.as<S>(), weight.as<S>(), rows, V, C);
     launch({"cross_entropy_loss_plain", blocks_of(rows, threads), threads}, cross_entropy_loss_kernel,
-           losses.as<float>(), z, targets.as<int32_t>(), static_cast<float>(scale), rows, V, want_dz);
+           losses.as<float>(), z, targets.as<int32_t>(), static_cast<float>(scale), data_or_null<float>(row_weights),
+           rows, V, want_dz);
     if (!want_dz) return;
     launch({"cross_entropy_dinp_plain", blocks_of(rows * C, threads), threads}, cross_entropy_dinp_kernel<S>,
            dinp.as<S>(), z, weight.as<S>(), rows, V, C);

@@ -72,6 +72,20 @@ Value* cross_entropy(Tape& t, const std::string& name, Value* inp, Value* weight
 struct LogitHead {
   Value *inp = nullptr, *weight = nullptr;  // (B, T, C), (V, C)
 };
+// Several exits of a model by one head (kernels/block/exit_gate.h), with a gate behind each but the last. In training
+// the losses are the objective, of which the gradients are taken at once; in evaluation, where a tape is not looked
+// into, the last exit's cross entropy, and ce and weights keep what they were.
+struct Exits {
+  std::vector<Value*> states = {};  // R of (B, T, C): what the head reads
+  Value* weight = nullptr;          // (V, C)
+  std::vector<Value*> gates = {};   // R - 1 of (B, T, 1): logits
+  double beta = 0;                  // of the entropy of the weights
+};
+struct ExitLosses {
+  Value* losses;                    // (B, T)
+  std::vector<Value*> ce, weights;  // R of (B, T)
+};
+ExitLosses exit_loss(Tape& t, const std::string& name, const Exits& exits, Value* targets);
 struct Distilled {
   Value *losses, *ce;
 };

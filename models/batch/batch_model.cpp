@@ -110,7 +110,7 @@ void BatchModel::run_replica(int64_t replica, const int32_t* tokens, const int32
 }
 
 void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& step, const Tensor& losses) {
-  const bool with_ce = step.training && batch_.teacher != nullptr && losses.numel() == 2 * layout_.replicas;
+  const bool with_ce = step.training && has_ce() && losses.numel() == 2 * layout_.replicas;
   CHECK_THAT(with_ce || losses.numel() == layout_.replicas, losses.str(), " for the losses of ", layout_.replicas,
              " replicas");
   if (step.training) params_.lend_values(true);

@@ -102,7 +102,7 @@ std::string without_modelling_file(const Config& config) {
   if (file_of(arch).empty()) return "";
   const std::string why = str("transformers cannot load this ", arch, ": ");
   const bool alone = arch == config.backbone && !has_engram(config), again = config.loop.tied && config.loop.passes > 1;
-  if (has_loop(config) && again && !alone)
+  if (has_anchor(config) && again && !alone)
     return why + "a modelling file runs layers several times only where nothing is beside them; try --loop-tied false";
   const bool own_layer = python_files().at(file_of(arch)).find("(Layer):") != std::string::npos;
   return config.block_norm != "pre" && own_layer ? why + "its modelling file knows no --block-norm" : "";

@@ -75,6 +75,7 @@ Words meeting(const std::string& need) {
     pairs["--data arith:*|prosqa*"] = "arith:3", pairs["--tokens text:*"] = "text:none";
     return pairs;
   }();
+  if (need == "--exit-gate true") return split_words("--loop stack --loop-passes 2 --exit-gate true");
   const std::string first = need.substr(0, need.find(" or "));
   const size_t space = first.find(' ');
   const std::string flag = first.substr(0, space);

@@ -59,6 +59,35 @@ TEST_CASE("cross_entropy: a weight's gradient that is set may hold anything befo
                       });
 }
 
+TEST_CASE("cross_entropy: rows with weights of their own have their losses, and gradients as often") {
+  for (const Backend backend : fast_backends())
+    for (const Kernels kernels : kernels_of(backend))
+      for (const auto& [rows, V, C, width] : HeadSizes{{6, 31, 3}, {70, 21, 32}}) {
+        CAPTURES(backend, kernels, rows);
+        const auto numbers = [](int64_t n, uint64_t seed) { return random_vector<float>(n, seed); };
+        const std::vector<float> inp = numbers(rows * C, 1), weight = numbers(V * C, 2), counts = numbers(rows, 3);
+        const std::vector<int32_t> targets = make_targets({rows, V, C}, Scored::some);
+        std::vector<float> losses(static_cast<size_t>(rows)), dinp(inp.size()), dweight(weight.size(), 1);
+        run_on(backend, {view(losses), view(dinp), view(dweight), view(inp), view(weight), view(targets), view(counts)},
+               [&](const std::vector<Tensor>& t, Stream stream) {
+                 const auto at = [&](size_t i, Shape shape) { return Tensor{t[i].data, t[i].dtype, shape}; };
+                 const Tensor head = at(4, {V, C});
+                 const Grad dhead{at(2, {V, C}), true};
+                 if (is_plain(kernels, stream))
+                   cross_entropy_forward_plain(t[0], t[1], dhead, t[3], head, t[5], 0.5, t[6]);
+                 else cross_entropy_forward(t[0], t[1], dhead, t[3], head, t[5], 0.5, stream, t[6]);
+               });
+        const auto exact = [](const std::vector<float>& x) { return convert<double>(x); };
+        std::vector<double> want(losses.size()), want_dinp(dinp.size()), want_dweight(dweight.size(), 1);
+        const std::vector<double> x = exact(inp), w = exact(weight), c = exact(counts);
+        cross_entropy_forward_backward_ref(want.data(), want_dinp.data(), want_dweight.data(), x.data(), w.data(),
+                                           targets.data(), 0.5, rows, V, C, c.data());
+        check_close("losses", losses, want, 1e-5);
+        check_close("dinp", dinp, want_dinp, 1e-5);
+        check_close("dweight", dweight, want_dweight, 1e-5);
+      }
+}
+
 TEST_CASE("cross_entropy: logits of size 1e4 neither overflow nor lose the gradient") {
   Loss large({40, 50, 6, 4}, Scored::some);
   large.magnitude = 1e4;

@@ -100,7 +100,7 @@ TEST_CASE("loop: the neutral setting has the bits of the model without a loop, b
 
 TEST_CASE("loop: tied cores are the deeper model whose blocks have the same weights, beside every connection") {
   for (const Case& c : loop_cases())
-    if (has_loop(c.config) && c.config.loop.tied) {
+    if (has_anchor(c.config) && c.config.loop.tied) {
       CAPTURE(c.name);
       check_unrolled(c.config);
       Config repeated = c.config;
@@ -135,7 +135,7 @@ TEST_CASE("loop: what contradicts itself is refused, and a connection without a 
   const auto refused = [&](const LoopOptions& loop, const char* says) {
     check_fails(Exit::usage, {"test", says}, [&] { with_loop(llama, loop); });
   };
-  refused({"stack"}, "loop 'stack'");
+  refused({"ladder"}, "loop 'ladder'");
   refused({"none", 2}, "without a loop");
   refused({"anchor", 0}, "loop_passes");
   refused({"anchor", 1, "[1,2]"}, "loop_layers [1,2]");

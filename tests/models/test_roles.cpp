@@ -52,6 +52,7 @@ const Kinds backbones = joined(
              "mlp.up_proj.weight",
              true),
      rows_of(output_projection, "self_attn.o_proj.weight mlp.down_proj.weight", true),
+     rows_of(width_router, "early_exit_gate.weight"), rows_of(bias, "early_exit_gate.bias"),
      rows_of(table, "engram.embed.weight"), rows_of(input_projection, "engram.wkv.weight", true),
      rows_of(norm, "engram.q_weight engram.k_weight")});
 

@@ -103,6 +103,13 @@ inline std::vector<Case> loop_cases() {
   add("loop: an anchor without norms, the core at the end", llama,
       [](Config& c) { c.loop = {"anchor", 2, "[3,1,0]", true, "none", 1, true}; });
   add("loop: two cores", llama, [](Config& c) { c.loop = {"anchor", 2, "[0,1,2]", false, "passes", 1, true}; });
+  for (const std::string choice : {"llama", "lime", "mhc:reads=previous", "attnres", "shortcuts:unet=true"})
+    add(choice + ", stacked", tiny_with(choice), [](Config& c) { c.loop.kind = "stack", c.loop.passes = 2; });
+  add("stacked, with an exit gate", llama,
+      [](Config& c) { c.loop.kind = "stack", c.loop.passes = 3, c.loop.exit_gate = true; });
+  add("gpt2, stacked, block_norm branch", tiny_gpt2(), [](Config& c) {
+    c.loop.kind = "stack", c.loop.passes = 3, c.block_norm = "branch", c.scale_attn_by_inverse_layer_idx = true;
+  });
   for (const std::string norm : {"branch", "sum"})
     for (const Config& config : {llama, tiny_gpt2(), tiny_with("hyper:rate=2"), tiny_with("resformer")})
       add(str("block_norm ", norm, ", ", config.arch), config, [&](Config& c) { c.block_norm = norm; });

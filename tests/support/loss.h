@@ -55,7 +55,7 @@ inline Op Loss::op() const {
         distill_forward(t["losses"], t["ce"], t["dinp"], dweight, t["inp"], t["weight"], list[0], teacher, *loss.how,
                         loss_scale, stream);
       else if (is_plain(loss.kernels, stream))
-        cross_entropy_forward_plain(t["losses"], t["dinp"], dweight, t["inp"], t["weight"], list[0], loss_scale);
+        cross_entropy_forward_plain(t["losses"], t["dinp"], dweight, t["inp"], t["weight"], list[0], loss_scale, {});
       else cross_entropy_forward(t["losses"], t["dinp"], dweight, t["inp"], t["weight"], list[0], loss_scale, stream);
     });
   };

@@ -53,7 +53,7 @@ TEST_CASE("accounting: of plain models exact FLOPs are 6 for each matrix paramet
 
 TEST_CASE("accounting: a loop's core is stored once, and costs what the unrolled model costs") {
   for (const Case& c : loop_cases()) {
-    if (!has_loop(c.config) || !c.config.loop.tied) continue;
+    if (!has_anchor(c.config) || !c.config.loop.tied) continue;
     CAPTURE(c.name);
     Config deep = applied(c.config);
     deep.loop.tied = false;
@@ -65,6 +65,20 @@ TEST_CASE("accounting: a loop's core is stored once, and costs what the unrolled
     CHECK((loop.parameters < unrolled.parameters || c.config.loop.passes == 1));
     CHECK(loop.applied - loop.non_embedding == unrolled.parameters - loop.parameters);
   }
+}
+
+TEST_CASE("accounting: a stack is stored once and costs its passes, with an exit gate the head of each") {
+  const Config llama = tiny_config("llama", 2, false, false);  // whose head is a row of its own
+  Config stack = llama, gated = llama;
+  stack.loop.kind = gated.loop.kind = "stack", stack.loop.passes = gated.loop.passes = 3, gated.loop.exit_gate = true;
+  const Accounting one = account_of(llama), three = account_of(stack), exits = account_of(gated);
+  const auto head = static_cast<double>(llama.vocab_size * llama.hidden_size);
+  const auto gate = static_cast<double>(llama.hidden_size);
+  CHECK(three.parameters == one.parameters);
+  CHECK(three.flops_per_token == doctest::Approx(3 * one.flops_per_token - 2 * 6 * head).epsilon(1e-12));
+  CHECK(three.six_n() == doctest::Approx(3 * one.six_n() - 2 * 6 * head).epsilon(1e-12));
+  CHECK(exits.flops_per_token == doctest::Approx(3 * one.flops_per_token + 2 * 6 * gate).epsilon(1e-12));
+  CHECK(exits.parameters == one.parameters + llama.hidden_size + 1);
 }
 
 TEST_CASE("accounting: what every architecture adds to Muon's rows, to matrices and to what is no table") {

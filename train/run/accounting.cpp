@@ -40,8 +40,10 @@ Accounting account(const TrainPlan& plan, const ParameterTable& params, double f
   all.non_embedding = without_tables(params);
   ParameterTable by_application;
   declare_applications(by_application, applied(c));
-  all.applied = has_loop(c) ? without_tables(by_application) : all.non_embedding;
-  const int64_t A = applications_of(c).count();
+  const int64_t R = stack_passes(c), heads = c.loop.exit_gate ? R : 1;
+  for (const Parameter& row : by_application.rows())
+    if (!is_table(row)) all.applied += row.shape.numel() * (row.role == Role::head ? heads : R);
+  const int64_t A = applications_of(c).count() * R;
   all.attention_of_palm =
       12.0 * static_cast<double>(A * c.num_attention_heads * c.head_dim) * static_cast<double>(plan.data.seq_len);
   const std::vector<const Parameter*> matrices = muon_matrices(params);

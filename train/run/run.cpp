@@ -262,7 +262,8 @@ void Run::write_metrics() {
                {"lr", step.lr},
                {"grad_norm", step.norm},
                {"seconds", trainer_.seconds}};
-  if (trainer_.teacher() != nullptr) line["ce"] = step.ce;  // what the test loss is of the test set; loss has KL in it
+  // What the test loss is of the test set; the loss has a teacher in it, or the earlier exits.
+  if (trainer_.model().has_ce()) line["ce"] = step.ce;
   if (const double rate = tokens_per_second(tokens, step.seconds); rate > 0) line["tokens_per_s"] = rate;
   for (const auto& [name, score] : scores_) line[name] = score;
   if (!scores_.empty())

@@ -22,6 +22,7 @@ const Takes count = from(0, max_count), number = from(0, max_number), truth, giv
 
 const std::vector<Need> beside_muon = {{"--optimizer", {"muon", "normuon"}}}, beside_teacher = {{"--teacher"}},
                         beside_world = {{"--world"}}, beside_loop = {{"--loop", {"anchor"}}},
+                        beside_any_loop = {{"--loop", {"anchor", "stack"}}}, beside_stack = {{"--loop", {"stack"}}},
                         beside_engram = {{"--engram-layers"}};
 bool has_teacher(const Settings& settings) { return !settings.teacher.empty(); }
 bool trains_by_muon(const Settings& settings) { return has_muon(settings.optimizer); }
@@ -75,11 +76,11 @@ const std::vector<FlagRow> model = {
     {"--tie", of_model, [](S s) -> M { return &s.config.tie_word_embeddings; }, truth,
      "head and embedding share one matrix"},
     {"--qk-norm", of_model, [](S s) -> M { return &s.config.qk_norm; }, truth, "RMSNorm on queries and keys"},
-    {"--loop", of_model, [](S s) -> M { return &s.config.loop.kind; }, any_of({"none", "anchor"}),
+    {"--loop", of_model, [](S s) -> M { return &s.config.loop.kind; }, any_of({"none", "anchor", "stack"}),
      "anchor: blocks in the middle run several times, and after each pass the stream is normalised and the stream "
-     "before them is added; once by default, which is Operator-1"},
+     "before them is added; once by default, which is Operator-1. stack: the whole model runs several times"},
     {"--loop-passes", of_model, [](S s) -> M { return &s.config.loop.passes; }, from(1, 4096),
-     "R, how often the core runs", beside_loop},
+     "R, how often the core runs, or the model", beside_any_loop},
     {"--loop-layers", of_model, [](S s) -> M { return &s.config.loop.layers; }, text("[P,M,Q]"),
      "blocks before the core, in it and behind it ([]: thirds)", beside_loop},
     {"--loop-tied", of_model, [](S s) -> M { return &s.config.loop.tied; }, truth,
@@ -90,6 +91,11 @@ const std::vector<FlagRow> model = {
      "what the stream before the core is multiplied by (0: it is not added)", beside_loop},
     {"--loop-end", of_model, [](S s) -> M { return &s.config.loop.end; }, truth,
      "add it after the last pass, too", beside_loop},
+    {"--exit-gate", of_model, [](S s) -> M { return &s.config.loop.exit_gate; }, truth,
+     "a gate says of each token after which pass it may leave, and training weighs the passes' losses by it",
+     beside_stack},
+    {"--exit-beta", of_model, [](S s) -> M { return &s.config.loop.exit_beta; }, number,
+     "what the entropy of these weights counts in the loss", {{"--exit-gate", {"true"}}}},
     {"--block-norm", of_model, [](S s) -> M { return &s.config.block_norm; }, any_of({"pre", "branch", "sum"}),
      "pre: norms are in front of sublayers alone; branch: a second one on their output; sum: on the stream after it"},
     {"--engram-layers", of_model, [](S s) -> M { return &s.config.engram.layers; }, text("[...]"),

@@ -112,7 +112,7 @@ Config take_initial(const Settings& settings, const Config& initial, std::string
     for (const FlagRow& row : group.rows) {
       if (row.resume != Resume::of_model || !settings.given.contains(row.flag)) continue;
       if (row.flag == "--layers") fewer = true;
-      else if (row.flag.starts_with("--loop") || row.flag == "--block-norm")
+      else if (row.flag.starts_with("--loop") || row.flag.starts_with("--exit-") || row.flag == "--block-norm")
         fail(Exit::usage, row.flag,
              " with --init: norms of the stream and more runs change what trained weights "
              "compute; train such a model from scratch");

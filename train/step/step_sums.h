@@ -18,15 +18,15 @@ class StepSums {
  public:
   // What the sums of all ranks come to, of gradients as the backward leaves them.
   struct Totals {
-    double squares, loss, ce;  // ce: the cross entropy in the loss, which is all of it without a teacher
+    double squares, loss, ce;  // ce: the cross entropy in the loss, mostly all of it
   };
-  // with_ce: the model has a teacher. values: so many numbers of every rank, f32, are gathered and read with the sums,
-  // and must be finite, too.
+  // with_ce: there is a cross entropy beside the losses. values: so many numbers of every rank, f32, are gathered and
+  // read with the sums, and must be finite, too.
   StepSums(ParameterTable& params, const Buckets& buckets, const BatchModel& model, ProcessGroup& group,
            int64_t micro_steps, bool with_ce, int64_t values);
 
   void clear();
-  // Where micro-step m of this rank leaves its losses: one sum for each replica, and with a teacher as many for the
+  // Where micro-step m of this rank leaves its losses: one sum for each replica, and with_ce as many for the
   // cross entropies.
   Tensor losses(int64_t m) const { return own({m * each_, (m + 1) * each_}); }
   // This rank's `values`, and all ranks', by rank.

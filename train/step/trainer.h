@@ -23,7 +23,7 @@ struct StepResult {
   double loss, norm, lr;
   double seconds;  // from the batch to the loss; on a GPU what the update takes then counts to what comes after
   int64_t scored;  // tokens the loss is the mean of
-  double ce;       // the cross entropy in it; of a model without a teacher that is all of it
+  double ce;       // the cross entropy in it; without a teacher and an exit gate that is all of it
 };
 
 class Trainer {

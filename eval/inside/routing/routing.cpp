@@ -33,7 +33,7 @@ const RoutingKind* find_routing(const std::string& arch) {
 }
 
 const RoutingKind* find_routing(const Config& config) {
-  const bool by_loop = has_loop(config) && (config.loop.norm != "none" || config.loop.alpha != 0);
+  const bool by_loop = has_anchor(config) && (config.loop.norm != "none" || config.loop.alpha != 0);
   const bool changed = by_loop || config.block_norm == "sum";
   const RoutingKind* kind = find_routing(config.arch);
   const bool several = kind != nullptr && find_architecture(config.arch).make(applied(config))->streams() > 1;
