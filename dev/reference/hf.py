@@ -167,7 +167,7 @@ class CrossplyModel:
     elif cache is None and use_cache:
       cache = DynamicCache()
     step = step_of(input_ids, attention_mask, position_ids, cache, self.config)
-    x = self.exits(input_ids, step)[-1]
+    x = self.exits(input_ids, step, super().forward)[-1]
     output = BaseModelOutputWithPast(last_hidden_state=x, **{CACHE: cache})
     return output.to_tuple() if return_dict is False else output
 

@@ -264,11 +264,11 @@ class Backbone(nn.Module):
     if config.exit_gate:
       self.early_exit_gate = nn.Linear(config.hidden_size, 1)
 
-  def exits(self, tokens, step):
-    """What the head reads after each pass of a stack; of other models, there is one."""
-    states = []
+  def exits(self, tokens, step, forward=None):
+    """What the head reads after each pass of a stack; of other models, there is one. forward: of one pass."""
+    states, forward = [], forward or self.forward
     for r in range(self.config.passes_of_model()):
-      states.append(self.forward(tokens, step._replace(start=states[-1] if r else None, before=r * len(self.runs))))
+      states.append(forward(tokens, step._replace(start=states[-1] if r else None, before=r * len(self.runs))))
     return states
 
   def embed(self, tokens, step):
