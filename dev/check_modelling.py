@@ -119,9 +119,11 @@ class Case:
   def check_logits(self):
     """The engine's are its head on what its last norm gives, which of gated streams is in their last read."""
     last = "streams.read" if self.arch == "gated_streams" else "norm"
-    self.train("--init", self.directory, "--dump-tensors", last, "loss", "--out", self.scratch / "dumped")
+    config = self.model.model.config
+    loss = f"loss.ce.{config.loop_passes - 1}" if config.exit_gate else "loss"  # of the last exit
+    self.train("--init", self.directory, "--dump-tensors", last, loss, "--out", self.scratch / "dumped")
     dumped = model_dir.read_safetensors(self.scratch / "dumped" / "tensors.safetensors")
-    norm, losses = (torch.from_numpy(dumped[name].copy()).double() for name in (last, "loss"))
+    norm, losses = (torch.from_numpy(dumped[name].copy()).double() for name in (last, loss))
     head = self.model.get_output_embeddings()
     targets = torch.cat([self.tokens, self.tokens[:, :1]], dim=1)
     with torch.no_grad():

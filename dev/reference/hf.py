@@ -212,7 +212,8 @@ class CrossplyForCausalLM(PreTrainedModel, GenerationMixin):
   def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, cache=None,
               labels=None, use_cache=None, logits_to_keep=0, num_items_in_batch=None, return_dict=None, **more):
     """Logits (B, T, V), or of the last logits_to_keep tokens, or of those that such a tensor lists. labels (B, T): the
-    tokens themselves, -100 where none; the loss is their mean, or their sum divided by num_items_in_batch."""
+    tokens themselves, -100 where none; the loss is their mean, or their sum divided by num_items_in_batch. With an
+    exit gate it is that of the last exit."""
     refuse(more, self.config)
     if use_cache is None:
       use_cache = self.config.use_cache and labels is None
