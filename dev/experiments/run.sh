@@ -3,8 +3,8 @@
 # (exit code 75); started again it goes on where it was. Results land beside this script, thinned; figures follow by
 # `make figures`.
 #   dev/experiments/run.sh [NAME...]     small arith prosqa twelve longer newer routers variants literal depth recipe
-#                                        operator1 arith_grid; only if they are named: speed (on an idle machine), fine_tuning,
-#                                        arith_long and operator1_d12 (hours)
+#                                        operator1 depth_2026 arith_grid; only if they are named: speed (on an idle
+#                                        machine), fine_tuning, arith_long and operator1_d12 (hours)
 #   BUILD=build OUT=runs/experiments RECORDS=dev/experiments SEEDS=1,2,3 JOBS=0 (runs side by side; 0: compare chooses)
 # arith, prosqa and small make their own data; recipe trains on the text of `make text`, the others on the sources of
 # Python's library. Both need Python with `pip install tokenizers` once.
@@ -202,6 +202,18 @@ operator1() {
   of_operator1 6 256 1000 16 "$four" adamw,muon
   of_operator1 8 352 1200 32 "$both" muon
 }
+# All of it by one command, at one rate.
+depth_2026() {
+  english
+  local loops=llama:loop=anchor,llama:loop=anchor:loop_passes=2,llama:loop=stack:loop_passes=2
+  loops=$loops,llama:loop=stack:loop_passes=2:exit_gate=true,llama:block_norm=branch
+  local packs=shortcuts,shortcuts:unet=true,shortcuts:value_from=x0,shortcuts:lanes_from=3,shortcuts:attn_saved=2
+  packs=$packs,shortcuts:mudd_tail=both,gemma3n
+  part depth_2026/d6 --arch "llama,$loops,llama:engram_layers=[1]:engram_rows=4096,depth_attention,$packs" \
+    --data "$out/english/tokens" --val-data "$out/english/held/train_*.bin" --width 96 --layers 6 --heads 6 --ffn 256 \
+    --tie true --seq 128 --batch 16 --steps 300 --warmup 15 --schedule wsd_linear --weight-decay 0.1 --clip 1 \
+    --beta1 0.8 --lr 4e-3 --seeds 1,2 --eval-every 75 --eval-samples 512 --save-every 300 --keep 1
+}
 operator1_d12() { english && of_operator1 12 512 3500 64 llama,llama:loop=anchor muon; }
 # d, feed-forward width, steps, batch, architectures, optimizers
 of_operator1() {
@@ -251,10 +263,10 @@ best_rate() { "$build/figures" --best "$1" --as "$records/${2:-twelve/equal-toke
 
 main() {
   [ $# -gt 0 ] || set -- small arith prosqa twelve longer newer routers variants literal depth recipe operator1 \
-    arith_grid
+    depth_2026 arith_grid
   for experiment in "$@"; do
     case $experiment in
-      twelve | longer | newer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | recipe | operator1 | operator1_d12 | prosqa | fine_tuning | \
+      twelve | longer | newer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | recipe | operator1 | depth_2026 | operator1_d12 | prosqa | fine_tuning | \
         small) "$experiment" ;;
       *) echo "error: $experiment is no experiment; see the head of $0" >&2 && exit 64 ;;
     esac

@@ -454,6 +454,39 @@ void recipe(Page& page) {
       format_markdown_row({"", "", "best lr", "tried"}) + "|---|---|---|---|\n" + tried + "\n");
 }
 
+// Operator-1 and its two halves against the plain model, by depth and optimizer.
+void operator1(Page& page) {
+  const std::pair<const char*, const char*> halves[] = {{"llama:loop=anchor", "Operator-1"},
+                                                        {"llama:loop=anchor:loop_norm=none", "the anchor alone"},
+                                                        {"llama:loop=anchor:loop_alpha=0", "the norm alone"}};
+  std::vector<ComparedArms> groups;
+  for (const char* d : {"4", "6", "8", "12"}) {
+    const auto record = page.record(str("d", d));
+    for (const std::string optimizer : {"adamw", "muon"}) {
+      const auto find = [&](const std::string& arch) {
+        return std::ranges::find_if(record->arms, [&](const RecordedArm& arm) {
+          return arm.name.substr(0, arm.name.find(' ')) == arch && arm.runs.begin()->second.optimizer == optimizer;
+        });
+      };
+      if (!record || find("llama") == record->arms.end()) continue;
+      ComparedArms group{str("d = ", d, ", ", optimizer), *find("llama"), {}};
+      for (const auto& [arch, label] : halves)
+        if (const auto arm = find(arch); arm != record->arms.end()) group.arms.push_back({label, *arm});
+      groups.push_back(group);
+    }
+  }
+  if (!groups.empty()) page.differences("differences.svg", "Operator-1: test losses, against LLaMA", groups);
+}
+
+// What the newest models put beside a LLaMA.
+void depth_2026(Page& page) {
+  const auto record = page.record("d6");
+  if (!record) return;
+  page.curves("curves.svg", "Depth in 2026, on English", arms_but(*record, ""));
+  page.differences("differences.svg", "Depth in 2026: test losses, against LLaMA",
+                   {{"", record->arm("llama"), arms_but(*record, "llama")}});
+}
+
 void small(Page& page) {
   const auto record = page.record("small");
   if (!record) return;
@@ -506,6 +539,8 @@ void draw_experiments(const std::string& directory) {
       {"depth", "Depth at a fixed width", depth},
       {"prosqa", "ProsQA from scratch", prosqa},
       {"recipe", "AdamW, Muon and NorMuon", recipe},
+      {"operator1", "Operator-1: one norm and one addition", operator1},
+      {"depth_2026", "What the newest models put beside a LLaMA", depth_2026},
       {"small", "A small experiment", small}};
   std::vector<std::string> names;
   for (const auto& [name, title, draw] : pages) {
