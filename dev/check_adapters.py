@@ -96,6 +96,16 @@ class OfTuples(Model):
   layer = InTuple
 
 
+class Gemma(Model):
+  """Stands for Gemma3nForCausalLM."""
+
+  def __init__(self, config):
+    super().__init__(config)
+    self.config = config
+    self.model.embed_tokens.register_buffer("embed_scale", torch.ones(()))
+    self.model.altup_projections, self.model.altup_unembed_projections = ([None] for _ in range(2))
+
+
 class FirstStream(Same):
   """Stands for what reads several streams (B, T, n, C), or side by side (B, T, n*C): takes the first."""
 
@@ -236,7 +246,7 @@ def stand_in(name, **members):
 
 def stand_in_for_transformers(model):
   stand_in("transformers", LlamaConfig=Options, Qwen3Config=Options, Gemma3nTextConfig=Options, LlamaForCausalLM=model,
-           Qwen3ForCausalLM=model)
+           Qwen3ForCausalLM=model, Gemma3nForCausalLM=Gemma)
   stand_in("transformers.models.llama.modeling_llama", LlamaForCausalLM=model, LlamaMLP=Same, LlamaRMSNorm=Same,
            LlamaDecoderLayer=Layer)
   stand_in("transformers.models.deepseek_v4.modeling_deepseek_v4", DeepseekV4DecoderLayer=Layer,
