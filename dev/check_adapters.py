@@ -181,6 +181,23 @@ class LoopedGpt(Gpt):
     return self.lm_head(x)
 
 
+class SlowrunGpt(Gpt):
+  """Stands for slowrun's GPT."""
+
+  def __init__(self, config, pad_vocab_size_to):
+    super().__init__(config, pad_vocab_size_to)
+    for block in self.transformer.h:
+      block.attn.attn_gate, block.attn.ve_gate = Same(), Same()
+
+  _precompute_rotary = Gpt._precompute_rotary_embeddings
+
+  def forward(self, tokens):
+    x = self.transformer.wte(tokens)
+    for block in self.transformer.h:
+      x = block.mlp(block.attn(x, None, (self.cos, self.sin), None))
+    return self.lm_head(x)
+
+
 class FlaAttention(nn.Module):
   """A LLaMA's attention out of the parts that dev/official/satformer.py puts in the place of fla and flash_attn."""
 
@@ -271,6 +288,8 @@ def stand_in_for_checkouts(name):
   stand_in("models.transformer", TransformerGPT=LoopedGpt)
   stand_in("engram", make_offsets=Same(), engram_gate_ref=lambda streams, *_: streams,
            engram_hash_ref=lambda grams, _, sizes, __: torch.zeros(1, len(grams), sizes.numel(), dtype=torch.long))
+  scripts = {"train": types.SimpleNamespace(GPT=SlowrunGpt, GPTConfig=Options)}
+  common.parts_of_script = lambda path, names, **given: scripts[path.stem]
   if name == "satformer":
     stand_in("models.resformer.attn_resformer")
     for package, stem in importlib.import_module("official.satformer").THEIRS.values():

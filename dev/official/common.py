@@ -1,7 +1,10 @@
 """What the comparisons with official code share: double precision, loss and gradients in our names, tiny models."""
+import ast
 import contextlib
+import dataclasses
 import itertools
 import sys
+import types
 
 import torch
 import torch.nn.functional as F
@@ -119,3 +122,17 @@ def llama_config(config):
 def use(*directories):
   """Puts directories in front of the others that Python imports from."""
   sys.path[:0] = map(str, directories)
+
+
+def parts_of_script(path, names, **given):
+  """A module of some functions and classes of a script that trains when it is imported. given: what they use of its
+  other names. Of a record's log, the script is what stands before the first line of equal signs."""
+  source = path.read_text().split("\n" + 100 * "=" + "\n")[0]
+  parts = [node for node in ast.parse(source).body if getattr(node, "name", None) in names]
+  if missing := set(names) - {part.name for part in parts}:
+    raise RuntimeError(f"{path} has no {' '.join(sorted(missing))}")
+  module = types.ModuleType(path.stem)
+  vars(module).update(torch=torch, nn=torch.nn, F=F, Tensor=torch.Tensor, dataclass=dataclasses.dataclass, **given)
+  sys.modules[path.stem] = module  # where dataclasses look
+  exec(compile(ast.Module(parts, []), path, "exec"), vars(module))
+  return module
