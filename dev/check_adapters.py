@@ -198,6 +198,19 @@ class SlowrunGpt(Gpt):
     return self.lm_head(x)
 
 
+class ModdedGpt:
+  """Stands for modded-nanogpt's GPT: its methods alone are called, with another `self`."""
+
+  def forward(self, tokens, *_):
+    x = self.embed(tokens)[None]
+    for place, block in zip(self.mlp_bank[:, 0], self.blocks, strict=True):
+      x = block.mlp(x, place)
+    self.lm_head(x)
+
+  def forward_mudd(self, x):
+    return x
+
+
 class FlaAttention(nn.Module):
   """A LLaMA's attention out of the parts that dev/official/satformer.py puts in the place of fla and flash_attn."""
 
@@ -288,8 +301,8 @@ def stand_in_for_checkouts(name):
   stand_in("models.transformer", TransformerGPT=LoopedGpt)
   stand_in("engram", make_offsets=Same(), engram_gate_ref=lambda streams, *_: streams,
            engram_hash_ref=lambda grams, _, sizes, __: torch.zeros(1, len(grams), sizes.numel(), dtype=torch.long))
-  scripts = {"train": types.SimpleNamespace(GPT=SlowrunGpt, GPTConfig=Options)}
-  common.parts_of_script = lambda path, names, **given: scripts[path.stem]
+  gpt = SlowrunGpt if name == "slowrun" else ModdedGpt
+  common.parts_of_script = lambda path, names, **given: types.SimpleNamespace(GPT=gpt, GPTConfig=Options)
   if name == "satformer":
     stand_in("models.resformer.attn_resformer")
     for package, stem in importlib.import_module("official.satformer").THEIRS.values():

@@ -3,6 +3,7 @@ import ast
 import contextlib
 import dataclasses
 import itertools
+import re
 import sys
 import types
 
@@ -126,8 +127,8 @@ def use(*directories):
 
 def parts_of_script(path, names, **given):
   """A module of some functions and classes of a script that trains when it is imported. given: what they use of its
-  other names. Of a record's log, the script is what stands before the first line of equal signs."""
-  source = path.read_text().split("\n" + 100 * "=" + "\n")[0]
+  other names. A log that starts with its script will do: that ends at the first line of dashes or equal signs."""
+  source = re.split("^[-=]{40,}$", path.read_text(), maxsplit=1, flags=re.MULTILINE)[0]
   parts = [node for node in ast.parse(source).body if getattr(node, "name", None) in names]
   if missing := set(names) - {part.name for part in parts}:
     raise RuntimeError(f"{path} has no {' '.join(sorted(missing))}")
