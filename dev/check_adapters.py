@@ -211,6 +211,23 @@ class ModdedGpt:
     return x
 
 
+class DepthModel(nn.Module):
+  """Stands for Depth-Attention's LlamaModel."""
+
+  def __init__(self, config):
+    super().__init__()
+    self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+    self.layers = nn.ModuleList(Layer() for _ in range(config.num_hidden_layers))
+    for layer in self.layers:
+      layer.self_attn.k_proj = Same()
+
+  def forward(self, tokens):
+    x = self.embed_tokens(tokens)
+    for layer in self.layers:
+      x = layer(x)
+    return types.SimpleNamespace(last_hidden_state=x)
+
+
 class FlaAttention(nn.Module):
   """A LLaMA's attention out of the parts that dev/official/satformer.py puts in the place of fla and flash_attn."""
 
@@ -301,8 +318,9 @@ def stand_in_for_checkouts(name):
   stand_in("models.transformer", TransformerGPT=LoopedGpt)
   stand_in("engram", make_offsets=Same(), engram_gate_ref=lambda streams, *_: streams,
            engram_hash_ref=lambda grams, _, sizes, __: torch.zeros(1, len(grams), sizes.numel(), dtype=torch.long))
-  gpt = SlowrunGpt if name == "slowrun" else ModdedGpt
-  common.parts_of_script = lambda path, names, **given: types.SimpleNamespace(GPT=gpt, GPTConfig=Options)
+  scripts = {"slowrun": dict(GPT=SlowrunGpt, GPTConfig=Options), "modded_nanogpt": dict(GPT=ModdedGpt),
+             "depth_attention": dict(LlamaModel=DepthModel, LlamaSdpaAttention=Same)}
+  common.parts_of_script = lambda *_, **__: types.SimpleNamespace(**scripts[name])
   if name == "satformer":
     stand_in("models.resformer.attn_resformer")
     for package, stem in importlib.import_module("official.satformer").THEIRS.values():
