@@ -96,6 +96,16 @@ class OfTuples(Model):
   layer = InTuple
 
 
+class Gemma(Model):
+  """Stands for Gemma3nForCausalLM."""
+
+  def __init__(self, config):
+    super().__init__(config)
+    self.config = config
+    self.model.embed_tokens.register_buffer("embed_scale", torch.ones(()))
+    self.model.altup_projections, self.model.altup_unembed_projections = ([None] for _ in range(2))
+
+
 class FirstStream(Same):
   """Stands for what reads several streams (B, T, n, C), or side by side (B, T, n*C): takes the first."""
 
@@ -171,6 +181,53 @@ class LoopedGpt(Gpt):
     return self.lm_head(x)
 
 
+class SlowrunGpt(Gpt):
+  """Stands for slowrun's GPT."""
+
+  def __init__(self, config, pad_vocab_size_to):
+    super().__init__(config, pad_vocab_size_to)
+    for block in self.transformer.h:
+      block.attn.attn_gate, block.attn.ve_gate = Same(), Same()
+
+  _precompute_rotary = Gpt._precompute_rotary_embeddings
+
+  def forward(self, tokens):
+    x = self.transformer.wte(tokens)
+    for block in self.transformer.h:
+      x = block.mlp(block.attn(x, None, (self.cos, self.sin), None))
+    return self.lm_head(x)
+
+
+class ModdedGpt:
+  """Stands for modded-nanogpt's GPT: its methods alone are called, with another `self`."""
+
+  def forward(self, tokens, *_):
+    x = self.embed(tokens)[None]
+    for place, block in zip(self.mlp_bank[:, 0], self.blocks, strict=True):
+      x = block.mlp(x, place)
+    self.lm_head(x)
+
+  def forward_mudd(self, x):
+    return x
+
+
+class DepthModel(nn.Module):
+  """Stands for Depth-Attention's LlamaModel."""
+
+  def __init__(self, config):
+    super().__init__()
+    self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+    self.layers = nn.ModuleList(Layer() for _ in range(config.num_hidden_layers))
+    for layer in self.layers:
+      layer.self_attn.k_proj = Same()
+
+  def forward(self, tokens):
+    x = self.embed_tokens(tokens)
+    for layer in self.layers:
+      x = layer(x)
+    return types.SimpleNamespace(last_hidden_state=x)
+
+
 class FlaAttention(nn.Module):
   """A LLaMA's attention out of the parts that dev/official/satformer.py puts in the place of fla and flash_attn."""
 
@@ -236,7 +293,7 @@ def stand_in(name, **members):
 
 def stand_in_for_transformers(model):
   stand_in("transformers", LlamaConfig=Options, Qwen3Config=Options, Gemma3nTextConfig=Options, LlamaForCausalLM=model,
-           Qwen3ForCausalLM=model)
+           Qwen3ForCausalLM=model, Gemma3nForCausalLM=Gemma)
   stand_in("transformers.models.llama.modeling_llama", LlamaForCausalLM=model, LlamaMLP=Same, LlamaRMSNorm=Same,
            LlamaDecoderLayer=Layer)
   stand_in("transformers.models.deepseek_v4.modeling_deepseek_v4", DeepseekV4DecoderLayer=Layer,
@@ -261,6 +318,9 @@ def stand_in_for_checkouts(name):
   stand_in("models.transformer", TransformerGPT=LoopedGpt)
   stand_in("engram", make_offsets=Same(), engram_gate_ref=lambda streams, *_: streams,
            engram_hash_ref=lambda grams, _, sizes, __: torch.zeros(1, len(grams), sizes.numel(), dtype=torch.long))
+  scripts = {"slowrun": dict(GPT=SlowrunGpt, GPTConfig=Options), "modded_nanogpt": dict(GPT=ModdedGpt),
+             "depth_attention": dict(LlamaModel=DepthModel, LlamaSdpaAttention=Same)}
+  common.parts_of_script = lambda *_, **__: types.SimpleNamespace(**scripts[name])
   if name == "satformer":
     stand_in("models.resformer.attn_resformer")
     for package, stem in importlib.import_module("official.satformer").THEIRS.values():

@@ -26,8 +26,8 @@ except ImportError:
   sys.exit(77)
 
 NAMES = ("transformers_llama", "lime", "lime_static", "satformer", "value_residual", "denseformer", "muddformer",
-         "deepseek_v4", "gemma3n", "qwen4_exp", "tile_kernels",
-         "nanochat", "qlabs")
+         "deepseek_v4", "gemma3n", "gemma3n_model", "qwen4_exp", "tile_kernels",
+         "nanochat", "qlabs", "slowrun", "modded_nanogpt", "depth_attention")
 SHOWN = 3  # failures of each row that are printed
 SITE = "site"  # the folder with the Python packages that checkouts need, a folder for each version
 

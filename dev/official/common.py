@@ -1,7 +1,11 @@
 """What the comparisons with official code share: double precision, loss and gradients in our names, tiny models."""
+import ast
 import contextlib
+import dataclasses
 import itertools
+import re
 import sys
+import types
 
 import torch
 import torch.nn.functional as F
@@ -119,3 +123,17 @@ def llama_config(config):
 def use(*directories):
   """Puts directories in front of the others that Python imports from."""
   sys.path[:0] = map(str, directories)
+
+
+def parts_of_script(path, names, **given):
+  """A module of some functions and classes of a script that trains when it is imported. given: what they use of its
+  other names. A log that starts with its script will do: that ends at the first line of dashes or equal signs."""
+  source = re.split("^[-=]{40,}$", path.read_text(), maxsplit=1, flags=re.MULTILINE)[0]
+  parts = [node for node in ast.parse(source).body if getattr(node, "name", None) in names]
+  if missing := set(names) - {part.name for part in parts}:
+    raise RuntimeError(f"{path} has no {' '.join(sorted(missing))}")
+  module = types.ModuleType(path.stem)
+  vars(module).update(torch=torch, nn=torch.nn, F=F, Tensor=torch.Tensor, dataclass=dataclasses.dataclass, **given)
+  sys.modules[path.stem] = module  # where dataclasses look
+  exec(compile(ast.Module(parts, []), path, "exec"), vars(module))
+  return module
