@@ -110,7 +110,7 @@ void add_cross_entropy(Ops& ops, Tensors& m) {
   const Grad dw{m.f32({V, C}), true};
   const double scale = 1 / static_cast<double>(rows);
   ops.push_back({"cross_entropy, both directions",
-                 [=] { cross_entropy_forward_plain(losses, dx, dw, x, w, targets, scale); },
+                 [=] { cross_entropy_forward_plain(losses, dx, dw, x, w, targets, scale, {}); },
                  [=, s = m.stream] { cross_entropy_forward(losses, dx, dw, x, w, targets, scale, s); }});
 }
 
