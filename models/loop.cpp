@@ -7,7 +7,7 @@
 #include "engine/io/printable.h"
 #include "engine/numbers.h"
 #include "engine/params.h"
-#include "kernels/block/exit_gate.h"
+#include "kernels/block/ops.h"
 #include "models/gpt2.h"
 #include "models/llama.h"
 

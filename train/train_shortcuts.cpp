@@ -57,9 +57,9 @@
 //                          above. A weight of 1 doubles the stream there; qlabs-eng/slowrun lives with it
 //   --value-from x0        Wve x_0, with Wve (K D, C), in place of a table's row: no tables, no vocabulary in the count
 //   --attn-saved m         in layers above m attention reads norm(out_m); its output still goes to the stream
-//   --lanes-from s         from layer s on there are two lanes, a and b, equal at first. Attention reads a, the MLP reads
-//                          b; of an output y, a <- rho a + p y and b <- rho b + p' y. The output is (a + b) / 2. xm and
-//                          out_v mean a. Start: rho = sqrt(1.1), p = p' = 1, but attention's p' is 1.5
+//   --lanes-from s         from layer s on there are two lanes, a and b, equal at first. Attention reads a, the MLP
+//                          reads b; of an output y, a <- rho a + p y and b <- rho b + p' y. The output is (a + b) / 2.
+//                          xm and out_v mean a. Start: rho = sqrt(1.1), p = p' = 1, but attention's p' is 1.5
 //   --mudd-tail residual   before the last layer a <- a + c . (x_0, xm, a), and behind it x <- x + c' . (x_0, xm, a as
 //                          it was before the first of these), with three numbers for each token,
 //                          c(x) = (W2 gelu(W1 x) + bias) / 10, W1 (--mudd-width, C). x is a, then the output; no norm.

@@ -1,7 +1,8 @@
-"""modded-nanogpt's forward passes around the layers of transformers' LLaMA: two lanes, a saved stream, mixtures at the end.
+"""modded-nanogpt's forward passes around the layers of transformers' LLaMA: two lanes, a saved stream, mixtures at the
+end.
 
-Theirs are written for 11 layers: ours are put at some of them, the middle one at 7, the others put out 0. What is called
-are three versions of GPT.forward, two from the logs of records, with a stand-in for `self` whose attention and
+Theirs are written for 11 layers: ours are put at some of them, the middle one at 7, the others put out 0. What is
+called are three versions of GPT.forward, two from the logs of records, with a stand-in for `self` whose attention and
 feed-forward are LLaMA's. Not ours, and taken out: all norms in the stream, the embeddings of bigrams, the smearing, the
 value tables, gates, the skip at layer 6, x0 in what attention puts out, and the cap of logits.
 """
@@ -132,8 +133,8 @@ class Modded(nn.Module):
       resid_lambdas=kept, post_lambdas=torch.ones(THEIRS, 2), gate_filler_nones=[None] * 5, _num_attn_layers=10,
       _num_qk_groups=10, qk_bank=attending.view(-1, 1, 1), vo_bank=zeros(20, 1, 1), cache_layers=(3, MIDDLE),
       bigram_sign_table=zeros(1, 0), forward_mudd_gate=lambda x, id, num_coef: zeros(*x.shape[:2], num_coef),
-      _mudd_gate_pre_num_coef=41,
-      _mudd_gate_post_num_coef=41, unpack_pre_mudd_gate=no_gates, unpack_post_mudd_gate=lambda *_: 0.0, dc_layers=(), attn_gate_layers=(),
+      _mudd_gate_pre_num_coef=41, _mudd_gate_post_num_coef=41, unpack_pre_mudd_gate=no_gates,
+      unpack_post_mudd_gate=lambda *_: 0.0, dc_layers=(), attn_gate_layers=(),
       num_heads=config.num_attention_heads, head_dim=C // config.num_attention_heads, _mudd_scale=0.1)
     if tail:
       stand_in.mudd_w1, stand_in.mudd_w2, stand_in.mudd_b2 = self.mudd_w1, self.mudd_w2, self.mudd_b2

@@ -1,4 +1,5 @@
-"""slowrun's model, with LLaMA's norms and feed-forward in its blocks: skips from mirrored layers, values of the embedding.
+"""slowrun's model, with LLaMA's norms and feed-forward in its blocks: skips from mirrored layers, values of the
+embedding.
 
 Not ours, and taken out: its norms without gains, the norm of queries and keys, the gate of each head's output and the
 cap of logits; dropout, dropped layers and the second head are off. Its skip weights are one too few for an odd number
@@ -76,6 +77,6 @@ def weights(config, w):
     (".mlp.inner.norm", ".mlp.norm"), ("embed_tokens.", "trunk:wte.norm." if config.embed_norm else "trunk:wte."),
     ("model.", ""), ("trunk:", "transformer."))
   for i in range(L):
-    if (values := renamed.pop(f"transformer.h.{i}.attn.inner.ve_proj.weight", None)) is not None:
+    if (values := renamed.pop("transformer." + f"h.{i}.attn.inner.ve_proj.weight", None)) is not None:
       renamed[f"ve_projs.{i}.weight"] = values
   return {**renamed, "skip_weights": torch.cat([torch.zeros(L % 2), skips])}

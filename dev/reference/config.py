@@ -63,8 +63,8 @@ GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_atten
 
 
 # Keys of "crossply" that every architecture has.
-GENERAL_KEYS = ("loop", "loop_passes", "loop_layers", "loop_tied", "loop_norm", "loop_alpha", "loop_end", "exit_gate", "exit_beta",
-                "block_norm",                *ENGRAM_KEYS)
+GENERAL_KEYS = ("loop", "loop_passes", "loop_layers", "loop_tied", "loop_norm", "loop_alpha", "loop_end",
+                "exit_gate", "exit_beta", "block_norm",                *ENGRAM_KEYS)
 
 
 def applications(config):

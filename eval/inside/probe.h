@@ -9,8 +9,9 @@
 //   probe.at("hidden.2");  // (1, T, C)
 //
 // Names, layers i from 0: those of record_model, and what the layer's attention reads and puts out, whatever its
-// connection has made of queries, keys and values (of a stack, in its last pass): query.i, key.i, value.i, (B, T, H or K, D), after norms, rotation
-// and routing, and attended.i (B, T, H, D). Where a layer has several attentions, the second one's are query.i.2.
+// connection has made of queries, keys and values (of a stack, in its last pass): query.i, key.i, value.i,
+// (B, T, H or K, D), after norms, rotation and routing, and attended.i (B, T, H, D). Where a layer has several
+// attentions, the second one's are query.i.2.
 #pragma once
 
 #include <cstdint>

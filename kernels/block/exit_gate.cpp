@@ -101,7 +101,7 @@ namespace {
 // weights. Evaluation computes the last exit's alone, unless somebody looks into the model.
 struct ExitLoss : Node {
   double beta = 0;
-  bool looked_at = false;
+  bool probed = false;
   size_t exits = 0;
   std::vector<Tensor> z, dz, ce, p;
 
@@ -117,7 +117,7 @@ struct ExitLoss : Node {
   Tensor head() const { return matmul_weight(in[exits], in[0]->dtype); }
   const Tensor& targets() const { return reads[0]->tensor; }
   void forward(const Step& step, Stream stream) override {
-    if (!step.training && !looked_at)
+    if (!step.training && !probed)
       return cross_entropy_forward(output(), {}, {}, input(exits - 1), head(), targets(), 1, stream);
     exit_weights(p, z, stream);
     for (size_t t = 0; t < exits; ++t) {
@@ -161,7 +161,7 @@ ExitLosses exit_loss(Tape& t, const std::string& name, const Exits& exits, Value
   auto node = make_node<ExitLoss>(name, joined(joined(exits.states, {exits.weight}), exits.gates),
                                   joined(joined({all.losses}, all.ce), all.weights));
   node->reads = {targets};
-  node->beta = exits.beta, node->exits = R, node->looked_at = t.probed();
+  node->beta = exits.beta, node->exits = R, node->probed = t.probed();
   t.record(std::move(node));
   return all;
 }

@@ -1,5 +1,6 @@
 // Several exits of a model, of which each token takes one: a gate says at each how likely that is (Ouro, arXiv
-// 2510.25741). R exits; z_t[n] is the logit of the gate at exit t of token n. The last exit has none and takes the rest.
+// 2510.25741). R exits; z_t[n] is the logit of the gate at exit t of token n. The last exit has no gate, and takes the
+// rest.
 //
 //   lam_t = sigmoid(z_t)   S_0 = 1   p_t = lam_t S_t   S_{t+1} = S_t (1 - lam_t)     for t < R-1
 //   p_{R-1} = S_{R-1}, so that the p_t add up to 1

@@ -11,6 +11,7 @@
 
 #include "engine/tape.h"
 #include "kernels/block/distill.h"
+#include "kernels/block/exit_gate.h"
 #include "kernels/block/gelu.h"
 
 namespace crossply::ops {

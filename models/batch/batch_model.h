@@ -49,8 +49,8 @@ class BatchModel {
 
   // tokens, targets: (B, T). In training adds the gradients of step.grad_scale times the sum of the losses to the
   // table's. Adds the sum of each replica's losses to `losses`, (replicas) of f64 on the device; in training, where
-  // has_ce(), this may also be (2 replicas), the second half for the sums of Graph::ce. Does not wait until the device is
-  // done. Rethrows what a kernel threw.
+  // has_ce(), this may also be (2 replicas), the second half for the sums of Graph::ce. Does not wait until the device
+  // is done. Rethrows what a kernel threw.
   void run(const int32_t* tokens, const int32_t* targets, const Step& step, const Tensor& losses);
   // The same, for take_losses: the sum of the losses of all such runs since the last call. Waits for the device.
   void run(const int32_t* tokens, const int32_t* targets, const Step& step) { run(tokens, targets, step, sums()); }
