@@ -203,7 +203,7 @@ class Shortcuts : public Connection {
     if (x == other || (overwrites && kept_.contains(x))) x = ops::copy(build_->tape, name + ".copy", x);
     return ops::value_mix(build_->tape, name, x, other, own, first);
   }
-  // x = other's with these factors, in every lane.
+  // Every lane, mixed so.
   void mix_lanes(const std::string& name, Value* other, ops::Scalar own, ops::Scalar first) {
     x_ = mixed(name, x_, other, own, first);
     if (lane_1_ != nullptr) lane_1_ = mixed(name + ".1", lane_1_, other, own, first);
