@@ -120,13 +120,10 @@ class Shortcuts : public Connection {
   // Two lanes are two streams, of which the first begins before the second does.
   bool has_stream() const override { return lanes_from_ == 0; }
   Value* stream() override { return keep(x_); }
-  Value* hidden() override {
-    keep(x_);
-    return lanes_together(".seen");
-  }
+  Value* hidden() override { return lanes_together("streams.seen"); }
 
   Value* finish() override {
-    Value* x = lanes_together("");
+    Value* x = lanes_together("lanes");
     if (tail_ != "none") x = ops::add(build_->tape, "tail.1.sum", x, tail(1, x, {x0_, middle_, before_last_})[0]);
     if (!backout_) return x;
     Value* minus_one = build_->tape.constant("minus_one", Shape{1}, {-1});
@@ -250,14 +247,14 @@ class Shortcuts : public Connection {
     const int64_t at = 2 * (sublayer.layer - lanes_from_) + (sublayer.mlp ? 1 : 0);
     const ops::Scalar own{build_->parameter("model.lane_resid"), at};
     Value* post = build_->parameter("model.lane_post");
+    keep(x_), keep(lane_1_);  // one of them is what the sublayer's norm has read
     x_ = mixed(sublayer.name() + ".lane_0", x_, y, own, {post, 2 * at});
     lane_1_ = mixed(sublayer.name() + ".lane_1", lane_1_, y, own, {post, 2 * at + 1});
   }
   // The stream, or the mean of both.
-  Value* lanes_together(const std::string& suffix) {
+  Value* lanes_together(const std::string& name) const {
     if (lane_1_ == nullptr) return x_;
-    Value* half = build_->tape.constant("half" + suffix, Shape{1}, {0.5});
-    return mixed("lanes" + suffix, x_, lane_1_, {half, 0}, {half, 0});
+    return ops::scaled(build_->tape, name, ops::add(build_->tape, name + ".sum", x_, lane_1_), 0.5);
   }
 
   void read_layers(const std::string& text) {

@@ -144,7 +144,7 @@ report "write max_x or min_x" banned_names "$everywhere" '(most|least)_[a-z0-9_]
 report "write bf16_copy or bf16_only" banned_names "$everywhere" '[a-z]+_narrow_only|(reads|refresh|allocate)_narrow|narrow_(only|begin|bytes|copy)'
 report "write accumulation_type" banned_names "$everywhere" 'Wide|wide\((Dtype|real_?)'
 report "write overwrite or accumulate" banned_names "$everywhere" 'bool acc(_[a-z0-9]+)?|(set|store)_or_add|can_set|only_adds'
-report "write replica" banned_names 'models/batch|train/step|train/run' '((max|run|of)_)?lanes?_?|Lanes?'
+report "write replica" banned_names 'models|train|eval' '(max|run|of)_lanes?_?|Lanes?'
 report "write time" banned_names engine '[Tt]icks?'
 report "write record_batch" banned_names "$everywhere" record_replay
 

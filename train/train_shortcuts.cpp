@@ -18,7 +18,7 @@
 //
 // Cost, with n tables (L/2, rounded up):
 //   parameters      n (V K D + K G) + 2 L + 1
-//   FLOPs a token   3 C L + 4 C + n (2 K G + 2 K D) in the forward, twice that in the backward
+//   FLOPs a token   3 C L + 3 C + n (2 K G + 2 K D) in the forward, twice that in the backward
 //   memory          the tables with their gradients and two moments, 16 bytes a number: 0.62 GB each for GPT-2's
 //                   vocabulary and K D = 768. A step touches B T rows of each, and AdamW walks through all of them:
 //                   in a small model with a large vocabulary the tables decide about time, too. Each layer's stream
@@ -67,7 +67,7 @@
 //
 // They decay not at all but for Wve, which is a matrix like others, and W1 and W2 (a tenth). w, rho and p learn at five
 // times --lr, the tail at a quarter. FLOPs of a forward: 3 C for each scaled sum, of which --unet has L/2, --lanes-from
-// 4 a layer and one for its x_0 and one at the end; 2 K D C for each Wve; 2 (W C + 3 W + 3 C) for each sum of the tail.
+// 4 a layer and one for its x_0; 2 K D C for each Wve; 2 (W C + 3 W + 3 C) for each sum of the tail.
 //
 // Forms and starts are those of qlabs-eng/slowrun (--unet, --value-from) and KellerJordan/modded-nanogpt (the others).
 // There, the tail's last bias starts at -5 in place of --backout; its first form read other layers.

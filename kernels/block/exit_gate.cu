@@ -40,7 +40,7 @@ __global__ void exit_loss_kernel(float* losses, ExitRows<S> dz, ExitRows<float> 
     const float log_lam = last ? 0.f : -softplus(-to_float(z.row[t][n])), log_p = left[t] + log_lam;
     const float own = expf(log_p) * (ce.row[t][n] + beta * log_p), lam = expf(log_lam);
     if (want_dz && !last) {
-      const float d = scale * ((1 - lam) * own - lam * after);
+      const float stay = expf(left[t + 1] - left[t]), d = scale * (stay * own - lam * after);
       from_float(dz.row[t][n], scored ? d : 0.f);
     }
     after += own;

@@ -74,8 +74,8 @@ T exit_loss_row_ref(T* dz /*(R-1)*/, const T* ce /*(R)*/, const T* z /*(R-1)*/, 
   for (int64_t t = R; t-- > 0;) {
     const T own = exp(log_p[static_cast<size_t>(t)]) * (ce[t] + T(beta) * log_p[static_cast<size_t>(t)]);
     if (dz != nullptr && t + 1 < R) {
-      const T lam = exp(-softplus_ref(-z[t]));
-      dz[t] = (T(1) - lam) * own - lam * after;
+      const T lam = exp(-softplus_ref(-z[t])), stay = exp(-softplus_ref(z[t]));
+      dz[t] = stay * own - lam * after;
     }
     after += own;
   }

@@ -36,7 +36,7 @@ std::map<std::string, std::vector<float>> values_of_tape(TinyModel& model, PlanM
     const Node& node = *tape.nodes()[n];
     for (const auto& [name, value] : tape.marks())
       if (std::ranges::count(node.out, value) > 0) found[name] = model.values<float>(value->tensor);
-    if (dynamic_cast<const ops::AttentionNode*>(&node) == nullptr) return;
+    if (dynamic_cast<const ops::AttentionNode*>(&node) == nullptr || node.name.starts_with("pass.")) return;
     std::string layer = node.name.substr(1, node.name.find('.') - 1);
     if (found.contains("query." + layer)) layer += ".2";
     const std::pair<const char*, Value*> values[] = {
@@ -134,7 +134,8 @@ TEST_CASE("probe: every kind of value that is changed reaches the loss, and chan
       reached[kind_of(name)] += probe.losses() != plain;
       probe.change(name, nullptr);
     }
-    for (const auto& [kind, times] : reached) CHECK_MESSAGE(times > 0, kind);
+    for (const auto& [kind, times] : reached)
+      CHECK_MESSAGE((times > 0 || kind == "exit_loss" || kind == "exit_weight"), kind);  // made beside the losses
     probe.run(model.tokens.data(), model.targets.data());
     CHECK(probe.losses() == plain);
   }
@@ -173,9 +174,10 @@ TEST_CASE("probe: a tape that nobody looks at is the same but for what only is l
     std::vector<std::string> names, others;
     for (const auto& node : plain.nodes()) names.push_back(str(node->op(), " ", node->name));
     for (const auto& node : seen.nodes())
-      if (!node->name.starts_with("streams.seen")) others.push_back(str(node->op(), " ", node->name));
+      if (!has(node->name, "streams.seen")) others.push_back(str(node->op(), " ", node->name));
     CHECK(names == others);
-    const bool streams = std::set<std::string>{"hyper", "mhc", "gated_streams"}.contains(c.config.arch);
+    const bool streams =
+        std::set<std::string>{"hyper", "mhc", "gated_streams"}.contains(c.config.arch) || has(c.name, "lanes_from");
     if (!streams) CHECK(plain.nodes().size() == seen.nodes().size());
     plain.differentiate(), seen.differentiate();
     plain.plan(PlanMode::reuse), seen.plan(PlanMode::reuse);

@@ -167,6 +167,13 @@ inline std::vector<Case> cases() {
   return list;
 }
 
+// A model with an exit gate learns of its own exits, and of no teacher.
+inline std::vector<Case> cases_but_exits() {
+  std::vector<Case> list = cases();
+  std::erase_if(list, [](const Case& c) { return c.config.loop.exit_gate; });
+  return list;
+}
+
 // Drafts know nothing of memory: their plain loops may allocate.
 inline std::vector<Case> cases_with_kernels() {
   std::vector<Case> list = cases();

@@ -10,7 +10,7 @@ expect 0 'step 2/2' "$build/train_llama" "${sizes[@]}" --steps 2 --data text:tex
 interrupted page/report.html "$build/analyze" --model llama --data text:text --what all --sae-tokens 50000000 --out page
 got=$?
 [ $got = 75 ] || fail "exit code $got, want 75"
-[ "$(grep -c '^stopped: page/report.html has [0-9]* of 12 analyses$' output)" = 1 ] || fail "no line says what there is"
-grep -q 'Not complete: [0-9]* of 12 analyses' page/report.html || fail "the page does not say that it is not complete"
+[ "$(grep -c '^stopped: page/report.html has [0-9]* of 13 analyses$' output)" = 1 ] || fail "no line says what there is"
+grep -q 'Not complete: [0-9]* of 13 analyses' page/report.html || fail "the page does not say that it is not complete"
 tail -1 page/report.html | grep -qx '</html>' || fail "the page has no end"
 conclude test_analyze_stop

@@ -482,7 +482,7 @@ value_from shortcuts --value-from x1
 lanes_from shortcuts --lanes-from 99
 attn_saved shortcuts --attn-saved 99
 mudd_tail shortcuts --mudd-tail all
-mudd_width shortcuts --mudd-tail both --mudd-width 0
+mudd_width shortcuts --mudd-width -1
 hc_mult mhc --hc-mult 9
 mixing mhc --mixing birkhoff
 reads mhc --reads next
