@@ -73,11 +73,10 @@ static void check_anchor(const Config& config, Exit code, const std::string& whe
 
 // Without a loop, and of a stack: options that have no effect.
 static void check_idle(const Config& config, Exit code, const std::string& where) {
-  LoopOptions effective;
-  effective.kind = config.loop.kind;
-  if (has_loop(config)) effective.passes = config.loop.passes;
-  if (has_loop(config)) effective.exit_gate = config.loop.exit_gate, effective.exit_beta = config.loop.exit_beta;
-  if (config.loop == effective) return;
+  LoopOptions idle = config.loop;
+  idle.kind = "none", idle.exit_gate = false, idle.exit_beta = LoopOptions().exit_beta;  // check_exits() looks at these
+  if (has_loop(config)) idle.passes = 1;
+  if (idle == LoopOptions()) return;
   fail(code, where,
        has_loop(config) ? ": a stack has passes and an exit gate; its other options have no effect"
                         : ": without a loop its other options have no effect; add loop anchor");

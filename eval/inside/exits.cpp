@@ -163,14 +163,11 @@ Finding ExitsAnalysis::finding(const AnalysisOptions& o) const {
                 " " + numbers("Of the last", "%.3f", [](const ExitsOfModel& m) { return m.study.exits.back().loss; });
   found.measured = str(
       "A stack with an exit gate: after each pass a gate says how likely a token leaves there. Above, the mean of "
-      "these "
-      "weights, and the share of tokens of which an exit has the largest; below, the loss of what the head makes of "
-      "each exit. Means over ",
+      "these weights, and the share of tokens of which an exit has the largest; below, the loss of what the head makes "
+      "of each exit. Means over ",
       format_count(all_[0].study.scored), " positions in ", all_[0].lengths.text(), if_of_first(),
       ". Generation and evaluation read the last exit.");
-  found.paper =
-      "Ouro (arXiv 2510.25741): losses fall from exit to exit up to the passes that were trained; beyond them they "
-      "rise.";
+  found.paper = "Ouro (arXiv 2510.25741): passes beyond those that were trained make the model worse.";
   return found;
 }
 

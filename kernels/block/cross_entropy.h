@@ -9,9 +9,8 @@
 //   dweight[v,c] = sum_n dz[n,v] * inp[n,c]                                       overwritten or accumulated
 //
 // bf16 is for inp, dinp and weight (together); logits and dz are then rounded to bf16, too.
-// losses, row_weights: (rows), f32; inp, dinp: (rows, C) after flattening; weight, dweight: (V, C); targets: (rows)
-// i32,
-// each in [-1, V).
+// losses, row_weights: (rows), f32; inp, dinp: (rows, C) after flattening; weight, dweight: (V, C); targets: (rows),
+// i32, each in [-1, V).
 // A target of -1 marks a row that is not scored (prompt, padding); on the CPU the matmuls never see it, so it costs
 // nothing. On a GPU, where the host does not see the targets, one outside of [-1, V) makes its loss NaN.
 // Nothing is saved: training takes the gradients at once. No output may alias an input.

@@ -41,7 +41,7 @@ void exit_loss_rows(P* losses, const ExitRows<S>& dz, const ExitRows<P>& ce, con
   parallel_for(N, grain, [=](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       std::array<T, max_exits> d{};
-      const bool scored = targets[n] >= 0;
+      const bool scored = targets[n] != -1;
       const T loss = exit_loss_row_ref(d.data(), elements<T>(ce, n, exits).data(), elements<T>(z, n, exits - 1).data(),
                                        beta, exits);
       losses[n] = scored ? static_cast<P>(loss) : P(0);

@@ -30,8 +30,8 @@ __global__ void exit_loss_kernel(float* losses, ExitRows<S> dz, ExitRows<float> 
                                  const int32_t* targets, float beta, float scale, int exits, int64_t N, bool want_dz) {
   const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (n >= N) return;
-  const bool scored = targets[n] >= 0;
-  float left[max_exits];  // ln S of each exit
+  const bool scored = targets[n] != -1;  // what is no token has a loss of NaN
+  float left[max_exits];                 // ln S of each exit
   left[0] = 0;
   for (int t = 0; t + 1 < exits; ++t) left[t + 1] = left[t] - softplus(to_float(z.row[t][n]));
   float after = 0;  // the sum of p a over later exits

@@ -100,27 +100,27 @@ RoutingCurve lane_curve(const RoutingInput& in, const char* name, const char* pa
   return curve;
 }
 
-// The mean weights of the sources of shortcuts' tail.
+// The mean weights with which shortcuts' tail mixes its three sources: tail 0 into the last layer's stream and perhaps
+// its values, tail 1 into the output.
 void add_tail(RoutingFound& found, const RoutingInput& in) {
-  const char* sources[] = {"embedding", "middle", "stream"};
-  std::vector<double> sums[2];
+  const std::vector<std::string> sources = {"embedding", "middle", "stream"};
+  const std::vector<std::string> outputs[] = {{"last_layer", "last_values"}, {"output"}};
+  std::vector<double> bias[2], sums[2];
+  for (size_t i = 0; i < 2; ++i) {
+    bias[i] = in.parameter(str("model.mudd_tail.", i, ".bias"));
+    sums[i].resize(bias[i].size());
+  }
   double tokens = 0;
-  for (const size_t i : {size_t{0}, size_t{1}})
-    sums[i].assign(in.parameter(str("model.mudd_tail.", i, ".bias")).size(), 0.0);
   in.run_all({"tail.0", "tail.1"}, [&](int64_t n) {
     tokens += static_cast<double>(n);
-    for (const size_t i : {size_t{0}, size_t{1}})
+    for (size_t i = 0; i < 2; ++i)
       for (size_t e = 0; e < sums[i].size() * static_cast<size_t>(n); ++e)
         sums[i][e % sums[i].size()] += in.probe.at(str("tail.", i))[e];
   });
-  for (const size_t i : {size_t{0}, size_t{1}})
+  for (size_t i = 0; i < 2; ++i)
     for (size_t k = 0; k < sums[i].size(); ++k)
-      found.facts.emplace_back(str("tail.",
-                                   i == 1  ? "output"
-                                   : k < 3 ? "last_layer"
-                                           : "last_values",
-                                   ".", sources[k % 3]),
-                               sums[i][k] / tokens + 0.1 * in.parameter(str("model.mudd_tail.", i, ".bias"))[k]);
+      found.facts.emplace_back(str("tail.", outputs[i][k / 3], ".", sources[k % 3]),
+                               sums[i][k] / tokens + 0.1 * bias[i][k]);
 }
 
 RoutingFound look_shortcuts(const RoutingInput& in) {
