@@ -85,7 +85,8 @@ static void check_idle(const Config& config, Exit code, const std::string& where
 static void check_exits(const Config& config, Exit code, const std::string& where) {
   const LoopOptions& loop = config.loop;
   if (loop.exit_gate && (loop.kind != "stack" || loop.passes < 2 || loop.passes > max_exits))
-    fail(code, where, ": exit_gate needs loop stack with 2 to ", max_exits, " passes");
+    fail(code, where, ": exit_gate needs loop stack with 2 to ", max_exits, " passes, not ", loop.kind, " with ",
+         loop.passes);
   if (!(loop.exit_beta >= 0) || !std::isfinite(loop.exit_beta))
     fail(code, where, ": exit_beta must be 0 or more, is ", loop.exit_beta);
   if (!loop.exit_gate && loop.exit_beta != LoopOptions().exit_beta)
