@@ -254,7 +254,7 @@ printf '#!/bin/sh\nexit 9\n' >broken-python && chmod +x broken-python
 printf '#!/bin/sh\nexec sleep 60\n' >slow-python && chmod +x slow-python
 PYTHON=./slow-python "$build/prepare" --vocab 300 --out slow lines.jsonl >output 2>&1 &
 pid=$!
-for try in $(seq 100); do grep -q '^training a vocabulary' output && break; sleep 0.05; done
+for try in $(seq 1200); do grep -q '^training a vocabulary' output && break; sleep 0.05; done
 kill -TERM $pid
 wait $pid
 code=$?
