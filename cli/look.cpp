@@ -17,7 +17,7 @@ constexpr const char* known[] = {"llama",     "lime",      "hyper",         "res
                                  "vertical",  "mudd",      "gpt2",          "lime_static", "lime_dynamic",
                                  "satformer", "sla",       "ala",           "attnres",     "kv_share",
                                  "mhc",       "shortcuts", "gated_streams", "relay",       "depth_attention",
-                                 "gemma3n"};
+                                 "gemma3n",   "moda"};
 
 // "lime:window=2" and "lime lr 0.001" are "lime".
 std::string architecture_of(const std::string& name) {

@@ -23,6 +23,7 @@ struct Build {
   int64_t B, T;
   Value* tokens = nullptr;          // (B, T), not where only a head is recorded
   const RowNames* names = nullptr;  // of a loop, whose rows are named otherwise on disk
+  Value* rope = nullptr;            // a LLaMA's table of angles, ops::rope_positions
 
   std::string stored_name(const std::string& name) const { return names == nullptr ? name : names->of(name); }
   Parameter& row(const std::string& name) const { return params.at(stored_name(name)); }

@@ -33,7 +33,7 @@ void declare_llama_block(ParameterTable& params, const Config& c, int layer) {
   output("mlp.down_proj", F);
 }
 
-void record_llama_block(const Build& b, Connection& connection, int layer, Value* rope) {
+void record_llama_block(const Build& b, Connection& connection, int layer) {
   const Config& c = b.config;
   const int64_t B = b.B, T = b.T;
   const Shape stream{B, T, c.hidden_size};
@@ -46,8 +46,8 @@ void record_llama_block(const Build& b, Connection& connection, int layer, Value
     own.q = ops::rmsnorm(b.tape, a + ".q_norm", own.q, weight("self_attn.q_norm"), c.qk_norm_eps);
     if (own.k != nullptr) own.k = ops::rmsnorm(b.tape, a + ".k_norm", own.k, weight("self_attn.k_norm"), c.qk_norm_eps);
   }
-  own.q = ops::rope(b.tape, a + ".q_rope", own.q, rope);
-  if (own.k != nullptr) own.k = ops::rope(b.tape, a + ".k_rope", own.k, rope);
+  own.q = ops::rope(b.tape, a + ".q_rope", own.q, b.rope);
+  if (own.k != nullptr) own.k = ops::rope(b.tape, a + ".k_rope", own.k, b.rope);
   Value* heads = connection.attend(layer, own);
   write_normed(b, connection, attn, ops::linear(b.tape, a + ".out", heads, weight("self_attn.o_proj"), stream));
 

@@ -90,17 +90,14 @@ class Loop {
   Value* anchor_ = nullptr;
 };
 
-// All blocks; longest: a sequence with what is cached of it; rope: the table of angles, which a LLaMA's attention takes
-// its positions from.
-void record_blocks(const Build& b, Connection& connection, int64_t longest, EngramInputs& inputs) {
+void record_blocks(const Build& b, Connection& connection, EngramInputs& inputs) {
   const Config& c = b.config;
-  Value* rope = c.gpt2() ? nullptr : ops::rope_positions(b.tape, longest, c.rope_frequencies(), c.rope_factor());
   Loop loop(b, connection);
   Engrams engrams(b, connection, inputs);
   for (int i = 0; i < c.num_hidden_layers; ++i) {
     loop.before(i);
     engrams.before(i);
-    c.gpt2() ? record_gpt2_block(b, connection, i) : record_llama_block(b, connection, i, rope);
+    c.gpt2() ? record_gpt2_block(b, connection, i) : record_llama_block(b, connection, i);
     loop.after(i);
     if (b.tape.probed() && i + 1 < c.num_hidden_layers) b.mark("hidden", i + 1, connection.hidden());
   }
@@ -116,12 +113,15 @@ void check_length(const Config& c, int64_t longest) {
          ", which is not computed here; ask for no more");
 }
 
-// One pass, from the embeddings or what the pass before has put out, to the final norm.
-ops::LogitHead record_pass(const Build& b, Value* x, int64_t longest, EngramInputs& inputs) {
+// One pass, from the embeddings or what the pass before has put out, to the final norm; longest: a sequence with what
+// is cached of it.
+ops::LogitHead record_pass(Build b, Value* x, int64_t longest, EngramInputs& inputs) {
+  if (!b.config.gpt2())
+    b.rope = ops::rope_positions(b.tape, longest, b.config.rope_frequencies(), b.config.rope_factor());
   const auto connection = find_architecture(b.config.arch).make(b.config);
   b.mark("hidden", 0, x);
   connection->begin(b, x);
-  record_blocks(b, *connection, longest, inputs);
+  record_blocks(b, *connection, inputs);
   x = connection->finish();
   b.mark("hidden", static_cast<int>(b.config.num_hidden_layers), x);
   return record_head(b, x);

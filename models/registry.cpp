@@ -29,6 +29,7 @@ std::vector<Architecture>& architectures() {
       gated_streams_architecture(),
       gemma3n_architecture(),
       depth_attention_architecture(),
+      moda_architecture(),
       relay_architecture(),
 #endif
   };

@@ -56,6 +56,7 @@ Architecture shortcuts_architecture();
 Architecture gated_streams_architecture();
 Architecture gemma3n_architecture();
 Architecture depth_attention_architecture();
+Architecture moda_architecture();
 Architecture relay_architecture();
 
 std::vector<Architecture>& architectures();  // tests add some of their own

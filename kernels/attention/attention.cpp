@@ -5,6 +5,7 @@
 #include "engine/node.h"
 #include "kernels/attention/attention_cpu.h"
 #include "kernels/attention/attention_tile.h"
+#include "kernels/attention/depth_merge.h"
 #include "kernels/attention/ops.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/dispatch.h"
@@ -309,7 +310,8 @@ void attention_backward_cpu(const AttentionGradients<S>& g, const AttentionSizes
 // A few queries against long caches: too few to fill a vector, so along d.
 
 template <class S>
-void attend_rows_cpu(S* out, const S* q, const S* k_cache, const S* v_cache, const AttentionSizes& z, float scale) {
+void attend_rows_cpu(S* out, float* lse, const S* q, const S* k_cache, const S* v_cache, const AttentionSizes& z,
+                     float scale) {
   const int64_t D = z.D, stride = z.key_stride, items = z.B * z.T * z.H;
   parallel_for(items, grain_of(z, items), [=](int64_t begin, int64_t end) {
     float *y = scratch_f32(static_cast<size_t>(D + z.pos + z.T)), *p = y + D;
@@ -334,6 +336,7 @@ void attend_rows_cpu(S* out, const S* q, const S* k_cache, const S* v_cache, con
         for (int64_t d = 0; d < D; ++d) y[d] += weight * v[j * stride + d];
       }
       std::copy_n(y, D, out + item * D);
+      if (lse != nullptr) lse[(b * z.H + h) * z.T + t] = max + std::log(sum);
     }
   });
 }
@@ -342,10 +345,11 @@ bool tiles_serve(Dtype stored, float scale) {
   return stored == Dtype::bf16 && matrix_unit() != MatrixUnit::none && scale >= 0;
 }
 
-// Over caches lse is null; the tiles are for whole sequences.
+// The tiles are for whole sequences. lse may be null over caches.
 template <class S>
-void forward_fast(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z, float scale) {
-  const bool tiles = lse != nullptr && tiles_serve(DtypeOf<S>::value, scale);
+void forward_fast(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z, float scale,
+                  bool cached) {
+  const bool tiles = !cached && tiles_serve(DtypeOf<S>::value, scale);
   if constexpr (narrow_paths)
     if (narrow_forward_serves(z, tiles)) return attention_forward_narrow(out, lse, q, k, v, z, scale);
 #if CROSSPLY_MATRIX_UNITS
@@ -368,15 +372,15 @@ void backward_fast(const AttentionGradients<S>& g, const AttentionSizes& z) {
 }
 
 template <class S>
-void cached_fast(S* out, S* k_cache, S* v_cache, const S* q, const S* k, const S* v, const AttentionSizes& z,
-                 float scale) {
+void cached_fast(S* out, float* lse, S* k_cache, S* v_cache, const S* q, const S* k, const S* v,
+                 const AttentionSizes& z, float scale) {
   const int64_t row = z.key_stride;
   for (int64_t b = 0; b < z.B && k != nullptr; ++b) {
     std::copy_n(k + b * z.T * row, z.T * row, k_cache + (b * z.S + z.pos) * row);
     std::copy_n(v + b * z.T * row, z.T * row, v_cache + (b * z.S + z.pos) * row);
   }
-  if (z.T < 4) return attend_rows_cpu(out, q, k_cache, v_cache, z, scale);
-  forward_fast<S>(out, nullptr, q, k_cache, v_cache, z, scale);
+  if (z.T < 4) return attend_rows_cpu(out, lse, q, k_cache, v_cache, z, scale);
+  forward_fast<S>(out, lse, q, k_cache, v_cache, z, scale, true);
 }
 
 // The sizes of an attention over whole sequences, after checking that the shapes agree.
@@ -400,7 +404,9 @@ void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, co
   const float scale_f32 = static_cast<float>(scale);
   dispatch(
       stream, out.dtype, [&] { attention_forward_cuda(out, lse, q, k, v, z, scale_f32); },
-      [&]<class S>(S) { forward_fast(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, scale_f32); },
+      [&]<class S>(S) {
+        forward_fast(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, scale_f32, false);
+      },
       [&]<class T>(T) {
         attention_forward_ref(out.as<T>(), lse.as<T>(), q.as<T>(), k.as<T>(), v.as<T>(), z.B, z.T, z.H, z.K, z.D,
                               scale);
@@ -429,26 +435,28 @@ void attention_backward(const Grad& dq, const Grad& dk, const Grad& dv, const Te
       });
 }
 
-void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q, const Tensor& k,
-                      const Tensor& v, int64_t pos, double scale, Stream stream) {
+void attention_cached(const Tensor& out, const Tensor& lse, const Tensor& k_cache, const Tensor& v_cache,
+                      const Tensor& q, const Tensor& k, const Tensor& v, int64_t pos, double scale, Stream stream) {
   const int64_t S = k_cache.dim(1), K = k_cache.dim(2);
   const AttentionSizes z{q.dim(0), q.dim(1), q.dim(2), K, q.dim(3), S, pos};
   CHECK_SHAPES(out.shape == q.shape && k_cache.shape == Shape({z.B, S, K, z.D}) && v_cache.shape == k_cache.shape &&
                    K > 0 && z.H % K == 0,
                out, k_cache, v_cache, q);
+  CHECK_SHAPES(lse.data == nullptr || lse.shape == Shape({z.B, z.H, z.T}), lse, q);
   const Shape rows{z.B, z.T, K, z.D};
   CHECK_SHAPES((k.data == nullptr && v.data == nullptr) || (k.shape == rows && v.shape == rows), q, k, v, k_cache);
   CHECK_THAT(pos >= 0 && pos + z.T <= z.S, z.T, " rows at ", pos, " of ", z.S);
   const float scale_f32 = static_cast<float>(scale);
   dispatch(
-      stream, out.dtype, [&] { attention_cached_cuda(out, k_cache, v_cache, q, k, v, z, scale_f32); },
+      stream, out.dtype, [&] { attention_cached_cuda(out, lse, k_cache, v_cache, q, k, v, z, scale_f32); },
       [&]<class S>(S) {
-        cached_fast(out.as<S>(), k_cache.as<S>(), v_cache.as<S>(), q.as<S>(), data_or_null<const S>(k),
-                    data_or_null<const S>(v), z, scale_f32);
+        cached_fast(out.as<S>(), data_or_null<float>(lse), k_cache.as<S>(), v_cache.as<S>(), q.as<S>(),
+                    data_or_null<const S>(k), data_or_null<const S>(v), z, scale_f32);
       },
       [&]<class T>(T) {
-        attention_cached_ref(out.as<T>(), k_cache.as<T>(), v_cache.as<T>(), q.as<T>(), data_or_null<const T>(k),
-                             data_or_null<const T>(v), z.B, z.T, z.S, z.H, z.K, z.D, pos, scale);
+        attention_cached_ref(out.as<T>(), data_or_null<T>(lse), k_cache.as<T>(), v_cache.as<T>(), q.as<T>(),
+                             data_or_null<const T>(k), data_or_null<const T>(v), z.B, z.T, z.S, z.H, z.K, z.D, pos,
+                             scale);
       });
 }
 
@@ -458,29 +466,59 @@ void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_
 namespace ops {
 namespace {
 
-struct Attention : AttentionNode {
+// in: q, k, v, then the keys of all slots over depth and their values; mostly there are none.
+struct SlotsNode : AttentionNode {
+  std::vector<Tensor> slot_keys, slot_values;
+
+  size_t slots() const { return (in.size() - 3) / 2; }
+  void prepare() override {
+    slot_keys.clear(), slot_values.clear();
+    for (size_t s = 0; s < slots(); ++s)
+      slot_keys.push_back(input(3 + s)), slot_values.push_back(input(3 + slots() + s));
+  }
+  void merge_slots(const Tensor& lse, Stream stream) {
+    if (slots() > 0) depth_merge_forward(output(), lse, input(0), slot_keys, slot_values, scale, stream);
+  }
+};
+
+struct Attention : SlotsNode {
+  std::vector<Grad> slot_dkeys, slot_dvalues;
+
   const char* op() const override { return "attention"; }
+  void prepare() override {
+    SlotsNode::prepare();
+    slot_dkeys.clear(), slot_dvalues.clear();
+    for (size_t s = 0; s < slots() && !grad_modes.empty(); ++s)
+      slot_dkeys.push_back(gradient(3 + s)), slot_dvalues.push_back(gradient(3 + slots() + s));
+  }
   void forward(const Step&, Stream stream) override {
     attention_forward(output(), saved[0]->tensor, input(0), input(1), input(2), scale, stream);
+    merge_slots(saved[0]->tensor, stream);
   }
+  // Of the joint output and lse, which are those of attention where there are no slots.
   void backward(const Step&, Stream stream) override {
     attention_backward(gradient(0), gradient(1), gradient(2), doutput(), output(), input(0), input(1), input(2),
                        saved[0]->tensor, scale, stream);
+    if (slots() > 0)
+      depth_merge_backward(dinput(0), slot_dkeys, slot_dvalues, doutput(), output(), saved[0]->tensor, input(0),
+                           slot_keys, slot_values, scale, stream);
   }
-  double flops() const override {  // q.k and p.v over the causal half
+  double flops() const override {  // q.k and p.v over the causal half, and over all slots
     const Shape& q = in[0]->shape;
-    return 2.0 * static_cast<double>(q.numel()) * static_cast<double>(q[1] + 1);
+    return 2.0 * static_cast<double>(q.numel()) * static_cast<double>(q[1] + 1 + 2 * static_cast<int64_t>(slots()));
   }
   ScratchBytes scratch() const override { return {saved[0]->bytes()}; }  // the backward's <dout, out> of each row
 };
 
-struct CachedAttention : AttentionNode {
+struct CachedAttention : SlotsNode {
   Value *k_cache = nullptr, *v_cache = nullptr;  // (B, cache length, K, D), kept from run to run
   bool appends = true;                           // no: another node with these keys and values has done so
   const char* op() const override { return "cached_attn"; }
   void forward(const Step& step, Stream stream) override {
-    attention_cached(output(), k_cache->tensor, v_cache->tensor, input(0), appends ? input(1) : Tensor{},
+    const Tensor lse = slots() > 0 ? forward_work[0]->tensor : Tensor{};
+    attention_cached(output(), lse, k_cache->tensor, v_cache->tensor, input(0), appends ? input(1) : Tensor{},
                      appends ? input(2) : Tensor{}, step.position, scale, stream);
+    merge_slots(lse, stream);
   }
   void backward(const Step&, Stream) override { CHECK_THAT(false, "a generation tape has no backward: ", name); }
 };
@@ -495,15 +533,21 @@ const CachedAttention* reader_of(const Tape& t, const Value* k, const Value* v) 
 
 }  // namespace
 
-Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v, double divisor) {
+Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v, double divisor,
+                 const std::vector<Value*>& slot_keys, const std::vector<Value*>& slot_values) {
   const Shape &qs = q->shape, &ks = k->shape;
   CHECK_THAT(ks == v->shape && qs[0] == ks[0] && qs[1] == ks[1] && qs[3] == ks[3] && qs[2] % ks[2] == 0, name, ": q ",
              qs.str(), " k ", ks.str(), " v ", v->shape.str());
+  CHECK_THAT(slot_keys.size() == slot_values.size(), name, ": ", slot_keys.size(), " keys of slots, ",
+             slot_values.size(), " values");
   const double scale = 1 / (std::sqrt(static_cast<double>(qs[3])) * divisor);
+  const std::vector<Value*> in = joined(joined({q, k, v}, slot_keys), slot_values);
   Value* out = t.activation(name, qs);
+  const auto lse = [&] { return t.statistic(name + ".lse", Shape{qs[0], qs[2], qs[1]}); };
   if (t.cache_length() > 0) {
-    auto node = make_node<CachedAttention>(name, {q, k, v}, {out});
+    auto node = make_node<CachedAttention>(name, in, {out});
     node->scale = scale;
+    if (!slot_keys.empty()) node->forward_work = {lse()};
     const Shape cache{ks[0], t.cache_length(), ks[2], ks[3]};
     if (const CachedAttention* first = reader_of(t, k, v)) {
       node->k_cache = first->k_cache, node->v_cache = first->v_cache;
@@ -515,10 +559,10 @@ Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v,
     node->reads = {node->k_cache, node->v_cache};
     return t.record(std::move(node));
   }
-  auto node = make_node<Attention>(name, {q, k, v}, {out});
+  auto node = make_node<Attention>(name, in, {out});
   node->scale = scale;
-  node->saved = {t.statistic(name + ".lse", Shape{qs[0], qs[2], qs[1]})};
-  node->backward_reads = {q, k, v, out};
+  node->saved = {lse()};
+  node->backward_reads = joined(in, {out});
   return t.record(std::move(node));
 }
 

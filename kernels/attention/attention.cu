@@ -344,8 +344,9 @@ void attention_backward_cuda(const Grad& dq, const Grad& dk, const Grad& dv, con
   });
 }
 
-void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q,
-                           const Tensor& k, const Tensor& v, const AttentionSizes& z, float scale) {
+void attention_cached_cuda(const Tensor& out, const Tensor& lse, const Tensor& k_cache, const Tensor& v_cache,
+                           const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& z, float scale) {
+  float* log_sums = data_or_null<float>(lse);
   const int64_t row = z.K * z.D, n = z.T * row;
   with_storage(out.dtype, [&]<class S>(S) {
     if (k.data != nullptr)
@@ -356,8 +357,8 @@ void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tenso
       });
     if constexpr (std::is_same_v<S, bf16>)
       if (z.T > own * max_warps && tiles_serve<S>(z, scale, {out.data, q.data, k_cache.data, v_cache.data}))
-        return forward_on_tensor_cores(z)(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
-    attention_forward_float<S>(out.as<S>(), nullptr, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
+        return forward_on_tensor_cores(z)(out.as<S>(), log_sums, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
+    attention_forward_float<S>(out.as<S>(), log_sums, q.as<S>(), k_cache.as<S>(), v_cache.as<S>(), z, scale);
   });
 }
 

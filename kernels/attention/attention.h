@@ -38,9 +38,9 @@ void attention_backward(const Grad& dq, const Grad& dk, const Grad& dv, const Te
                         Stream stream);
 // For generation: writes k and v (B,T,K,D) into the caches (B,S,K,D) at positions pos .. pos+T-1; then query t attends
 // to the cached positions 0 .. pos+t. What the caches hold beyond that is neither read nor changed. k and v without
-// data: the caches have these positions already, from another call.
-void attention_cached(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q, const Tensor& k,
-                      const Tensor& v, int64_t pos, double scale, Stream stream);
+// data: the caches have these positions already, from another call. lse without data: nobody asks for it.
+void attention_cached(const Tensor& out, const Tensor& lse, const Tensor& k_cache, const Tensor& v_cache,
+                      const Tensor& q, const Tensor& k, const Tensor& v, int64_t pos, double scale, Stream stream);
 
 struct AttentionSizes {
   int64_t B, T, H, K, D;
@@ -58,8 +58,9 @@ CUDA_TWIN void attention_forward_cuda(const Tensor& out, const Tensor& lse, cons
 CUDA_TWIN void attention_backward_cuda(const Grad& dq, const Grad& dk, const Grad& dv, const Tensor& dout,
                                        const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
                                        const Tensor& lse, const AttentionSizes& z, float scale);
-CUDA_TWIN void attention_cached_cuda(const Tensor& out, const Tensor& k_cache, const Tensor& v_cache, const Tensor& q,
-                                     const Tensor& k, const Tensor& v, const AttentionSizes& z, float scale);
+CUDA_TWIN void attention_cached_cuda(const Tensor& out, const Tensor& lse, const Tensor& k_cache, const Tensor& v_cache,
+                                     const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& z,
+                                     float scale);
 // kernels/attention/attention_plain.cu: the same by plain loops, to read first. Tests and bench call it.
 CUDA_TWIN decltype(attention_forward_cuda) attention_forward_plain;
 CUDA_TWIN decltype(attention_backward_cuda) attention_backward_plain;
@@ -126,15 +127,18 @@ void attention_backward_ref(Real* dq, Real* dk, Real* dv, const Real* dout, cons
 }
 
 template <class Real>
-void attention_cached_ref(Real* out, Real* k_cache, Real* v_cache, const Real* q, const Real* k, const Real* v,
-                          int64_t B, int64_t T, int64_t S, int64_t H, int64_t K, int64_t D, int64_t pos, double scale) {
+void attention_cached_ref(Real* out, Real* lse, Real* k_cache, Real* v_cache, const Real* q, const Real* k,
+                          const Real* v, int64_t B, int64_t T, int64_t S, int64_t H, int64_t K, int64_t D, int64_t pos,
+                          double scale) {
   for (int64_t b = 0; b < B; ++b) {
     if (k != nullptr) std::copy_n(k + b * T * K * D, T * K * D, k_cache + (b * S + pos) * K * D);
     if (v != nullptr) std::copy_n(v + b * T * K * D, T * K * D, v_cache + (b * S + pos) * K * D);
     for (int64_t t = 0; t < T; ++t)
       for (int64_t h = 0; h < H; ++h) {
         const int64_t row = ((b * T + t) * H + h) * D, head = (b * S * K + h / (H / K)) * D;
-        attend_ref(out + row, q + row, k_cache + head, v_cache + head, K * D, pos + t + 1, D, scale);
+        const Real of_row =
+            attend_ref(out + row, q + row, k_cache + head, v_cache + head, K * D, pos + t + 1, D, scale);
+        if (lse != nullptr) lse[(b * H + h) * T + t] = of_row;
       }
   }
 }

@@ -307,12 +307,13 @@ TEST_CASE_TEMPLATE("attention: a NaN in one key reaches the rows that see it, an
     }
 }
 
-// The rows of out when the positions of c come in chunks of `step`; what the caches hold beyond them must stay NaN.
+// out and lse when the positions of c come in chunks of `step`; what the caches hold beyond them must stay NaN.
 template <class S>
-std::vector<double> in_chunks(const Size& z, const Trial& c, int64_t step, Backend backend) {
+Numbers in_chunks(const Size& z, const Trial& c, int64_t step, Backend backend) {
   const auto all_q = convert<S>(c["q"]), all_k = convert<S>(c["k"]), all_v = convert<S>(c["v"]);
   const int64_t rows = z.T + 3, row = z.K * z.D, wide = z.H * z.D;
   auto k_cache = poisoned<S>(z.B * rows * row), v_cache = k_cache, out = poisoned<S>(z.queries());
+  auto lse = poisoned<double>(z.B * z.H * z.T);
   for (int64_t pos = 0; pos < z.T; pos += step) {
     const int64_t n = std::min(step, z.T - pos);
     std::vector<S> q, k, v;
@@ -323,17 +324,22 @@ std::vector<double> in_chunks(const Size& z, const Trial& c, int64_t step, Backe
       v.insert(v.end(), all_v.begin() + at * row, all_v.begin() + (at + n) * row);
     }
     auto part = poisoned<S>(z.B * n * wide);
-    run_on(backend,
-           {view(part, {z.B, n, z.H, z.D}), view(k_cache, {z.B, rows, z.K, z.D}), view(v_cache, {z.B, rows, z.K, z.D}),
-            view(q, {z.B, n, z.H, z.D}), view(k, {z.B, n, z.K, z.D}), view(v, {z.B, n, z.K, z.D})},
-           [&](auto& t, Stream stream) { attention_cached(t[0], t[1], t[2], t[3], t[4], t[5], pos, 0.3, stream); });
+    auto part_lse = poisoned<float>(z.B * z.H * n);
+    run_on(
+        backend,
+        {view(part, {z.B, n, z.H, z.D}), view(k_cache, {z.B, rows, z.K, z.D}), view(v_cache, {z.B, rows, z.K, z.D}),
+         view(q, {z.B, n, z.H, z.D}), view(k, {z.B, n, z.K, z.D}), view(v, {z.B, n, z.K, z.D}),
+         view(part_lse, {z.B, z.H, n})},
+        [&](auto& t, Stream stream) { attention_cached(t[0], t[6], t[1], t[2], t[3], t[4], t[5], pos, 0.3, stream); });
     for (int64_t b = 0; b < z.B; ++b)
       std::copy_n(part.begin() + b * n * wide, n * wide, out.begin() + (b * z.T + pos) * wide);
+    for (int64_t head = 0; head < z.B * z.H; ++head)
+      std::copy_n(part_lse.begin() + head * n, n, lse.begin() + head * z.T + pos);
   }
   for (int64_t b = 0; b < z.B; ++b)
     for (auto i = static_cast<size_t>((b * rows + z.T) * row); i < static_cast<size_t>((b + 1) * rows * row); ++i)
       CHECK((is_nan(k_cache[i]) && is_nan(v_cache[i])));
-  return convert<double>(out);
+  return {{"out", convert<double>(out)}, {"lse", lse}};
 }
 
 TEST_CASE("attention: cached steps and chunks equal the whole sequence") {
@@ -345,7 +351,7 @@ TEST_CASE("attention: cached steps and chunks equal the whole sequence") {
         INFO(op.str());
         CAPTURES(step, backend);
         const Trial c(op, Dtype::f32), want = c.exact().forward(Backend::reference);
-        check_close("out", in_chunks<float>(z, c, step, backend), want["out"], 1e-5);
+        for (const auto& [name, got] : in_chunks<float>(z, c, step, backend)) check_close(name, got, want[name], 1e-5);
       }
 }
 
@@ -357,7 +363,9 @@ TEST_CASE("attention: cached steps and chunks in bf16 lose no more than bf16 mus
       CAPTURES(step, backend);
       const Op op = attention(z, 0.3, 3);
       const Trial c(op, Dtype::bf16), want = c.exact().forward(Backend::reference), plain = plain_bf16(z, c, 0.3);
-      check_rounding("out", in_chunks<bf16>(z, c, step, backend), plain["out"], want["out"]);
+      const Numbers got = in_chunks<bf16>(z, c, step, backend);
+      check_rounding("out", got.at("out"), plain["out"], want["out"]);
+      check_close("lse", got.at("lse"), want["lse"], 1e-5);
     }
 }
 
@@ -408,5 +416,5 @@ TEST_CASE("attention: shapes that do not fit are refused") {
   const Tensor lse = view(x.data(), {1, 3, 4}), q = view(x, {1, 4, 3, 2}), k = q, out = q;
   const Tensor two = view(x.data(), {1, 4, 2, 2});  // 3 query heads cannot share 2 key heads
   CHECK_THROWS_AS(attention_forward(out, lse, q, two, two, 1, Stream{}), Error);
-  CHECK_THROWS_AS(attention_cached(out, k, k, q, k, k, 1, 1, Stream{}), Error);  // 4 rows do not fit behind one
+  CHECK_THROWS_AS(attention_cached(out, {}, k, k, q, k, k, 1, 1, Stream{}), Error);  // 4 rows do not fit behind one
 }

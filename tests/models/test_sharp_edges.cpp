@@ -404,10 +404,11 @@ Value* routed_blocks(Small& s, Value* x, bool copies) {
   config.check(Exit::usage, "test");
   for (int layer = 0; layer < 2; ++layer) declare_llama_block(s.params, config, layer);
   s.weight("router1", {K, 2 * K});
-  const Build build{s.tape, s.params, config, B, T};
+  Build build{s.tape, s.params, config, B, T};
+  build.rope = s.table;
   RoutedQueries connection(copies);
   connection.begin(build, x);
-  for (int layer = 0; layer < 2; ++layer) record_llama_block(build, connection, layer, s.table);
+  for (int layer = 0; layer < 2; ++layer) record_llama_block(build, connection, layer);
   return connection.finish();
 }
 

@@ -24,7 +24,7 @@ const RoutingKind* find_routing(const std::string& arch) {
     std::vector<RoutingKind> all;
     for (const auto& list :
          {routing_of_lime(), routing_of_lime_v1(), routing_of_vertical(), routing_of_streams(), routing_of_mixtures(),
-          routing_of_values(), routing_of_attnres(), routing_of_depth_attention()})
+          routing_of_values(), routing_of_attnres(), routing_of_depth_attention(), routing_of_moda()})
       all.insert(all.end(), list.begin(), list.end());
     return all;
   }();

@@ -80,6 +80,7 @@ std::vector<RoutingKind> routing_of_mixtures();
 std::vector<RoutingKind> routing_of_values();
 std::vector<RoutingKind> routing_of_attnres();
 std::vector<RoutingKind> routing_of_depth_attention();
+std::vector<RoutingKind> routing_of_moda();
 
 // Null where an architecture's layers read the one below alone.
 const RoutingKind* find_routing(const std::string& arch);
