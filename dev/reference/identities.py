@@ -258,9 +258,10 @@ def check_vertical(check, options):
 
 
 def check_moda(check, options):
-  """A window of all lower layers is none; slots of a layer below the window, or of its MLP, count for something."""
+  """A window of all lower layers is none; what a smaller one, or another option, cuts off counts for something."""
   all_below = tiny("moda", **options)
-  check(f"{options}: moda with a window of L - 1 has none", same(tiny("moda", depth_window=L - 1, **options), all_below))
+  widest = tiny("moda", all_below, depth_window=L - 1, **options)
+  check(f"{options}: moda with a window of all lower layers has none", same(widest, all_below))
   for cut in ({"depth_window": L - 2}, {"ffn_kv": False}, {"depth_start": 2}):
     check(f"{options}: moda's {cut} matters", not same(tiny("moda", all_below, **cut, **options), all_below))
 

@@ -6,8 +6,8 @@ Layer u leaves each token one slot with the keys and values of its attention, an
 
   kd = rotate(norm(Wk x)), vd = Wv x        x: the normed input of its feed-forward; the norm is there with qk_norm
 
-A layer from depth_start on reads the slots of all lower layers, or of the depth_window ones right below it. Slots belong
-to the token that attends: a cache for generation keeps none of them.
+A layer from depth_start on reads the slots of all lower layers, or of the depth_window ones right below it. Slots
+belong to the token that attends: a cache for generation keeps none of them.
 """
 import dataclasses
 
@@ -75,10 +75,10 @@ class ModaLayer(Layer):
   def leave(self, inner, shared, step):
     if not self.leaves_ffn:
       return shared
-    config = self.config
-    keys, values = (split_heads(proj(inner), config.head_dim) for proj in (self.mlp.depth_k_proj, self.mlp.depth_v_proj))
+    config, mlp = self.config, self.mlp
+    keys, values = (split_heads(proj(inner), config.head_dim) for proj in (mlp.depth_k_proj, mlp.depth_v_proj))
     if config.qk_norm:
-      keys = self.mlp.depth_k_norm(keys)
+      keys = mlp.depth_k_norm(keys)
     if config.backbone == "llama":
       keys = rotate(keys, step.positions, config.rope_theta, config.rope_scaling)
     return (*shared, keys, values)

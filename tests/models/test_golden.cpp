@@ -19,7 +19,8 @@ double golden_number(const Code& code, int block, int64_t i, int64_t j) {
   return code.kind == M ? 0.4 * s : code.kind == G ? 1 + 0.2 * s : 0.5 + 0.2 * s;
 }
 
-// By the end of the name, the first that fits. `as_is`: stored as the specification's matrices (in, out); linear weights are (out, in).
+// By the end of the name, the first that fits. `as_is`: stored as the specification's matrices (in, out); linear
+// weights are (out, in).
 struct Rule {
   std::string suffix;
   Code code;
