@@ -47,7 +47,7 @@
 //   --depth-window w   a layer reads the slots of the w layers right below it; 0 (default): of all lower ones
 //   --ffn-kv b         true (default): the MLP's input leaves a slot, too; false: attention's keys and values alone
 //
-// models/moda.cpp is the connection.
+// models/moda.cpp is the connection; kernels/attention/depth_merge.h has the joint softmax and its gradients.
 #include "train/run/run.h"
 
 using namespace crossply;
