@@ -293,9 +293,9 @@ def stand_in(name, **members):
 
 def stand_in_for_transformers(model):
   stand_in("transformers", LlamaConfig=Options, Qwen3Config=Options, Gemma3nTextConfig=Options, LlamaForCausalLM=model,
-           Qwen3ForCausalLM=model, Gemma3nForCausalLM=Gemma)
+           Qwen3ForCausalLM=model, Gemma3nForCausalLM=Gemma, AttentionInterface=types.SimpleNamespace(register=Same()))
   stand_in("transformers.models.llama.modeling_llama", LlamaForCausalLM=model, LlamaMLP=Same, LlamaRMSNorm=Same,
-           LlamaDecoderLayer=Layer)
+           LlamaDecoderLayer=Layer, apply_rotary_pos_emb=lambda q, k, *_: (q, k))
   stand_in("transformers.models.deepseek_v4.modeling_deepseek_v4", DeepseekV4DecoderLayer=Layer,
            DeepseekV4HyperConnection=FirstStream, DeepseekV4HyperHead=FirstStream)
   stand_in("transformers.models.gemma3n.modeling_gemma3n", Gemma3nTextAttention=Same)
@@ -319,7 +319,8 @@ def stand_in_for_checkouts(name):
   stand_in("engram", make_offsets=Same(), engram_gate_ref=lambda streams, *_: streams,
            engram_hash_ref=lambda grams, _, sizes, __: torch.zeros(1, len(grams), sizes.numel(), dtype=torch.long))
   scripts = {"slowrun": dict(GPT=SlowrunGpt, GPTConfig=Options), "modded_nanogpt": dict(GPT=ModdedGpt),
-             "depth_attention": dict(LlamaModel=DepthModel, LlamaSdpaAttention=Same)}
+             "depth_attention": dict(LlamaModel=DepthModel, LlamaSdpaAttention=Same),
+             "moda": dict(naive_mixture_of_depth_causal_ref=None)}
   common.parts_of_script = lambda *_, **__: types.SimpleNamespace(**scripts[name])
   if name == "satformer":
     stand_in("models.resformer.attn_resformer")

@@ -47,7 +47,7 @@ DILATION_PERIOD = ((1, 1), (2, 1), (1, 2), (2, 3), (3, 2))
 OPERATOR_1 = {"loop": "anchor"}
 TWO_CORES = {"loop": "anchor", "loop_passes": 2, "loop_layers": [1, 1, 1], "loop_tied": False}
 STREAMED = ("lime", "lime_static", "lime_dynamic", "hyper", "sla", "resformer", "satformer", "kv_share", "mhc",
-            "shortcuts", "gated_streams", "relay", "depth_attention")
+            "shortcuts", "gated_streams", "relay", "depth_attention", "moda")
 # A table of a few rows, so that one row has several n-grams.
 ENGRAM = {"engram_layers": [1], "engram_heads": 2, "engram_rows": 5}
 BOUNDED = {**ENGRAM, "engram_layers": [0, 2], "engram_boundary": [2, 5], "engram_pad_id": 1, "engram_seed": 3}
@@ -144,6 +144,9 @@ SAMPLED = (  # each with three or four backbones
   {"arch": "depth_attention"},
   {"arch": "depth_attention", "depth_stride": 1},
   {"arch": "depth_attention", "depth_start": 2, "depth_stride": 3, "depth_recent": 1},
+  {"arch": "moda"},
+  {"arch": "moda", "depth_start": 2, "depth_window": 1},
+  {"arch": "moda", "depth_window": 2, "ffn_kv": False},
   {"arch": "relay"},
   {"arch": "mudd", "norm": "prepost"},
   {"arch": "mudd", "norm": "none"},

@@ -27,7 +27,7 @@ except ImportError:
 
 NAMES = ("transformers_llama", "lime", "lime_static", "satformer", "value_residual", "denseformer", "muddformer",
          "deepseek_v4", "gemma3n", "gemma3n_model", "qwen4_exp", "tile_kernels",
-         "nanochat", "qlabs", "slowrun", "modded_nanogpt", "depth_attention")
+         "nanochat", "qlabs", "slowrun", "modded_nanogpt", "depth_attention", "moda")
 SHOWN = 3  # failures of each row that are printed
 SITE = "site"  # the folder with the Python packages that checkouts need, a folder for each version
 

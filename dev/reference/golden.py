@@ -15,6 +15,7 @@ from .hyper import Hyper
 from .kv_share import KvShare
 from .llama import Llama
 from .mhc import Mhc
+from .moda import Moda
 from .mudd import Mudd
 from .satformer import GATES, Satformer
 from .shortcuts import Shortcuts
@@ -26,13 +27,13 @@ KINDS = {"M": (0.0, 0.4), "G": (1.0, 0.2), "H": (0.5, 0.2)}  # offset and amplit
 # Code and kind of each tensor, by the end of its name.
 LINEAR = {
   "q_proj": 3, "k_proj": 4, "v_proj": 5, "o_proj": 6, "gate_proj": 7, "up_proj": 8, "down_proj": 9, "alpha_proj": 14,
-  "w1": 22, "w2": 23,
+  "w1": 22, "w2": 23, "depth_k_proj": 75, "depth_v_proj": 76,
 }
 STORED = {"self_attention_res_proj": 52, "mlp_res_proj": 54, "ve_gate": 61}  # as they lie in the file, not transposed
 GAINS = {
   "input_layernorm": 10, "post_attention_layernorm": 11, "q_norm": 12, "k_norm": 13,
   "input_layernorm_q": 19, "input_layernorm_k": 20, "input_layernorm_v": 21,
-  "self_attention_res_norm": 53, "mlp_res_norm": 55,
+  "self_attention_res_norm": 53, "mlp_res_norm": 55, "depth_k_norm": 77,
 }
 HYPER = {  # of attn_hc; those of mlp_hc are 8 larger
   "static_beta": (27, "M"), "static_alpha": (28, "M"), "dynamic_beta_proj": (29, "M"),
@@ -144,6 +145,17 @@ CASES = (
     ("model.embed_tokens.weight", 3, 0): 1.46153145, (f"{L}.0.self_attn.v_proj.weight", 0, 0): -0.689040650,
     (f"{L}.2.self_attn.k_norm.weight", 1): 0.156400250,
     (f"{L}.3.self_attn.q_proj.weight", 0, 0): 0.0239485538}),
+  (Moda, {}, 2.1323024272, 7.86028016, {
+    ("model.embed_tokens.weight", 3, 0): 0.128234308, (f"{L}.0.self_attn.k_proj.weight", 0, 0): -0.443303513,
+    (f"{L}.1.mlp.depth_k_proj.weight", 1, 2): 0.0329476600, (f"{L}.2.mlp.depth_v_proj.weight", 3, 5): -0.0707940004,
+    (f"{L}.0.mlp.depth_k_norm.weight", 1): -0.109912408}),
+  (Moda, {"depth_start": 2, "depth_window": 2, "ffn_kv": False}, 2.4199833470, 47.28471432, {
+    ("model.embed_tokens.weight", 3, 0): -9.26832929, (f"{L}.0.self_attn.v_proj.weight", 0, 0): 1.45142862,
+    (f"{L}.2.self_attn.k_norm.weight", 1): -0.0568016025,
+    (f"{L}.3.self_attn.q_proj.weight", 0, 0): -0.0191149009}),
+  (Moda, {"depth_start": 2, "depth_window": 1}, 2.4576039857, 32.61036726, {
+    ("model.embed_tokens.weight", 3, 0): -0.688699635, (f"{L}.0.self_attn.k_proj.weight", 0, 0): -0.378200428,
+    (f"{L}.1.mlp.depth_k_proj.weight", 1, 2): 0.493310531, (f"{L}.2.mlp.depth_k_norm.weight", 1): -0.191122222}),
   (Mhc, {}, 2.5399098016, 12.38162342, {
     ("model.embed_tokens.weight", 3, 0): 1.54674184, (f"{L}.0.attn_hc.fn", 0, 0): -1.72878376e-07,
     (f"{L}.1.ffn_hc.fn", 8, 3): 7.98159481e-04, (f"{L}.2.attn_hc.base", 9): -9.21372843e-04,

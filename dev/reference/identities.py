@@ -59,6 +59,7 @@ def neutral(options):
   yield "mudd none, newest only", put(mudd("none"), static_weight=one_hot)
   yield "mudd prepost, nothing mixed", put(mudd("prepost"), static_weight=0)
   yield "depth_attention, no layer that mixes", tiny("depth_attention", plain, depth_start=L, **options)
+  yield "moda, no layer that reads", tiny("moda", plain, depth_start=L, **options)
   yield "kv_share, every layer an owner", tiny("kv_share", plain, cla_factor=1, **options)
   yield "vertical, own layer only", put(tiny("vertical", plain, **options), vertical_attention_scores=last)
   yield "ala, stride L", tiny("ala", plain, stride=L, **options)
@@ -256,6 +257,15 @@ def check_vertical(check, options):
   check(f"{options}: vertical scores may all move", same(scores, moved))
 
 
+def check_moda(check, options):
+  """A window of all lower layers is none; what a smaller one, or another option, cuts off counts for something."""
+  all_below = tiny("moda", **options)
+  widest = tiny("moda", all_below, depth_window=L - 1, **options)
+  check(f"{options}: moda with a window of all lower layers has none", same(widest, all_below))
+  for cut in ({"depth_window": L - 2}, {"ffn_kv": False}, {"depth_start": 2}):
+    check(f"{options}: moda's {cut} matters", not same(tiny("moda", all_below, **cut, **options), all_below))
+
+
 def check_resformer(check, options):
   plus = tiny("resformer", **options)
   manager = plus.model.lambda_manager
@@ -296,6 +306,7 @@ def run(check):
       check_resformer(check, options)
       check_satformer(check, options)
       check_mudd(check, options)
+      check_moda(check, options)
     check_neutral(check, {"K": 4, "backbone": "gpt2", "bias": False})
     check_neutral(check, {"K": 4, "backbone": "gpt2", "bias": False, "tied": False, "activation_function": "gelu",
                           "scale_attn_by_inverse_layer_idx": True})

@@ -7,11 +7,12 @@ q_norm and k_norm appear where qk_norm is on, lm_head.weight where the embedding
 
 An architecture that connects layers across depth replaces what it changes: how an attention projects its input
 (project), what it makes of its values (mix), what it leaves to later layers (leave), which keys and values it attends
-to (route), the two sublayers (Layer), what flows from layer to layer (Backbone). A layer takes the stream, what earlier
-layers left, and the step; it returns the stream and what they and it left. `shared` is that: a tuple of tensors, empty
-at first. A layer changes neither what it takes nor the model, so each may lie on another device, be sharded, or be
-computed twice. `step` says where the tokens stand, and keeps the keys and values that later ones attend to. A module
-whose parameters start with other values sets them in a method initialise.
+to (route) and how (attend), what a layer leaves of its feed-forward input (Layer.leave), the two sublayers (Layer),
+what flows from layer to layer (Backbone). A layer takes the stream, what earlier layers left, and the step; it returns
+the stream and what they and it left. `shared` is that: a tuple of tensors, empty at first. A layer changes neither what
+it takes nor the model, so each may lie on another device, be sharded, or be computed twice. `step` says where the
+tokens stand, and keeps the keys and values that later ones attend to. A module whose parameters start with other values
+sets them in a method initialise.
 """
 import dataclasses
 import math
@@ -177,13 +178,17 @@ class Attention(nn.Module):
     """
     return keys, values
 
+  def attend(self, q, k, v, visible, scale, shared):
+    """softmax(scale q k^T) v over the visible keys: (B, H, T, D). shared: what earlier layers left."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
+
   def forward(self, x, shared, step):  # x: (B, T, C)
     """The output (B, T, C), and what later layers may read."""
     q, k, v = self.project(x, shared)
     q, k = self.placed(q, "q_norm", step), self.placed(k, "k_norm", step)
     v = self.mix(q, k, v, shared)
-    shared = self.leave(k, v, shared)
-    k, v = self.route(k, v, shared)
+    left = self.leave(k, v, shared)
+    k, v = self.route(k, v, left)
     run = self.layer if step.run is None else step.run
     if step.remember is not None:
       k, v = step.remember(k, v, step.before + run)  # (B, heads, S, D)
@@ -192,8 +197,8 @@ class Attention(nn.Module):
     scale = 1 / math.sqrt(self.config.head_dim)
     if self.config.scale_attn_by_inverse_layer_idx:
       scale /= run + 1
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=step.visible, scale=scale)  # softmax(scale q k^T) v
-    return self.o_proj(out.transpose(1, 2).flatten(2)), shared
+    out = self.attend(q, k, v, step.visible, scale, shared)
+    return self.o_proj(out.transpose(1, 2).flatten(2)), left
 
 
 class MLP(nn.Module):
@@ -239,7 +244,12 @@ class Layer(nn.Module):
   def forward(self, x, shared, step):
     y, shared = self.self_attn(self.input_layernorm(x), shared, step)
     x = self.add(x, y, "input_layernorm_2")
-    return self.add(x, self.mlp(self.post_attention_layernorm(x)), "post_attention_layernorm_2"), shared
+    inner = self.post_attention_layernorm(x)
+    return self.add(x, self.mlp(inner), "post_attention_layernorm_2"), self.leave(inner, shared, step)
+
+  def leave(self, inner, shared, step):
+    """What later layers may read: shared, with what they need of this layer's feed-forward input (B, T, C)."""
+    return shared
 
   def add(self, x, y, norm):
     """The stream with a sublayer's output, and block_norm's second norm on one of them."""

@@ -19,6 +19,7 @@ from .lime import Lime
 from .lime_static import LimeDynamic, LimeStatic
 from .llama import Gpt2, Llama
 from .mhc import Mhc
+from .moda import Moda
 from .mudd import Mudd
 from .relay import Relay
 from .resformer import Resformer
@@ -29,7 +30,7 @@ from .vertical import Vertical
 
 MODELS = (
   Llama, Gpt2, Lime, LimeStatic, LimeDynamic, Hyper, Vertical, Sla, Ala, Resformer, Satformer, Denseformer, Mudd,
-  Attnres, KvShare, Mhc, Shortcuts, GatedStreams, DepthAttention, Gemma3n, Relay,
+  Attnres, KvShare, Mhc, Shortcuts, GatedStreams, DepthAttention, Moda, Gemma3n, Relay,
 )
 ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
 DTYPES = {"F32": np.float32, "F64": np.float64}

@@ -8,6 +8,7 @@ from .denseformer import Denseformer
 from .hyper import Hyper
 from .lime_static import LimeDynamic, LimeStatic
 from .llama import Llama
+from .moda import Moda
 from .mudd import Mudd
 from .resformer import Resformer
 from .satformer import Satformer
@@ -56,6 +57,10 @@ def mhc(E, M, groups):
 
 
 MHC_HEAD = {"model.hc_head.hc_fn": (4, 4 * C), "model.hc_head.hc_base": (4,), "model.hc_head.hc_scale": (1,)}
+
+
+def moda(layers):
+  return per_layer(layers, mlp__depth_k_proj__weight=(2 * K, C), mlp__depth_v_proj__weight=(2 * K, C))
 
 
 def shortcuts(layers, G):
@@ -116,6 +121,12 @@ ADDED = (
   ("vertical", {"map": "inet", "residual": False}, {}, {}),
   ("sla", {}, {}, {}),
   ("depth_attention", {}, {}, {}),
+  ("moda", {}, moda([0, 1, 2]), {}),
+  ("moda", {"ffn_kv": False}, {}, {}),
+  ("moda", {"depth_start": 4}, {}, {}),
+  ("moda", {"depth_start": 3, "depth_window": 2}, moda([1, 2]), {}),
+  ("moda", {"qk_norm": True}, moda([0, 1, 2]) | per_layer([0, 1, 2], mlp__depth_k_norm__weight=(2,)) | per_layer(
+    range(L), self_attn__q_norm__weight=(2,), self_attn__k_norm__weight=(2,)), {}),
   ("ala", {}, {}, {}),
   ("resformer", {}, MANAGER | per_layer(range(1, L), **{f"{LAMBDA}2": (1,)}), {}),
   ("resformer", {"last_k": 1}, MANAGER | per_layer([3], **{f"{LAMBDA}2": (1,)}), {}),
@@ -206,6 +217,7 @@ COUNTS = (
   (Denseformer, LARGE, {"dilation": 4, "period": 5}, 766440320 + 9),
   (Mudd, SMALL, {"intermediate_sizes": WIDTHS}, 128729008),
   (Mudd, LARGE, {}, 768164456),
+  (Moda, SMALL, {}, 128404096 + 10 * (2 * 768 * 768 + 64)),
   (Hyper, SMALL, AFFINE, 128404096 + 101596),
   (Hyper, LARGE, AFFINE, 766440320 + 350588),
   (Hyper, SMALL, GAIN, 128404096 + 118844),

@@ -189,6 +189,7 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       {"train_gated_streams", "--hc-count --hc-lowrank"},
       {"train_gemma3n", "--hidden-size-per-layer-input --laurel-rank --laurel-form --embed-scale"},
       {"train_depth_attention", "--depth-start --depth-stride --depth-recent"},
+      {"train_moda", "--depth-start --depth-window --ffn-kv"},
       {"train_inheritune",
        "--reference --start --grow --mode --inherit-positions --inherit-final-norm --tolerance --rounds"},
       {"compare", "--arch --seeds --jobs"},

@@ -253,6 +253,7 @@ TEST_CASE("architectures: each contains the plain backbone, bit for bit where it
   for (const ArchChoice& choice : parse_arch_list(
            "lime,vertical,sla:distance=4,ala:stride=4,resformer,satformer,satformer:gate=tanh,satformer:gate=identity,"
            "denseformer,denseformer:dilation=2,denseformer:period=3,denseformer:dilation=3:period=2,relay,"
+           "moda:depth_start=4,moda:depth_start=4:depth_window=2,"
            "depth_attention:depth_start=4,kv_share:cla_factor=1,kv_share:sharing=suffix,kv_share:sharing=list:kv_"
            "owners=[0,1,2,3],"
            "gemma3n:embed_scale=none:laurel_form=paper:hidden_size_per_layer_input=6:laurel_rank=3,"
@@ -326,13 +327,13 @@ TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
   std::istringstream lines(R"(arith  llama 66496  lime 66640  hyper +1488  relay +384  attnres 67072
     arith  llama 66496  kv_share 62400  mhc +25309  shortcuts 67945
     150m  llama 151862784  lime 151873872  hyper +92784  attnres 151901184
-    arith  gated_streams 73760  depth_attention 66496  gemma3n 203200
-    150m  gated_streams 155901696
+    arith  gated_streams 73760  depth_attention 66496  gemma3n 203200  moda 72640  moda:ffn_kv=false 66496
+    150m  gated_streams 155901696  moda 164838912  moda:depth_start=3:depth_window=2 163659264
     150m  kv_share 144784896  mhc 153645197  shortcuts 383447929
     1b  llama 1076072448  lime 1076081088  hyper 1076400960  attnres 1076207616
     1b  kv_share 1059295232  kv_share:sharing=suffix:num_kv_shared_layers=4 1067683840
     1b  mhc 1082397541  shortcuts 1281925921
-    1b  gated_streams 1111926784
+    1b  gated_streams 1111926784  moda 1107529728
     1.2b  llama 1176735744  lime 1176873984  hyper 1177064256  lime_static 1176770784  lime_dynamic 1185613824
     deep32  llama 46436864  lime 46470592  hyper +83584  lime_dynamic +1087232  lime_static +12152  attnres 46470144
     deep32  mhc 48015557  gated_streams 47813888
@@ -341,7 +342,7 @@ TEST_CASE("architectures: parameter counts of the papers, to the last digit") {
     deep128  mhc 153451781  gated_streams 152605952
     130m  llama 128404096  satformer +92160  resformer +21  denseformer +77  denseformer:dilation=4:period=5 +5
     130m  mudd 128729008  hyper +101596  hyper:rate=4:norm=rmsnorm +118844  attnres 128439424
-    130m  depth_attention +0  kv_share 122505536  mhc 130038999  gated_streams 132118912
+    130m  depth_attention +0  moda 140201216  kv_share 122505536  mhc 130038999  gated_streams 132118912
     340m  llama 334798080  satformer +278528  resformer +35  denseformer +189  mudd 335849700  hyper +221544
     340m  attnres 334873856  mhc 338354385  gated_streams 345200896
     760m  llama 766440320  satformer +663552  resformer +37  denseformer +209  denseformer:dilation=4:period=5 +9
@@ -450,7 +451,7 @@ double added_flops(const Config& config) {
 
 // The formulas of the specification, in the letters of the trainers' head comments. Integers: the sizes are small.
 struct Sizes {
-  int64_t C, L, K, D;
+  int64_t C, L, K, D, H;
   int64_t streams() const { return L * (L + 1) / 2 - 1; }  // pairs of a layer, from the second on, and what it reads
 };
 int64_t mudd_flops(const Sizes& s) {
@@ -534,6 +535,12 @@ TEST_CASE("architectures: FLOPs a token beyond the plain backbone's are the form
       {"depth_attention", [](const Sizes& s) { return 4 * s.K * s.D * (2 + 2 + 3 + 3); }},
       {"depth_attention:depth_start=2:depth_stride=4:depth_recent=1",
        [](const Sizes& s) { return 4 * s.K * s.D * (3 + 3 + 3); }},
+      // Two slots a layer below: 2, 4, 6 and 8 in layers 1 to 4.
+      {"moda", [](const Sizes& s) { return 4 * s.H * s.D * 20 + 4 * s.C * s.K * s.D * 4; }},
+      {"moda:depth_start=2:depth_window=1",  // layers 2 to 4 read one layer each
+       [](const Sizes& s) { return 4 * s.H * s.D * 6 + 4 * s.C * s.K * s.D * 3; }},
+      {"moda:depth_window=2:ffn_kv=false", [](const Sizes& s) { return 4 * s.H * s.D * (1 + 2 + 2 + 2); }},
+      {"moda:depth_start=5", [](const Sizes&) { return 0; }},
       {"relay", [](const Sizes& s) { return (s.L - 1) * (2 * s.C * s.K + 2 * s.K * s.D); }},
   };
   std::map<std::string, int> counted;
@@ -547,7 +554,8 @@ TEST_CASE("architectures: FLOPs a token beyond the plain backbone's are the form
     for (Config& config : backbones) {
       config.num_hidden_layers = 5;
       config = connected(cost.choice, config);
-      const Sizes sizes{config.hidden_size, config.num_hidden_layers, config.num_key_value_heads, config.head_dim};
+      const Sizes sizes{config.hidden_size, config.num_hidden_layers, config.num_key_value_heads, config.head_dim,
+                        config.num_attention_heads};
       CHECK_MESSAGE(added_flops(config) == static_cast<double>(cost.want(sizes)),
                     cost.choice << " on " << config.backbone << " K=" << sizes.K);
     }

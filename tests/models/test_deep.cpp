@@ -63,8 +63,9 @@ TEST_CASE("architectures: 48 layers of gated streams keep the network's first pr
 }
 
 TEST_CASE("architectures: memory and FLOPs grow with the depth, and not faster") {
-  for (const std::string choice : {"mhc", "mhc:reads=previous", "kv_share", "kv_share:cla_factor=6", "shortcuts",
-                                   "attnres:attn_res_block_size=6", "gated_streams", "depth_attention"}) {
+  for (const std::string choice :
+       {"mhc", "mhc:reads=previous", "kv_share", "kv_share:cla_factor=6", "shortcuts", "attnres:attn_res_block_size=6",
+        "gated_streams", "depth_attention", "moda:depth_window=6", "moda:depth_window=3:ffn_kv=false"}) {
     CAPTURE(choice);
     const auto few = deep_model(choice, 12), some = deep_model(choice, 24), many = deep_model(choice, 48);
     const auto memory = [](const auto& m) { return static_cast<double>(m->tape.arena_bytes()); };

@@ -19,7 +19,8 @@ double golden_number(const Code& code, int block, int64_t i, int64_t j) {
   return code.kind == M ? 0.4 * s : code.kind == G ? 1 + 0.2 * s : 0.5 + 0.2 * s;
 }
 
-// By the end of the name. `as_is`: stored as the specification's matrices (in, out); linear weights are (out, in).
+// By the end of the name, the first that fits. `as_is`: stored as the specification's matrices (in, out); linear
+// weights are (out, in).
 struct Rule {
   std::string suffix;
   Code code;
@@ -38,7 +39,7 @@ std::vector<Rule> read_rules(const std::string& as_is, const std::string& transp
   return rules;
 }
 const std::vector<Rule> golden_rules = read_rules(
-    R"(1M embed_tokens.weight  2G model.norm.weight  10G input_layernorm.weight
+    R"(77G depth_k_norm.weight  1M embed_tokens.weight  2G model.norm.weight  10G input_layernorm.weight
     11G post_attention_layernorm.weight  12G q_norm.weight  13G k_norm.weight  19G input_layernorm_q.weight
     20G input_layernorm_k.weight  21G input_layernorm_v.weight  24M static_weight  27M _hc.static_beta
     28M _hc.static_alpha  30M _hc.dynamic_alpha_proj  31M _hc.dynamic_beta_scale  32M _hc.dynamic_alpha_scale
@@ -54,8 +55,9 @@ const std::vector<Rule> golden_rules = read_rules(
     70M mlp_hyper_connection.block_inject_weight.weight  71M hyper_connection_mixer.hc_norm.weight
     72M hyper_connection_mixer.input_mix_weight_down.weight
     73M hyper_connection_mixer.input_mix_weight_up.weight)",
-    R"(3M q_proj.weight  4M k_proj.weight  5M v_proj.weight  6M o_proj.weight  7M gate_proj.weight
-    8M up_proj.weight  9M down_proj.weight  14M alpha_proj.weight  22M w1.weight  23M w2.weight)");
+    R"(75M depth_k_proj.weight  76M depth_v_proj.weight  3M q_proj.weight  4M k_proj.weight  5M v_proj.weight
+    6M o_proj.weight  7M gate_proj.weight  8M up_proj.weight  9M down_proj.weight  14M alpha_proj.weight
+    22M w1.weight  23M w2.weight)");
 
 // The row's element i by its rule; blocks count from 1, model-level rows are block 0.
 double golden_element(const Parameter& row, int64_t i) {
@@ -165,6 +167,22 @@ TEST_CASE("architectures: the specification's golden losses and gradients, in do
                 {l + "0.self_attn.v_proj.weight", 0, -0.689040650},
                 {l + "2.self_attn.k_norm.weight", 1, 0.156400250},
                 {l + "3.self_attn.q_proj.weight", 0, 0.0239485538}});
+  check_golden("moda", 2.1323024272, 7.86028016,
+               {{emb, 24, 0.128234308},
+                {l + "0.self_attn.k_proj.weight", 0, -0.443303513},
+                {l + "1.mlp.depth_k_proj.weight", 8 + 2, 0.0329476600},
+                {l + "2.mlp.depth_v_proj.weight", 3 * 8 + 5, -0.0707940004},
+                {l + "0.mlp.depth_k_norm.weight", 1, -0.109912408}});
+  check_golden("moda:depth_start=2:depth_window=2:ffn_kv=false", 2.4199833470, 47.28471432,
+               {{emb, 24, -9.26832929},
+                {l + "0.self_attn.v_proj.weight", 0, 1.45142862},
+                {l + "2.self_attn.k_norm.weight", 1, -0.0568016025},
+                {l + "3.self_attn.q_proj.weight", 0, -0.0191149009}});
+  check_golden("moda:depth_start=2:depth_window=1", 2.4576039857, 32.61036726,
+               {{emb, 24, -0.688699635},
+                {l + "0.self_attn.k_proj.weight", 0, -0.378200428},
+                {l + "1.mlp.depth_k_proj.weight", 8 + 2, 0.493310531},
+                {l + "2.mlp.depth_k_norm.weight", 1, -0.191122222}});
   check_golden("mhc", 2.5399098016, 12.38162342,
                {{emb, 24, 1.54674184},
                 {l + "0.attn_hc.fn", 0, -1.72878376e-07},

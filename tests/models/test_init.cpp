@@ -40,6 +40,7 @@ const char* able =
     "satformer,satformer:gate=tanh,"
     "satformer:gate=identity,denseformer,denseformer:dilation=2:period=3,mudd,mudd:norm=none,relay,"
     "kv_share:cla_factor=1,kv_share:sharing=suffix,depth_attention:depth_start=4,"
+    "moda:depth_start=4,moda:depth_start=4:depth_window=1:ffn_kv=false,"
     "gemma3n:embed_scale=none:laurel_rank=0,"
     "gemma3n:embed_scale=none:laurel_form=paper:hidden_size_per_layer_input=6,"
     "shortcuts,shortcuts:x0=false,shortcuts:resid=false:value_embeds=none,"
@@ -52,6 +53,7 @@ const char* unable =
     "satformer:gate=sigmoid,mudd:intermediate_sizes=[6,6,6,6],attnres,attnres:attn_res_block_size=0,kv_share,"
     "mhc,mhc:hc_mult=1:mixing=identity:reads=previous,shortcuts:embed_norm=true,shortcuts:attn_saved=1,gated_streams,"
     "gated_streams:hc_count=1,depth_attention,depth_attention:depth_start=3:depth_stride=4,"
+    "moda,moda:depth_start=3:depth_window=1:ffn_kv=false,"
     "gemma3n,gemma3n:embed_scale=none,gemma3n:laurel_rank=0:hidden_size_per_layer_input=0";
 
 }  // namespace

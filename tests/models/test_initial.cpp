@@ -274,8 +274,16 @@ std::vector<Model> other_models() {
   };
 }
 
+// A GPT-2 has no q/k norm, so no gains of it.
+std::vector<Model> moda_models(bool gpt2) {
+  std::vector<Rule> rules = {{"depth_k_proj", 1, 1, normal(0.02)}, {"depth_v_proj", 1, 1, normal(0.02)}};
+  if (!gpt2) rules.push_back({"depth_k_norm", 1, 0, all(1)});
+  return {{"moda", rules}, {"moda:depth_start=4:depth_window=2", rules}, {"moda:ffn_kv=false", {}}};
+}
+
 std::vector<Model> all_models(bool gpt2) {
-  return joined(lime_models(), lime_static_models(gpt2), hyper_models(gpt2), mudd_models(gpt2), other_models());
+  return joined(lime_models(), lime_static_models(gpt2), hyper_models(gpt2), mudd_models(gpt2), moda_models(gpt2),
+                other_models());
 }
 
 double start_of(const Parameter& row, int64_t i) { return row.init.at(1, stream_of(row.name), i); }

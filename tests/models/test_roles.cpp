@@ -111,6 +111,8 @@ const std::map<std::string, Kinds> connections = {
              rows_of(norm,
                      "per_layer_projection_norm.weight post_per_layer_input_norm.weight "
                      "laurel.post_laurel_norm.weight")})},
+    {"moda", joined(rows_of(input_projection, "mlp.depth_k_proj.weight mlp.depth_v_proj.weight", true),
+                    {rows_of(norm, "mlp.depth_k_norm.weight")})},
     {"relay", rows_of(width_router, "self_attn.relay_gate.weight")},
 };
 

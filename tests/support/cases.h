@@ -153,7 +153,8 @@ inline std::vector<Case> cases() {
       "gated_streams:hc_count=3:hc_lowrank=5,gated_streams:hc_count=1,"
       "gemma3n:hidden_size_per_layer_input=3:laurel_rank=5,gemma3n:laurel_form=paper:hidden_size_per_layer_input=0,"
       "gemma3n:laurel_rank=0:hidden_size_per_layer_input=5:embed_scale=none,"
-      "depth_attention:depth_stride=1,depth_attention:depth_start=2:depth_stride=4:depth_recent=1";
+      "depth_attention:depth_stride=1,depth_attention:depth_start=2:depth_stride=4:depth_recent=1,"
+      "moda:depth_start=2:depth_window=1,moda:depth_window=2:ffn_kv=false";
   const char* full =
       "hyper:norm=layernorm:prenorm=rmsnorm:layer_index=sublayer:rate=2,sla:distance=2:heads=3,satformer:last_k=2,"
       "shortcuts:unet=true:value_from=x0:lanes_from=3:attn_saved=1:mudd_tail=both:mudd_width=5";

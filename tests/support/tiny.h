@@ -124,7 +124,8 @@ class Counting : public Source {
 // see: its gradient is 0 but for rounding. A LLaMA's is rotated, so it moves them by the distance; attention over depth
 // compares keys of several layers, each with its bias.
 inline bool is_key_bias(const Parameter& row, const Config& config) {
-  return config.gpt2() && config.arch != "depth_attention" &&
+  const bool over_depth = config.arch == "depth_attention" || config.arch == "moda";
+  return config.gpt2() && !over_depth &&
          (row.name.ends_with("k_proj.bias") || row.name.ends_with("input_layernorm_k.bias"));
 }
 

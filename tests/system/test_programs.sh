@@ -494,6 +494,9 @@ laurel_rank gemma3n --laurel-rank -1
 depth_start depth_attention --depth-start 0
 depth_stride depth_attention --depth-stride -1
 depth_recent depth_attention --depth-recent -1
+depth_start moda --depth-start 0
+depth_window moda --depth-window -1
+ffn_kv moda --ffn-kv maybe
 norm mudd --norm post
 END
 for sizes in '[1]' '[0,1]' 16; do  # in place of --ffn

@@ -108,6 +108,7 @@ TEST_CASE("accounting: what every architecture adds to Muon's rows, to matrices 
       {"gated_streams", {0, 0, 1600, 1816}, {0, 0, 1600, 1744}},
       {"gated_streams:hc_lowrank=2", {18, 1152, 2176, 2392}, {18, 1152, 2176, 2320}},
       {"depth_attention", {0, 0, 0, 0}, {0, 0, 0, 0}},
+      {"moda", {6, 192, 192, 192}, {6, 384, 384, 384}},
       {"gemma3n", {17, 28672, 28672, 28992}, {17, 28672, 28672, 28992}},
       {"relay", {0, 0, 48, 48}, {0, 0, 96, 96}},
   };

@@ -96,10 +96,13 @@ TEST_CASE("arch list: options that amount to nothing are refused, or said") {
   CHECK(has(remark("depth_attention:depth_start=4"), "the plain model"));
   CHECK(has(remark("depth_attention:depth_stride=1:depth_recent=1"), "depth_recent has no effect"));
   CHECK(has(remark("depth_attention:depth_stride=3:depth_recent=3"), "depth_stride has no effect"));
+  CHECK(has(remark("moda:depth_start=4"), "the plain model"));
+  CHECK(has(remark("moda:depth_window=3"), "depth_window 3 has no effect"));
   for (const char* text : {"attnres:attn_res_block_size=0", "attnres:attn_res_block_size=3", "kv_share", "shortcuts",
                            "kv_share:sharing=suffix:num_kv_shared_layers=1", "shortcuts:value_embeds=none",
                            "shortcuts:value_embeds=list:value_layers=[1]", "mhc:mixing=identity", "llama",
-                           "depth_attention", "depth_attention:depth_start=3:depth_stride=3:depth_recent=2"})
+                           "depth_attention", "depth_attention:depth_start=3:depth_stride=3:depth_recent=2", "moda",
+                           "moda:depth_start=2:depth_window=2:ffn_kv=false"})
     CHECK(remark(text).empty());
 }
 
