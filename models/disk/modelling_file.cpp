@@ -97,6 +97,12 @@ std::string modelling_file(const std::string& arch) {
          "Model\n  reference, config_class = " + stem + ", " + name + "Config\n";
 }
 
+// Does this Python replace what a layer does, with its norms, and not only add to it?
+static bool has_own_layer(const std::string& python) {
+  const size_t layer = python.find("(Layer):");
+  return layer != std::string::npos && python.find("def forward(", layer) < python.find("\nclass ", layer);
+}
+
 std::string without_modelling_file(const Config& config) {
   const std::string& arch = config.arch;
   if (file_of(arch).empty()) return "";
@@ -104,8 +110,9 @@ std::string without_modelling_file(const Config& config) {
   const bool alone = arch == config.backbone && !has_engram(config), again = config.loop.tied && config.loop.passes > 1;
   if (has_anchor(config) && again && !alone)
     return why + "a modelling file runs layers several times only where nothing is beside them; try --loop-tied false";
-  const bool own_layer = python_files().at(file_of(arch)).find("(Layer):") != std::string::npos;
-  return config.block_norm != "pre" && own_layer ? why + "its modelling file knows no --block-norm" : "";
+  return config.block_norm != "pre" && has_own_layer(python_files().at(file_of(arch)))
+             ? why + "its modelling file knows no --block-norm"
+             : "";
 }
 
 std::vector<std::string> modelling_files_in(const std::string& model_dir) {
