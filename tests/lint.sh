@@ -37,8 +37,8 @@ kernels/emulator: engine
 kernels/cuda: engine kernels/emulator
 kernels: engine kernels/cpu kernels/cuda
 kernels/block: engine kernels kernels/cpu kernels/cuda
-kernels/attention: engine kernels kernels/cpu kernels/cuda
 kernels/depth: engine kernels kernels/cpu kernels/cuda kernels/block
+kernels/attention: engine kernels kernels/cpu kernels/cuda kernels/depth
 kernels/depth/streams: engine kernels kernels/cpu kernels/cuda kernels/block kernels/depth
 kernels/optim: engine kernels kernels/cpu kernels/cuda
 kernels/reference: engine kernels/cpu

@@ -208,7 +208,7 @@ depth_2026() {
   local loops=llama:loop=anchor,llama:loop=anchor:loop_passes=2,llama:loop=stack:loop_passes=2
   loops=$loops,llama:loop=stack:loop_passes=2:exit_gate=true,llama:block_norm=branch
   local packs=shortcuts,shortcuts:unet=true,shortcuts:value_from=x0,shortcuts:lanes_from=3,shortcuts:attn_saved=2
-  packs=$packs,shortcuts:mudd_tail=both,gemma3n
+  packs=$packs,shortcuts:mudd_tail=both,gemma3n,moda
   part depth_2026/d6 --arch "llama,$loops,llama:engram_layers=[1]:engram_rows=4096,depth_attention,$packs" \
     --data "$out/english/tokens" --val-data "$out/english/held/train_*.bin" --width 96 --layers 6 --heads 6 --ffn 256 \
     --tie true --seq 128 --batch 16 --steps 300 --warmup 15 --schedule wsd_linear --weight-decay 0.1 --clip 1 \

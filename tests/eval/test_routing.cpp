@@ -1,70 +1,13 @@
 // analyze --what routing and circuits: what they say of the models, against what the models compute.
 #include "engine/io/json.h"
-#include "eval/inside/routing/routing.h"
 #include "tests/support/cases.h"
-#include "tests/support/inside.h"
+#include "tests/support/routed.h"
 
 using namespace crossply;
 using namespace crossply::test;
 
 namespace {
 
-// A tiny model with windows to look at, of which so many tokens count.
-class Routed {
- public:
-  explicit Routed(const Config& config, std::vector<int64_t> lengths = {1})
-      : model(config), weights_only_(!find_routing(config.arch)->reads_data) {
-    for (size_t i = 0; i < lengths.size() && !weights_only_; ++i) {
-      const auto from = model.tokens.begin() + static_cast<std::ptrdiff_t>(i) * TinyModel::T;
-      windows.push_back({{from, from + TinyModel::T}, {}, lengths[i]});
-    }
-  }
-  // As training starts; plain: as an --init of the plain backbone does.
-  void start(bool plain) {
-    if (plain) find_architecture(model.config.arch).make(model.config)->start_as_plain(model.params, model.config);
-    model.params.initialise(1);
-  }
-  RoutingFound look() {
-    Probe probe(*model.device, model.params, model.config, 1, weights_only_ ? routing_tokens : TinyModel::T, "tiny");
-    return find_routing(model.config.arch)->look(input(probe));
-  }
-  RoutingInput input(Probe& probe) { return {probe, model.params, model.config, "tiny", windows}; }
-  // What the model makes of the first window.
-  void run() {
-    values.emplace(*model.device, model.params, model.config, 1, TinyModel::T, "tiny");
-    for (const std::string& name : values->names()) values->keep(name);
-    values->run(model.tokens.data());
-  }
-  double at(const std::string& name, int64_t i) { return values->at(name)[static_cast<size_t>(i)]; }
-  int64_t layers() const { return applications_of(model.config).count(); }
-
-  TinyModel model;
-  std::optional<Probe> values;
-  std::vector<TokenWindow> windows;
-
- private:
-  bool weights_only_;
-};
-
-const RoutingRows& map_of(const RoutingFound& found, const std::string& name) {
-  for (const RoutingBand& band : found.bands)
-    for (const RoutingMap& map : band.maps)
-      if (map.name == name) return map.rows;
-  FAIL("no map " << name);
-  return found.bands[0].maps[0].rows;
-}
-const std::vector<double>& curve_of(const RoutingFound& found, const std::string& name) {
-  for (const RoutingCurve& curve : found.curves)
-    if (curve.name == name) return curve.y;
-  FAIL("no curve " << name);
-  return found.curves[0].y;
-}
-double fact_of(const RoutingFound& found, const std::string& name) {
-  for (const auto& [key, value] : found.facts)
-    if (key == name) return value;
-  FAIL("no number " << name);
-  return 0;
-}
 double number(double x) { return std::isfinite(x) ? x : 0; }
 
 // Every row and what it should be; NaN: nothing there.
@@ -344,48 +287,6 @@ TEST_CASE("routing: the sources times the weights of attnres are what its sublay
       for (const double x : row)
         if (std::isfinite(x)) CHECK(x == doctest::Approx(1 / read));
     }
-  }
-}
-
-TEST_CASE("routing: the values times the shares of depth_attention are what attention reads") {
-  const std::vector<std::set<size_t>> read{{0}, {1}, {0, 1, 2}, {0, 2, 3}};
-  Routed r(tiny_with("depth_attention:depth_start=2:depth_stride=4:depth_recent=1", 1));  // one head, one token
-  const RoutingFound found = r.look();
-  const RoutingRows& shares = map_of(found, "shares");
-  r.run();
-  for (size_t l = 0; l < 4; ++l) {
-    for (size_t j = 0; j < 4; ++j) CHECK(std::isfinite(shares[l][j]) == read[l].contains(j));
-    CHECK((curve_of(found, "entropy")[l] > 0) == (l > 1));
-    for (int64_t i = 0; i < r.model.config.head_dim; ++i) {
-      double sum = 0;
-      for (const size_t j : read[l]) sum += shares[l][j] * r.at(str(j == l ? "own_value." : "value.", j), i);
-      CHECK(sum == doctest::Approx(r.at(str("value.", l), i)).epsilon(1e-5));
-    }
-  }
-}
-
-TEST_CASE("routing: the values times the shares of moda are what its queries get") {
-  for (const char* choice : {"moda", "moda:depth_start=2:depth_window=2:ffn_kv=false"}) {
-    CAPTURE(choice);
-    Routed r(tiny_with(choice, 1));  // one token, which reads itself of the sequence
-    const RoutingFound found = r.look();
-    const RoutingRows& shares = map_of(found, "attention_slots");
-    r.run();
-    const int64_t D = r.model.config.head_dim, H = r.model.config.num_attention_heads;
-    for (size_t l = 0; l < 4; ++l)
-      for (int64_t d = 0; d < D; ++d) {
-        double got = 0, want = 0;
-        for (size_t j = 0; j <= l; ++j) {
-          if (std::isfinite(shares[l][j])) want += shares[l][j] * r.at(str("value.", j), d);
-          if (r.values->has(str("depth_value.", j)) && std::isfinite(map_of(found, "mlp_slots")[l][j]))
-            want += map_of(found, "mlp_slots")[l][j] * r.at(str("depth_value.", j), d);
-        }
-        for (int64_t h = 0; h < H; ++h) got += r.at(str("attended.", l), h * D + d) / static_cast<double>(H);
-        CHECK(got == doctest::Approx(want).epsilon(1e-5).scale(0.1));
-      }
-    const double whole = shares[3][3] + curve_of(found, "depth")[3];
-    CHECK(whole == doctest::Approx(1).epsilon(1e-12));
-    CHECK((curve_of(found, "depth")[1] > 0) == (std::string(choice) == "moda"));
   }
 }
 

@@ -1,0 +1,47 @@
+// analyze --what routing of attention over depth: what it says against what the models compute.
+#include "tests/support/routed.h"
+
+using namespace crossply;
+using namespace crossply::test;
+
+TEST_CASE("routing: the values times the shares of depth_attention are what attention reads") {
+  const std::vector<std::set<size_t>> read{{0}, {1}, {0, 1, 2}, {0, 2, 3}};
+  Routed r(tiny_with("depth_attention:depth_start=2:depth_stride=4:depth_recent=1", 1));  // one head, one token
+  const RoutingFound found = r.look();
+  const RoutingRows& shares = map_of(found, "shares");
+  r.run();
+  for (size_t l = 0; l < 4; ++l) {
+    for (size_t j = 0; j < 4; ++j) CHECK(std::isfinite(shares[l][j]) == read[l].contains(j));
+    CHECK((curve_of(found, "entropy")[l] > 0) == (l > 1));
+    for (int64_t i = 0; i < r.model.config.head_dim; ++i) {
+      double sum = 0;
+      for (const size_t j : read[l]) sum += shares[l][j] * r.at(str(j == l ? "own_value." : "value.", j), i);
+      CHECK(sum == doctest::Approx(r.at(str("value.", l), i)).epsilon(1e-5));
+    }
+  }
+}
+
+TEST_CASE("routing: the values times the shares of moda are what its queries get") {
+  for (const char* choice : {"moda", "moda:depth_start=2:depth_window=2:ffn_kv=false"}) {
+    CAPTURE(choice);
+    Routed r(tiny_with(choice, 1));  // one token, which reads itself of the sequence
+    const RoutingFound found = r.look();
+    const RoutingRows& shares = map_of(found, "attention_slots");
+    r.run();
+    const int64_t D = r.model.config.head_dim, H = r.model.config.num_attention_heads;
+    for (size_t l = 0; l < 4; ++l)
+      for (int64_t d = 0; d < D; ++d) {
+        double got = 0, want = 0;
+        for (size_t j = 0; j <= l; ++j) {
+          if (std::isfinite(shares[l][j])) want += shares[l][j] * r.at(str("value.", j), d);
+          if (r.values->has(str("depth_value.", j)) && std::isfinite(map_of(found, "mlp_slots")[l][j]))
+            want += map_of(found, "mlp_slots")[l][j] * r.at(str("depth_value.", j), d);
+        }
+        for (int64_t h = 0; h < H; ++h) got += r.at(str("attended.", l), h * D + d) / static_cast<double>(H);
+        CHECK(got == doctest::Approx(want).epsilon(1e-5).scale(0.1));
+      }
+    const double whole = shares[3][3] + curve_of(found, "depth")[3];
+    CHECK(whole == doctest::Approx(1).epsilon(1e-12));
+    CHECK((curve_of(found, "depth")[1] > 0) == (std::string(choice) == "moda"));
+  }
+}
