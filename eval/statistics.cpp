@@ -25,15 +25,18 @@ double probability_within(double t, int64_t v) {
 
 }  // namespace
 
-double student_t95(int64_t v) {
-  CHECK_THAT(v >= 1, "degrees of freedom: ", v);
-  double low = 0, high = 13;  // of one degree of freedom it is 12.7
+double student_t(double probability, int64_t v) {
+  CHECK_THAT(v >= 1 && probability > 0 && probability < 1, "degrees of freedom: ", v, ", probability ", probability);
+  double low = 0, high = 1;
+  while (probability_within(high, v) < probability) low = high, high *= 2;
   for (int i = 0; i < 60; ++i) {
     const double middle = (low + high) / 2;
-    (probability_within(middle, v) < 0.95 ? low : high) = middle;
+    (probability_within(middle, v) < probability ? low : high) = middle;
   }
   return high;
 }
+
+double student_t95(int64_t v) { return student_t(0.95, v); }
 
 double mean_of_finite(std::span<const double> values) {
   double sum = 0, count = 0;

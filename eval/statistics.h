@@ -21,7 +21,8 @@ Spread spread_of(const std::vector<double>& values);
 // Of those that are finite; NaN of none.
 double mean_of_finite(std::span<const double> values);
 
-// t for which |T| <= t in 95 of 100 cases, of Student's distribution.
+// t for which |T| <= t with this probability, of Student's distribution; and in 95 of 100 cases.
+double student_t(double probability, int64_t degrees_of_freedom);
 double student_t95(int64_t degrees_of_freedom);
 
 }  // namespace crossply

@@ -1,0 +1,241 @@
+#include "eval/dunnett.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <numbers>
+#include <tuple>
+
+#include "engine/rng.h"
+#include "eval/statistics.h"
+
+namespace crossply {
+namespace {
+
+constexpr int64_t tables = 100'000;  // of a critical value: its level is then 5 % to 0.07
+constexpr int64_t repeats = 10'000;  // of the difference that could be seen
+constexpr double family_level = 0.95, cochran_level = 0.99, seen_level = 0.8;
+
+// What is drawn in sequence.
+class Draw {
+ public:
+  explicit Draw(const char* what) : random_(0, stream_of(what)) {}
+  double normal() {
+    const double radius = std::sqrt(-2 * std::log(1 - random_.uniform()));
+    return radius * std::cos(2 * std::numbers::pi * random_.uniform());
+  }
+  // A variance of so many degrees of freedom, whose mean is 1: two of them are an exponential number.
+  double variance(int64_t degrees) {
+    double sum = 0;
+    for (int64_t i = 0; i + 1 < degrees; i += 2) sum -= 2 * std::log(1 - random_.uniform());
+    if (degrees % 2 == 1) {
+      const double z = normal();
+      sum += z * z;
+    }
+    return sum / static_cast<double>(degrees);
+  }
+
+ private:
+  Random random_;
+};
+
+double quantile(std::vector<double> values, double level) {
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(level * static_cast<double>(values.size()));
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
+}
+
+// simulate() once for each of these sizes in a program.
+template <class Key, class F>
+double once_for(const Key& key, F&& simulate) {
+  static std::mutex mutex;
+  static std::map<Key, double> known;
+  const std::scoped_lock lock(mutex);
+  const auto found = known.find(key);
+  return found != known.end() ? found->second : known[key] = simulate();
+}
+
+double squared_sum(const std::vector<double>& values) {
+  const Spread spread = spread_of(values);
+  return spread.n > 1 ? spread.sd * spread.sd * static_cast<double>(spread.n - 1) : 0;
+}
+
+// The numbers of seeds of the arms that share a deviation, and its degrees of freedom.
+struct Pool {
+  std::vector<int64_t> n;
+  int64_t degrees = 0;
+  double squares = 0;
+  void add(const std::vector<double>& losses) {
+    degrees += static_cast<int64_t>(losses.size()) - 1;
+    squares += squared_sum(losses);
+  }
+  double sd() const { return degrees > 0 ? std::sqrt(squares / static_cast<double>(degrees)) : NAN; }
+};
+
+// Over all arms, of those seeds that both have: how far both are from their means there.
+double seed_correlation(const ArmLosses& backbone, const std::vector<ArmLosses>& arms) {
+  double xy = 0, xx = 0, yy = 0;
+  for (const ArmLosses& arm : arms) {
+    std::vector<double> x, y;
+    for (const SeedLoss& mine : arm.seeds)
+      for (const SeedLoss& other : backbone.seeds)
+        if (mine.seed == other.seed && std::isfinite(mine.loss) && std::isfinite(other.loss))
+          x.push_back(other.loss), y.push_back(mine.loss);
+    const double x_mean = spread_of(x).mean, y_mean = spread_of(y).mean;
+    for (size_t i = 0; i < x.size(); ++i) {
+      xy += (x[i] - x_mean) * (y[i] - y_mean);
+      xx += (x[i] - x_mean) * (x[i] - x_mean), yy += (y[i] - y_mean) * (y[i] - y_mean);
+    }
+  }
+  return xx > 0 && yy > 0 ? xy / std::sqrt(xx * yy) : NAN;
+}
+
+// Welch's test of one arm, at the level that `arms` of them need to raise one false alarm in twenty tables.
+Verdict welch(const Spread& arm, const Spread& backbone, size_t arms) {
+  const double a = arm.sd * arm.sd / static_cast<double>(arm.n), b = backbone.error() * backbone.error();
+  Verdict verdict{arm.mean - backbone.mean, std::sqrt(a + b)};
+  if (arm.n < 2 || backbone.n < 2) return verdict;
+  const double degrees =
+      (a + b) * (a + b) / (a * a / static_cast<double>(arm.n - 1) + b * b / static_cast<double>(backbone.n - 1));
+  const double level = std::pow(family_level, 1 / static_cast<double>(arms));
+  // Two arms of the same numbers have no degrees of freedom, and no difference either.
+  verdict.interval = verdict.error * student_t(level, std::max<int64_t>(1, static_cast<int64_t>(degrees)));
+  verdict.tested = true;
+  return verdict;
+}
+
+}  // namespace
+
+bool ArmLosses::diverged() const {
+  return std::any_of(seeds.begin(), seeds.end(), [](const SeedLoss& seed) { return !std::isfinite(seed.loss); });
+}
+
+std::vector<double> ArmLosses::losses() const {
+  std::vector<double> list;
+  for (const SeedLoss& seed : seeds)
+    if (std::isfinite(seed.loss)) list.push_back(seed.loss);
+  return list;
+}
+
+double dunnett_critical(int64_t n0, int64_t backbone_degrees, const std::vector<int64_t>& n, int64_t arms_degrees) {
+  std::vector<int64_t> sizes = n;
+  std::sort(sizes.begin(), sizes.end());
+  return once_for(std::tuple(n0, backbone_degrees, sizes, arms_degrees), [&] {
+    Draw draw("dunnett");
+    std::vector<double> largest;
+    for (int64_t i = 0; i < tables; ++i) {
+      const double v = draw.variance(arms_degrees), v0 = backbone_degrees > 0 ? draw.variance(backbone_degrees) : v;
+      const double mean0 = draw.normal() / std::sqrt(static_cast<double>(n0));
+      double most = 0;
+      for (const int64_t count : sizes) {
+        const double inverse = 1 / static_cast<double>(count);
+        const double difference = draw.normal() * std::sqrt(inverse) - mean0;
+        most = std::max(most, difference * difference / (v0 / static_cast<double>(n0) + v * inverse));
+      }
+      largest.push_back(std::sqrt(most));
+    }
+    return quantile(std::move(largest), family_level);
+  });
+}
+
+double cochran_limit(const std::vector<int64_t>& degrees) {
+  std::vector<int64_t> sorted = degrees;
+  std::sort(sorted.begin(), sorted.end());
+  return once_for(sorted, [&] {
+    Draw draw("cochran");
+    std::vector<double> shares;
+    for (int64_t i = 0; i < tables; ++i) {
+      double most = 0, sum = 0;
+      for (const int64_t of_one : sorted) {
+        const double variance = draw.variance(of_one);
+        most = std::max(most, variance), sum += variance;
+      }
+      shares.push_back(most / sum);
+    }
+    return quantile(std::move(shares), cochran_level);
+  });
+}
+
+std::vector<size_t> unsteady(const std::vector<ArmLosses>& arms) {
+  struct Variance {
+    size_t place;
+    double value;
+    int64_t degrees;
+  };
+  std::vector<Variance> left;
+  for (size_t i = 0; i < arms.size(); ++i) {
+    const Spread spread = spread_of(arms[i].losses());
+    if (spread.n > 1 && !arms[i].diverged()) left.push_back({i, spread.sd * spread.sd, spread.n - 1});
+  }
+  std::vector<size_t> out;
+  while (left.size() > 1) {
+    const auto largest = std::max_element(left.begin(), left.end(),
+                                          [](const Variance& a, const Variance& b) { return a.value < b.value; });
+    std::vector<int64_t> degrees;
+    double sum = 0;
+    for (const Variance& one : left) sum += one.value, degrees.push_back(one.degrees);
+    if (!(largest->value > cochran_limit(degrees) * sum)) break;
+    out.push_back(largest->place);
+    left.erase(largest);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmLosses>& arms) {
+  FamilyVerdict out;
+  out.arms.resize(arms.size());
+  out.correlation = seed_correlation(backbone, arms);
+  const Spread base = spread_of(backbone.losses());
+  const bool own = base.n >= static_cast<int64_t>(seeds_of_own_deviation);
+  Pool pool;
+  for (const ArmLosses& arm : arms) {
+    const std::vector<double> losses = arm.losses();
+    if (arm.diverged() || arm.unsteady || losses.empty()) continue;
+    pool.n.push_back(static_cast<int64_t>(losses.size()));
+    pool.add(losses);
+  }
+  if (!own && base.n > 0) pool.add(backbone.losses());
+  out.arms_sd = pool.sd(), out.arms_degrees = pool.degrees;
+  out.backbone_sd = own ? base.sd : pool.sd(), out.backbone_degrees = own ? base.n - 1 : 0;
+  const bool testable = !backbone.diverged() && base.n > 0 && pool.degrees > 0 && !pool.n.empty();
+  out.backbone_seeds = base.n;
+  if (testable) {
+    out.fewest_seeds = *std::min_element(pool.n.begin(), pool.n.end());
+    out.critical = dunnett_critical(base.n, out.backbone_degrees, pool.n, pool.degrees);
+  }
+  for (size_t i = 0; i < arms.size(); ++i) {
+    const Spread arm = spread_of(arms[i].losses());
+    Verdict& verdict = out.arms[i];
+    verdict.difference = arm.mean - base.mean;
+    if (arms[i].diverged() || arm.n == 0 || backbone.diverged()) continue;
+    if (arms[i].unsteady) {
+      verdict = welch(arm, base, arms.size());
+    } else if (testable) {
+      verdict.error = std::sqrt(out.backbone_sd * out.backbone_sd / static_cast<double>(base.n) +
+                                pool.sd() * pool.sd() / static_cast<double>(arm.n));
+      verdict.interval = out.critical * verdict.error;
+      verdict.tested = true;
+    }
+    verdict.found = verdict.tested && std::abs(verdict.difference) > verdict.interval;
+  }
+  return out;
+}
+
+double detectable_difference(const FamilyVerdict& of) {
+  if (!std::isfinite(of.critical)) return NAN;
+  const auto n0 = static_cast<double>(of.backbone_seeds), n = static_cast<double>(of.fewest_seeds);
+  Draw draw("detectable difference");
+  std::vector<double> needed;  // in each repeat, on top of its noise
+  for (int64_t i = 0; i < repeats; ++i) {
+    const double v = of.arms_sd * of.arms_sd * draw.variance(of.arms_degrees);
+    const double own = of.backbone_sd * of.backbone_sd;
+    const double v0 = of.backbone_degrees > 0 ? own * draw.variance(of.backbone_degrees) : v;
+    const double of_arm = draw.normal() * of.arms_sd / std::sqrt(n),
+                 of_backbone = draw.normal() * of.backbone_sd / std::sqrt(n0);
+    needed.push_back(of.critical * std::sqrt(v0 / n0 + v / n) - (of_arm - of_backbone));
+  }
+  return quantile(std::move(needed), seen_level);
+}
+
+}  // namespace crossply

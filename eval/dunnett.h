@@ -1,0 +1,71 @@
+// Many arms against one backbone, each trained from a few seeds: which differences are more than chance, if all of them
+// together may raise a false alarm in one table of twenty. As Dunnett's test, but for what is said of deviations:
+//
+//   t_i = (mean_i - mean_0) / sqrt(s_0^2 / n_0 + s^2 / n_i),   found where |t_i| > c
+//
+// s is pooled over the arms. s_0 is the backbone's own where it has seeds enough, since every comparison uses it, and is
+// else pooled with the arms'. c is what the largest |t_i| stays below in 95 of 100 simulated tables of exactly these
+// sizes, in which all means and deviations are equal.
+//
+// An arm of a deviation unlike the others' is no part of that: `unsteady` finds it by Cochran's test, at 1 %, its limit
+// simulated too. It is tested by Welch's t with the deviation of its own seeds, of which it should be given more, at the
+// level that all arms together would have if each was tested so (Sidak). Seeds are not paired.
+//
+// Dunnett, A multiple comparison procedure, 1955. Cochran, The distribution of the largest of a set of estimated
+// variances, 1941. Welch, The generalization of Student's problem, 1947.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace crossply {
+
+struct SeedLoss {
+  uint64_t seed;
+  double loss;  // not finite: this seed diverged
+};
+struct ArmLosses {
+  std::string name;
+  std::vector<SeedLoss> seeds;
+  bool unsteady = false;  // by unsteady(), before it was given more seeds
+
+  bool diverged() const;               // any of its seeds; then it is not tested
+  std::vector<double> losses() const;  // the finite ones
+};
+
+// Places of arms whose deviation is larger than chance allows. Arms with fewer than two seeds, or with one that
+// diverged, do not count.
+std::vector<size_t> unsteady(const std::vector<ArmLosses>& arms);
+
+struct Verdict {
+  double difference = NAN;  // mean_i - mean_0
+  double error = NAN;       // its standard error
+  double interval = NAN;    // half of it: c times the error
+  bool tested = false;      // no: a seed diverged, or there is nothing to know a deviation from
+  bool found = false;       // the interval leaves out 0
+};
+struct FamilyVerdict {
+  int64_t backbone_seeds = 0, fewest_seeds = 0;    // the latter of the arms that share a deviation
+  double backbone_sd = NAN, arms_sd = NAN;         // deviations
+  int64_t backbone_degrees = 0, arms_degrees = 0;  // of freedom, of these; 0 of the backbone's: it is pooled
+  double critical = NAN;                           // c
+  double correlation = NAN;   // of losses from the same seed, backbone and arm, over all arms; NaN: none in common
+  std::vector<Verdict> arms;  // in their order
+};
+FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmLosses>& arms);
+// The difference that an arm of the fewest seeds would be found by in 80 % of 10,000 simulated repeats; NaN where
+// nothing can be tested.
+double detectable_difference(const FamilyVerdict& verdict);
+
+// How many seeds a backbone needs for a deviation of its own: with 8 that is known to a quarter.
+constexpr size_t seeds_of_own_deviation = 8;
+
+// c for arms of these numbers of seeds, whose deviations have `arms_degrees` degrees of freedom together; of a backbone
+// of n_0 seeds, whose own have backbone_degrees (0: pooled). Simulated once for each of these.
+double dunnett_critical(int64_t n0, int64_t backbone_degrees, const std::vector<int64_t>& n, int64_t arms_degrees);
+// The share that the largest of these variances has of their sum, or less, in 99 of 100 tables.
+double cochran_limit(const std::vector<int64_t>& degrees);
+
+}  // namespace crossply
