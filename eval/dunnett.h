@@ -3,13 +3,13 @@
 //
 //   t_i = (mean_i - mean_0) / sqrt(s_0^2 / n_0 + s^2 / n_i),   found where |t_i| > c
 //
-// s is pooled over the arms. s_0 is the backbone's own where it has seeds enough, since every comparison uses it, and is
-// else pooled with the arms'. c is what the largest |t_i| stays below in 95 of 100 simulated tables of exactly these
+// s is pooled over the arms. s_0 is the backbone's own where it has seeds enough, since every comparison uses it; else
+// it is pooled with the arms'. c is what the largest |t_i| stays below in 95 of 100 simulated tables of exactly these
 // sizes, in which all means and deviations are equal.
 //
-// An arm of a deviation unlike the others' is no part of that: `unsteady` finds it by Cochran's test, at 1 %, its limit
-// simulated too. It is tested by Welch's t with the deviation of its own seeds, of which it should be given more, at the
-// level that all arms together would have if each was tested so (Sidak). Seeds are not paired.
+// An arm of a deviation unlike the others' is no part of that: `unsteady` finds it by Cochran's test, at 1 %, whose
+// limit is simulated, too. Welch's t tests it with the deviation of its own seeds, of which it should be given more, at
+// the level that all arms together would have if each was tested so (Sidak). Seeds are not paired.
 //
 // Dunnett, A multiple comparison procedure, 1955. Cochran, The distribution of the largest of a set of estimated
 // variances, 1941. Welch, The generalization of Student's problem, 1947.

@@ -28,18 +28,21 @@ stopped() {
 }
 trap stopped INT TERM HUP
 
-# part NAME/PART FLAGS...: one comparison, begun or continued, and its record.
+# part NAME/PART FLAGS...: one comparison, begun or continued, and its record. Until then NAME/PART.begun has the records
+# of those of its runs that have ended, so that it goes on on another machine.
 part() {
-  local name=$1
+  local name=$1 begun=$records/$1.begun
   shift
   echo "== $name"
+  mkdir -p "$out/$name" "$begun"
+  ln -sfn "$(realpath "$begun")" "$out/$name/records"
   # 77: at some rate or seed the loss was not finite, which is a result, too.
   run "$build/compare" --resume --jobs "$jobs" "$@" --out "$out/$name" || {
     local code=$?
     [ $code = 77 ] || exit $code
   }
-  mkdir -p "$records/${name%/*}"
   "$build/figures" --take "$out/$name" --as "$records/$name.json"
+  rm -r "$begun" "$out/$name/records"
 }
 
 corpus() {
@@ -194,13 +197,20 @@ of_recipe() {
 }
 
 # QLabs' Operator-1 at equal tokens: six a parameter, width 16 d, heads of 16, d layers. d 12 only if it is named: hours.
-operator1() {
+operator1() { operator1_d4 && operator1_d6 && operator1_d8; }
+operator1_d4() { of_operator1 4 176 320 16 "$both,$halves" adamw,muon; }
+operator1_d6() { of_operator1 6 256 1000 16 "$both,$halves" adamw,muon; }
+operator1_d8() { of_operator1 8 352 1200 32 "$both" muon; }
+operator1_d12() { of_operator1 12 512 3500 64 "$both" muon; }
+both=llama,llama:loop=anchor halves=llama:loop=anchor:loop_norm=none,llama:loop=anchor:loop_alpha=0
+# d, feed-forward width, steps, batch, architectures, optimizers
+of_operator1() {
   english
-  local both=llama,llama:loop=anchor four
-  four=$both,llama:loop=anchor:loop_norm=none,llama:loop=anchor:loop_alpha=0
-  of_operator1 4 176 320 16 "$four" adamw,muon
-  of_operator1 6 256 1000 16 "$four" adamw,muon
-  of_operator1 8 352 1200 32 "$both" muon
+  part "operator1/d$1" --arch "$5" --optimizer "$6" --data "$out/english/tokens" \
+    --val-data "$out/english/held/train_*.bin" --width $((16 * $1)) --layers "$1" --heads "$1" --ffn "$2" --tie true \
+    --seq 256 --batch "$4" --steps "$3" --warmup $(($3 / 20)) --schedule wsd_linear --weight-decay 0.1 --clip 1 --beta1 0.8 \
+    --lr 2e-3,4e-3,8e-3 --muon-lr 1e-2,2e-2,4e-2 --seeds 1,2,3 --eval-every $(($3 / 4)) --eval-samples 1024 \
+    --save-every "$3" --keep 1
 }
 # All of it by one command, at one rate.
 depth_2026() {
@@ -213,15 +223,6 @@ depth_2026() {
     --data "$out/english/tokens" --val-data "$out/english/held/train_*.bin" --width 96 --layers 6 --heads 6 --ffn 256 \
     --tie true --seq 128 --batch 16 --steps 300 --warmup 15 --schedule wsd_linear --weight-decay 0.1 --clip 1 \
     --beta1 0.8 --lr 4e-3 --seeds 1,2 --eval-every 75 --eval-samples 512 --save-every 300 --keep 1
-}
-operator1_d12() { english && of_operator1 12 512 3500 64 llama,llama:loop=anchor muon; }
-# d, feed-forward width, steps, batch, architectures, optimizers
-of_operator1() {
-  part "operator1/d$1" --arch "$5" --optimizer "$6" --data "$out/english/tokens" \
-    --val-data "$out/english/held/train_*.bin" --width $((16 * $1)) --layers "$1" --heads "$1" --ffn "$2" --tie true \
-    --seq 256 --batch "$4" --steps "$3" --warmup $(($3 / 20)) --schedule wsd_linear --weight-decay 0.1 --clip 1 --beta1 0.8 \
-    --lr 2e-3,4e-3,8e-3 --muon-lr 1e-2,2e-2,4e-2 --seeds 1,2,3 --eval-every $(($3 / 4)) --eval-samples 1024 \
-    --save-every "$3" --keep 1
 }
 
 # Tested on the published questions where PROSQA names their file, prosqa_test.json of github.com/facebookresearch/coconut.
@@ -266,8 +267,9 @@ main() {
     depth_2026 arith_grid
   for experiment in "$@"; do
     case $experiment in
-      twelve | longer | newer | speed | arith | arith_grid | arith_long | routers | variants | literal | depth | recipe | operator1 | depth_2026 | operator1_d12 | prosqa | fine_tuning | \
-        small) "$experiment" ;;
+      small | arith | arith_grid | arith_long | prosqa | twelve | longer | newer | speed | routers | variants | literal | \
+        depth | fine_tuning | recipe | operator1 | operator1_d4 | operator1_d6 | operator1_d8 | operator1_d12 | depth_2026)
+        "$experiment" ;;
       *) echo "error: $experiment is no experiment; see the head of $0" >&2 && exit 64 ;;
     esac
   done

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 
 #include "engine/io/json_file.h"
 #include "tests/support/comparison_cases.h"
@@ -312,6 +313,43 @@ TEST_CASE("comparison: the time left counts only the runs that have steps to do"
   Comparison again = example(scratch.path);
   take_up(again);
   CHECK(again.runs[1].state == RunState::waiting);  // what was removed is trained again
+}
+
+TEST_CASE("comparison: what has a record is done, in another directory and without its files") {
+  const TempDir scratch;
+  Comparison comparison = example(scratch.file("here"));
+  for (const ComparedRun& run : comparison.runs) fs::create_directories(scratch.file("here/" + run_directory(run)));
+  RunCurves& curves = comparison.runs[0].result.curves;
+  curves.answer_step = {2, 4}, curves.answers = {0.5, 0.6}, curves.steps_valid = {0.1, 0.2};
+  curves.hard_answers = {0.25, NAN};
+  comparison.runs[0].environment = R"({"machine": {"cores": 2}})";
+  comparison.runs[0].result.curves.seconds = {1, 2, 77};
+  CHECK(write_records(comparison).empty());
+  CHECK(fs::exists(scratch.file("here/records/llama.json")));
+  CHECK(!fs::exists(scratch.file("here/records/mudd.json")));  // stopped: it goes on
+  fs::create_directories(scratch.file("there"));
+  fs::copy(scratch.file("here/records"), scratch.file("there/records"));
+  Comparison there = example(scratch.file("there"));
+  for (ComparedRun& run : there.runs) run.state = RunState::waiting, run.result.curves = {};
+  take_up(there);
+  CHECK(is_done(there.runs[0]));
+  CHECK(is_done(there.runs[1]));
+  CHECK(diverged(there.runs[2]));
+  CHECK(there.runs[3].state == RunState::waiting);
+  CHECK(there.runs[0].result.test_loss == comparison.runs[0].result.test_loss);
+  CHECK(there.runs[0].result.curves.test_loss == comparison.runs[0].result.curves.test_loss);
+  CHECK(there.runs[0].result.curves.hard_answers[0] == 0.25);
+  CHECK(std::isnan(there.runs[0].result.curves.hard_answers[1]));
+  const json written = known_json(results_json(there))["runs"][0];
+  CHECK(written["environment"]["machine"]["cores"] == 2);
+  CHECK(written["training_seconds"] == 77);
+  CHECK(write_records(there).empty());  // nothing is new
+
+  Comparison other = example(scratch.file("there"));
+  other.data_digest = "of others";
+  CHECK_THROWS_WITH_AS(take_up(other), doctest::Contains("trained on other data"), Error);
+  std::ofstream(scratch.file("there/records/lime.json")) << "{}";
+  CHECK_THROWS_WITH_AS(take_up(there), doctest::Contains("lime.json: this is no record of a run; remove it"), Error);
 }
 
 TEST_CASE("comparison: a run that was stopped is not among those that have ended") {

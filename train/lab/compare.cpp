@@ -207,7 +207,8 @@ void print_next(const Comparison& comparison, const std::string& program) {
   const std::vector<Arm> arms = arms_of(comparison);
   for (const Arm& arm : arms) {
     const ComparedRun& run = comparison.runs[arm.seeds.front()];  // at its best rate
-    if (is_done(run) && run.result.test_loss < least) least = run.result.test_loss, best = run.result.run_dir;
+    if (is_done(run) && run.result.test_loss < least && path_exists(run.result.run_dir))
+      least = run.result.test_loss, best = run.result.run_dir;
   }
   const bool text = parse_data_spec(comparison.data).kind == DataSpec::Kind::text;
   if (!best.empty()) std::printf("next:     %s\n", generate_command(program, best, comparison.data, text).c_str());
@@ -252,6 +253,12 @@ void draw_missing_figures(Comparison& comparison) {
   }
 }
 
+// Returns the first error; "" if all is written.
+std::string write_all(const Comparison& comparison) {
+  const std::string of_records = write_records(comparison), of_results = write_results(comparison);
+  return of_records.empty() ? of_results : of_records;
+}
+
 // Returns the error of the last attempt to write the results. A figure that cannot be written does not end the runs.
 std::string train_all(Comparison& comparison, int64_t asked) {
   const Jobs jobs = choose_jobs(comparison, asked);
@@ -259,13 +266,13 @@ std::string train_all(Comparison& comparison, int64_t asked) {
   std::string told;
   const auto after_each = [&] {
     extend(comparison);
-    const std::string error = write_results(comparison);
+    const std::string error = write_all(comparison);
     if (!error.empty() && error != told) print_line("note: " + error + "; the runs go on", false);
     told = error;
   };
   if (jobs.count > 1) train_side_by_side(comparison, jobs.count, after_each);
   else train_one_by_one(comparison, after_each);
-  return write_results(comparison);  // also if no run was left to do: --arch may show others now
+  return write_all(comparison);  // also if no run was left to do: --arch may show others now
 }
 
 Exit run(Experiment& o, ComparisonDir& dir) {

@@ -28,11 +28,12 @@ struct ComparedRun {
   TrainPlan plan;
   TrainResult result;  // before the run, and where it failed: the plan
   RunState state = RunState::waiting;
-  std::string error = "";      // why it failed
-  std::string directory = "";  // in that of the comparison
-  int64_t side_by_side = 1;    // runs that shared the machine
-  bool tried = false;          // by this program
-  bool found = false;          // its rate was not asked for: extend() added it
+  std::string error = "";        // why it failed
+  std::string directory = "";    // in that of the comparison
+  int64_t side_by_side = 1;      // runs that shared the machine
+  bool tried = false;            // by this program
+  bool found = false;            // its rate was not asked for: extend() added it
+  std::string environment = "";  // as its record has it, in JSON, where its directory is gone
 };
 
 // The first run's architecture is the yardstick, with which the others are compared. Of a run that is not done, the
@@ -174,6 +175,10 @@ std::string write_results(const Comparison& comparison);
 // compare.svg alone, while runs are going on.
 std::string draw_comparison(const Comparison& comparison);
 
+// Writes OUT/records/DIRECTORY.json of each run that has ended by itself: all that the comparison needs to know of it.
+// With its record a run is done, though its directory may be gone; records may be brought to another machine, where the
+// comparison then goes on. Returns the text of the first Exit::io error; "" if all are written.
+std::string write_records(const Comparison& comparison);
 // A run as results.json has it, and back: what only the run could say. path: where it stood, for errors.
 nlohmann::json to_json(const Comparison& comparison, const ComparedRun& run);
 void take_up(ComparedRun& run, const nlohmann::json& saved, const std::string& out, const std::string& path);

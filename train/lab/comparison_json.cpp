@@ -61,6 +61,11 @@ json json_of(const Comparison& comparison, const Arm& arm, const std::vector<Arm
   return out;
 }
 
+json environment_of(const Comparison& comparison, const ComparedRun& run) {
+  if (!run.environment.empty()) return known_json(run.environment);
+  return recorded_environment(comparison.out + "/" + run_directory(run) + "/environment.jsonl");
+}
+
 // Every evaluation of a run, so that results.json alone can be drawn.
 json evaluations_of(const RunCurves& curves) {
   return {{"step", curves.test_step},  {"test_loss", curves.test_loss},     {"answer_step", curves.answer_step},
@@ -83,6 +88,9 @@ void take_evaluations(RunCurves& curves, const json& saved) {
       saved["answers"].size() != saved["steps_valid"].size())
     return;
   for (const auto& [key, list] : lists) saved[key].get_to(*list);
+  const json hard = saved.value("hard_answers", json());  // null where the task has none
+  if (!hard.is_array() || hard.size() != curves.answers.size()) return;
+  for (const json& share : hard) curves.hard_answers.push_back(share.is_number() ? share.get<double>() : NAN);
 }
 
 constexpr const char* about =
@@ -142,6 +150,35 @@ json read_results(const std::string& path) {
       fail(Exit::bad_data, path, ": the run ", run["name"].get<std::string>(), " has no \"flags\"");
   }
   return all;
+}
+
+std::string record_path(const std::string& out, const ComparedRun& run) {
+  return out + "/records/" + run_directory(run) + ".json";
+}
+
+// The records in the directory of a comparison, each of a run that has ended, by name. Throws Exit::bad_data for what
+// is none, or of other data.
+std::vector<json> read_records(const Comparison& comparison) {
+  std::set<std::string> paths;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(comparison.out + "/records", ignored))
+    if (entry.path().extension() == ".json") paths.insert(entry.path().string());
+  std::vector<json> records;
+  for (const std::string& path : paths) {
+    json record = read_json(path);
+    const auto text = [&](const char* key) {
+      return record.contains(key) && record[key].is_string() ? record[key].get<std::string>() : "";
+    };
+    if (text("format") != "crossply run" || !record.contains("flags") || !record["flags"].is_object() ||
+        text("directory") + ".json" != fs::path(path).filename())
+      fail(Exit::bad_data, path, ": this is no record of a run; remove it, and the run is trained again");
+    check_name(text("name"), path);
+    if (text("data_digest") != comparison.data_digest)
+      fail(Exit::bad_data, path, ": this run was trained on other data than ", comparison.data,
+           "; put that back, or start anew with another --out");
+    records.push_back(std::move(record));
+  }
+  return records;
 }
 
 Exit exit_code_of(const json& run, const std::string& path) {
@@ -280,6 +317,22 @@ json to_json(const Comparison& comparison, const ComparedRun& run) {
   return out;
 }
 
+// As to_json, with all that else its directory's files have.
+static json whole_json(const Comparison& comparison, const ComparedRun& run) {
+  json out = to_json(comparison, run);
+  out["evaluations"] = evaluations_of(run.result.curves);
+  out["environment"] = environment_of(comparison, run);
+  return out;
+}
+
+// The inverse.
+static void take_what_files_had(ComparedRun& run, const json& saved) {
+  take_evaluations(run.result.curves, saved.value("evaluations", json()));
+  const json seconds = saved.value("training_seconds", json()), environment = saved.value("environment", json());
+  if (seconds.is_number()) run.result.curves.seconds = {seconds.get<double>()};
+  if (environment.is_object()) run.environment = json_text(environment);
+}
+
 void take_up(ComparedRun& run, const json& saved, const std::string& out, const std::string& path) {
   const auto number = [&](const char* key, double otherwise) {
     const auto found = saved.find(key);
@@ -299,10 +352,27 @@ void take_up(ComparedRun& run, const json& saved, const std::string& out, const 
   r.answers = number("answers", -1);
   r.steps_valid = number("steps_valid", -1);
   r.curves = read_curves(out + "/" + run_directory(run) + "/metrics.jsonl");
-  if (r.curves.step.empty()) take_evaluations(r.curves, saved.value("evaluations", json()));
+  if (r.curves.step.empty()) take_what_files_had(run, saved);
   run.side_by_side = static_cast<int64_t>(std::clamp(number("runs_side_by_side", 1), 1.0, 1e6));
   if (saved.contains("error") && saved["error"].is_string()) run.error = saved["error"];
   if (is_done(run) && number("steps_done", 0) < static_cast<double>(run.plan.steps)) run.state = RunState::stopped;
+}
+
+std::string write_records(const Comparison& comparison) {
+  const std::string directory = comparison.out + "/records";
+  return io_error_of([&] {
+    std::error_code error;
+    fs::create_directories(directory, error);
+    if (error) fail_io("create", directory, error.value());
+    for (const ComparedRun& run : comparison.runs) {
+      const std::string path = record_path(comparison.out, run);
+      if (is_unfinished(run) || path_exists(path)) continue;
+      json record = {{"format", "crossply run"}, {"version", 1}, {"data_digest", comparison.data_digest}};
+      record.update(whole_json(comparison, run));
+      for (const char* of_others : {"relative_memory", "relative_time", "metrics"}) record.erase(of_others);
+      write_file_atomically(path, json_text_mended(record, 2) + "\n");
+    }
+  });
 }
 
 std::string results_json(const Comparison& comparison) {
@@ -317,9 +387,7 @@ std::string results_json(const Comparison& comparison) {
   for (size_t i = 0; i < comparison.runs.size(); ++i) {
     const ComparedRun& run = comparison.runs[i];
     if (run.state == RunState::waiting && !listed.contains(i)) continue;
-    runs.push_back(to_json(comparison, run));
-    runs.back()["evaluations"] = evaluations_of(run.result.curves);
-    runs.back()["environment"] = recorded_environment(comparison.out + "/" + run_directory(run) + "/environment.jsonl");
+    runs.push_back(whole_json(comparison, run));
   }
   for (const std::string& other : comparison.others) others.push_back(known_json(other));
   const double chance = chance_of(comparison.data);  // of answers
@@ -398,8 +466,8 @@ void take_run(ComparedRun& run, const json& saved, const std::string& out, const
   refuse_other_run(saved, run, run.plan.out, path);
   take_up(run, saved, out, path);
   run.result.run_dir = run.plan.out;
-  // What somebody removed is trained again.
-  if (is_done(run) && !path_exists(run.plan.out)) run.state = RunState::waiting;
+  // What somebody removed is trained again, but for what a record has.
+  if (is_done(run) && !path_exists(run.plan.out) && !path_exists(record_path(out, run))) run.state = RunState::waiting;
   if (is_done(run)) refuse_other_tests(saved["flags"], run, run.plan.out);
 }
 
@@ -427,22 +495,39 @@ bool add_found_rate(Comparison& comparison, const json& saved) {
   return false;
 }
 
+// What a run may be taken up from, of the records and of results.json; the former first.
+std::vector<json> saved_runs(const std::vector<json>& records, const json& old) {
+  std::vector<json> all = records;
+  std::set<json> recorded;
+  for (const json& record : records) recorded.insert(record["directory"]);
+  for (const char* list : {"runs", "others"})
+    for (const json& saved : old.is_null() ? json::array() : old[list])
+      if (saved.value("state", json()) != name_of(RunState::waiting) &&
+          !recorded.contains(saved.value("directory", json())))
+        all.push_back(saved);
+  return all;
+}
+
 void take_results(Comparison& comparison, const json& old, const std::string& path) {
   const std::string& out = comparison.out;
-  if (old.is_null()) {
+  const std::vector<json> records = read_records(comparison);
+  if (old.is_null() && records.empty()) {
     const bool has_run = std::any_of(comparison.runs.begin(), comparison.runs.end(), [&](const ComparedRun& run) {
       return path_exists(out + "/" + run_directory(run));
     });
     std::error_code ignored;
-    if (!has_run && path_exists(out) && !fs::is_empty(out, ignored))
+    const fs::directory_iterator files(out, ignored);
+    const bool has_files =
+        std::any_of(begin(files), end(files), [](const auto& file) { return file.path().filename() != "records"; });
+    if (!has_run && has_files)
       fail(Exit::usage, "--resume: ", out, " holds files, but no comparison; choose another --out");
     return;
   }
-  refuse_other_experiment(comparison, old, path);
-  refuse_other_data(comparison, old);
-  for (const char* list : {"runs", "others"})
-    for (const json& saved : old[list])
-      if (saved.value("state", json()) != name_of(RunState::waiting)) comparison.others.push_back(json_text(saved));
+  if (!old.is_null()) {
+    refuse_other_experiment(comparison, old, path);
+    refuse_other_data(comparison, old);
+  }
+  for (const json& saved : saved_runs(records, old)) comparison.others.push_back(json_text(saved));
   extend(comparison);  // takes them up, and what they say is needed
 }
 
