@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <numbers>
+#include <set>
 #include <tuple>
 
 #include "engine/rng.h"
@@ -66,11 +67,34 @@ struct Pool {
   int64_t degrees = 0;
   double squares = 0;
   void add(const std::vector<double>& losses) {
-    degrees += static_cast<int64_t>(losses.size()) - 1;
+    degrees += std::max<int64_t>(0, static_cast<int64_t>(losses.size()) - 1);
     squares += squared_sum(losses);
   }
   double sd() const { return degrees > 0 ? std::sqrt(squares / static_cast<double>(degrees)) : NAN; }
 };
+
+// What is left of losses, all from the same seeds, once the means of arms and of seeds are taken off. The backbone is
+// one of the arms.
+void add_residuals(Pool& pool, const std::vector<ArmLosses>& arms) {
+  std::map<uint64_t, std::vector<double>> centred;  // by seed
+  for (const ArmLosses& arm : arms) {
+    const double mean = spread_of(arm.losses()).mean;
+    for (const SeedLoss& seed : arm.seeds) centred[seed.seed].push_back(seed.loss - mean);
+  }
+  for (const auto& [seed, values] : centred) pool.squares += squared_sum(values);
+  pool.degrees = static_cast<int64_t>((arms.size() - 1) * (centred.size() - 1));
+}
+
+bool have_same_seeds(const std::vector<ArmLosses>& arms) {
+  const auto seeds_of = [](const ArmLosses& arm) {
+    std::set<uint64_t> seeds;
+    for (const SeedLoss& seed : arm.seeds) seeds.insert(seed.seed);
+    return seeds;
+  };
+  return std::all_of(arms.begin(), arms.end(), [&](const ArmLosses& arm) {
+    return seeds_of(arm) == seeds_of(arms[0]) && arm.seeds.size() == arms[0].seeds.size();
+  });
+}
 
 // Over all arms, of those seeds that both have: how far both are from their means there.
 double seed_correlation(const ArmLosses& backbone, const std::vector<ArmLosses>& arms) {
@@ -187,15 +211,16 @@ FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmL
   out.arms.resize(arms.size());
   out.correlation = seed_correlation(backbone, arms);
   const Spread base = spread_of(backbone.losses());
-  const bool own = base.n >= static_cast<int64_t>(seeds_of_own_deviation);
   Pool pool;
-  for (const ArmLosses& arm : arms) {
-    const std::vector<double> losses = arm.losses();
-    if (arm.diverged() || arm.unsteady || losses.empty()) continue;
-    pool.n.push_back(static_cast<int64_t>(losses.size()));
-    pool.add(losses);
-  }
-  if (!own && base.n > 0) pool.add(backbone.losses());
+  std::vector<ArmLosses> together = {backbone};  // those that share a deviation
+  for (const ArmLosses& arm : arms)
+    if (!arm.diverged() && !arm.unsteady && !arm.seeds.empty())
+      together.push_back(arm), pool.n.push_back(static_cast<int64_t>(arm.seeds.size()));
+  out.blocks = together.size() > 1 && have_same_seeds(together);
+  const bool own = !out.blocks && base.n >= static_cast<int64_t>(seeds_of_own_deviation);
+  if (out.blocks) add_residuals(pool, together);
+  else
+    for (size_t i = own ? 1 : 0; i < together.size(); ++i) pool.add(together[i].losses());
   out.arms_sd = pool.sd(), out.arms_degrees = pool.degrees;
   out.backbone_sd = own ? base.sd : pool.sd(), out.backbone_degrees = own ? base.n - 1 : 0;
   const bool testable = !backbone.diverged() && base.n > 0 && pool.degrees > 0 && !pool.n.empty();

@@ -9,7 +9,11 @@
 //
 // An arm of a deviation unlike the others' is no part of that: `unsteady` finds it by Cochran's test, at 1 %, whose
 // limit is simulated, too. Welch's t tests it with the deviation of its own seeds, of which it should be given more, at
-// the level that all arms together would have if each was tested so (Sidak). Seeds are not paired.
+// the level that all arms together would have if each was tested so (Sidak).
+//
+// Where all have the same seeds, of which each gives all of them the same batches, seeds are blocks: s is what is left
+// of losses once the means of arms and of seeds are taken off, k (n - 1) degrees of freedom for k arms. Losses of one
+// seed may go together so well that deviations are twenty times smaller then. Else seeds are not paired.
 //
 // Dunnett, A multiple comparison procedure, 1955. Cochran, The distribution of the largest of a set of estimated
 // variances, 1941. Welch, The generalization of Student's problem, 1947.
@@ -50,7 +54,8 @@ struct FamilyVerdict {
   int64_t backbone_seeds = 0, fewest_seeds = 0;    // the latter of the arms that share a deviation
   double backbone_sd = NAN, arms_sd = NAN;         // deviations
   int64_t backbone_degrees = 0, arms_degrees = 0;  // of freedom, of these; 0 of the backbone's: it is pooled
-  double critical = NAN;                           // c
+  bool blocks = false;        // all have the same seeds: deviations are of what arms and seeds leave
+  double critical = NAN;      // c
   double correlation = NAN;   // of losses from the same seed, backbone and arm, over all arms; NaN: none in common
   std::vector<Verdict> arms;  // in their order
 };

@@ -90,7 +90,7 @@ TEST_CASE("dunnett: Cochran's limits are those of the tables") {
 }
 
 TEST_CASE("dunnett: differences, errors and intervals by hand") {
-  const ArmLosses backbone = arm_of({3, 3.1, 2.9}), arm = arm_of({3.4, 3.5, 3.6});
+  const ArmLosses backbone = arm_of({3, 3.1, 2.9}), arm = arm_of({3.4, 3.5, 3.6}, 4);
   const FamilyVerdict one = against_backbone(backbone, {arm});
   CHECK(one.arms_sd == doctest::Approx(0.1));
   CHECK(one.arms_degrees == 4);
@@ -99,8 +99,36 @@ TEST_CASE("dunnett: differences, errors and intervals by hand") {
   CHECK(one.arms[0].difference == doctest::Approx(0.5));
   CHECK(one.arms[0].error == doctest::Approx(0.1 * std::sqrt(2.0 / 3)));
   CHECK(one.arms[0].found);
-  CHECK(one.correlation == doctest::Approx(-0.5));
-  CHECK(!against_backbone(backbone, {arm_of({3.1, 3.0, 2.95})}).arms[0].found);
+  CHECK(!one.blocks);
+  CHECK(std::isnan(one.correlation));
+  CHECK(!against_backbone(backbone, {arm_of({3.1, 3.0, 2.95}, 4)}).arms[0].found);
+}
+
+TEST_CASE("dunnett: seeds that all arms have are blocks") {
+  const ArmLosses backbone = arm_of({2, 3, 4}), arm = arm_of({1.98, 2.978, 3.98});
+  const FamilyVerdict one = against_backbone(backbone, {arm});
+  // Of one arm it is Student's test of the differences -0.02, -0.022, -0.02.
+  CHECK(one.blocks);
+  CHECK(one.arms_degrees == 2);
+  CHECK(one.arms[0].error == doctest::Approx(0.002 / 3));
+  CHECK(one.arms[0].interval == doctest::Approx(4.3027 * 0.002 / 3).epsilon(0.03));
+  CHECK(one.arms[0].found);
+  CHECK(one.correlation == doctest::Approx(1).epsilon(1e-4));
+  CHECK(!against_backbone(backbone, {arm_of({1.98, 2.978, 3.98}, 2)}).blocks);
+  const FamilyVerdict two = against_backbone(backbone, {arm, arm_of({2.01, 3.01, 4.04})});
+  CHECK(two.arms_degrees == 4);
+  double squares = 0;
+  const double rows[3][3] = {{2, 3, 4}, {1.98, 2.978, 3.98}, {2.01, 3.01, 4.04}};
+  for (int i = 0; i < 3; ++i)
+    for (int j = 0; j < 3; ++j) {
+      double row = 0, column = 0, all = 0;
+      for (int k = 0; k < 3; ++k) {
+        row += rows[i][k] / 3, column += rows[k][j] / 3;
+        for (int l = 0; l < 3; ++l) all += rows[k][l] / 9;
+      }
+      squares += std::pow(rows[i][j] - row - column + all, 2);
+    }
+  CHECK(two.arms_sd == doctest::Approx(std::sqrt(squares / 4)));
 }
 
 TEST_CASE("dunnett: a backbone of many seeds has a deviation of its own") {
@@ -114,7 +142,7 @@ TEST_CASE("dunnett: a backbone of many seeds has a deviation of its own") {
 
 TEST_CASE("dunnett: a seed that diverged ends the test of its arm alone") {
   const ArmLosses backbone = arm_of({3, 3.1, 2.9});
-  const FamilyVerdict verdict = against_backbone(backbone, {arm_of({9, NAN, 9}), arm_of({4, 4.1, 4.2})});
+  const FamilyVerdict verdict = against_backbone(backbone, {arm_of({9, NAN, 9}), arm_of({4, 4.1, 4.2}, 4)});
   CHECK(!verdict.arms[0].tested);
   CHECK(!verdict.arms[0].found);
   CHECK(verdict.arms[1].found);
@@ -142,7 +170,7 @@ TEST_CASE("dunnett: of tables of nothing but noise, one in twenty raises an alar
   MESSAGE("equal deviations: " << equal);
   CHECK((equal > 0.04 && equal < 0.06));
   const double few = Tables(3, std::vector<double>(3, 1.0)).alarms(10'000);
-  MESSAGE("three arms and a backbone of three seeds: " << few);
+  MESSAGE("three arms and a backbone of the same three seeds: " << few);
   CHECK((few > 0.04 && few < 0.06));
 }
 

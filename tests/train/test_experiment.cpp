@@ -177,32 +177,45 @@ TEST_CASE("comparison: runs side by side wait for all rates before the other see
   CHECK(run_name(comparison, comparison.runs[*next_run(comparison)]) == "lime lr 0.001 seed 2");
 }
 
-TEST_CASE("comparison: differences are taken in pairs of seeds, and their verdict is Student's") {
-  // llama differs much between its seeds, lime's lead over it little
+TEST_CASE("comparison: differences of means, and their verdict by Dunnett's test") {
   Comparison comparison = experiment({0.001}, {1, 2, 3});
-  const double llama[] = {2.0, 3.0, 4.0}, lime[] = {1.98, 2.978, 3.98};
+  const double llama[] = {2.0, 3.0, 4.0}, lime[] = {1.98, 2.978, 3.98};  // seeds differ, lime's lead does not
   for (uint64_t seed = 1; seed <= 3; ++seed) {
     finish(run_at(comparison, "llama", 0.001, seed), llama[seed - 1]);
     finish(run_at(comparison, "lime", 0.001, seed), lime[seed - 1]);
   }
+  // Of one arm and the same seeds it is Student's of the differences, as far as that is simulated.
   const std::vector<Arm> arms = arms_of(comparison);
-  const Spread d = paired_difference(comparison, arms[1], arms[0]);
-  CHECK(d.mean == doctest::Approx(-0.0620 / 3));
-  CHECK(d.n == 3);
-  std::string table = results_table(comparison);
-  CHECK(has(results_verdicts(comparison), "  lime: lower by 0.0207 +- 0.0007: larger than the spread of seeds\n"));
-  CHECK(has(table, "3.0000 +- 1.0000"));
-  CHECK(has(results_markdown(comparison), "* lime: lower by 0.0207 +- 0.0007: larger than the spread of seeds\n"));
+  const std::vector<Family> families = families_of_architectures(comparison, arms);
+  REQUIRE(families.size() == 1);
+  CHECK(families[0].yardstick == &arms[0]);
+  const Verdict& verdict = families[0].of(arms[1]);
+  CHECK(verdict.difference == doctest::Approx(-0.0620 / 3));
+  CHECK(verdict.interval == doctest::Approx(4.3027 * 0.002 / 3).epsilon(0.03));
+  CHECK(families_of_optimizers(comparison, arms).empty());
+  CHECK(has(results_verdicts(comparison), "test loss against llama, over 3 seeds; 0.00"));
+  CHECK(has(results_verdicts(comparison), "  lime: lower by 0.0207 +- 0.002"));
+  CHECK(has(results_verdicts(comparison), ": larger than the spread of seeds\n"));
+  CHECK(has(results_table(comparison), "3.0000 +- 1.0000"));
+  const std::string text = results_markdown(comparison);
+  CHECK(has(text, "* lime: lower by 0.0207 +- 0.002"));
+  CHECK(has(text, "deviation of what arms and seeds leave 0.0008 (2 degrees of freedom), critical value 4."));
+  CHECK(has(text, "losses of the same seed correlate by 1.00."));
   const json arm = known_json(results_json(comparison))["architectures"][1];
   CHECK(arm["larger_than_spread"] == true);
-  CHECK(arm["difference_interval"].get<double>() == doctest::Approx(4.3027 * 0.002 / 3).epsilon(1e-3));
+  CHECK(arm["difference_interval"].get<double>() == verdict.interval);
 
   finish(run_at(comparison, "lime", 0.001, 3), 4.5);
-  CHECK(has(results_verdicts(comparison), "  lime: higher by 0.1527 +- 0.1737: within the spread of seeds\n"));
+  CHECK(has(results_verdicts(comparison), "  lime: higher by 0.1527 +- 0.7"));
+  CHECK(has(results_verdicts(comparison), ": within the spread of seeds\n"));
   run_at(comparison, "lime", 0.001, 3).state = RunState::stopped;
-  CHECK(has(results_verdicts(comparison), "lower by 0.0210 +- 0.0010 (2 seeds): larger than the spread"));
+  CHECK(has(results_verdicts(comparison), " (2 seeds): within the spread of seeds"));  // the third is no block
   CHECK(has(results_table(comparison), "  2 of 3  "));
+  fail_with(run_at(comparison, "lime", 0.001, 3), Exit::not_finite);
+  CHECK(has(results_verdicts(comparison), "; a seed of lime diverged: not judged"));
+  run_at(comparison, "lime", 0.001, 3).state = RunState::waiting;
   run_at(comparison, "lime", 0.001, 2).state = RunState::waiting;
+  for (const uint64_t seed : {2, 3}) run_at(comparison, "llama", 0.001, seed).state = RunState::waiting;
   CHECK(has(results_markdown(comparison), "with one seed: whether seeds differ by as much cannot be told"));
   CHECK(known_json(results_json(comparison))["architectures"][1]["larger_than_spread"].is_null());
   run_at(comparison, "llama", 0.001, 1).result.answers = 0.5;  // of a task there is more to say

@@ -13,8 +13,6 @@ namespace {
 bool is_open(const ComparedRun& run) { return is_unfinished(run) && run.state != RunState::running && !run.tried; }
 bool is_pending(const ComparedRun& run) { return is_open(run) || run.state == RunState::running; }
 
-bool has_score(const ComparedRun& run) { return is_done(run) && std::isfinite(run.result.test_loss); }
-
 // Those of an arm that `counts`; where its rate is not settled but `will_be`, also the seeds that follow.
 template <class Counts, class WillBe>
 int64_t count_runs(const Comparison& comparison, Counts&& counts, WillBe&& will_be) {
@@ -165,18 +163,6 @@ double tokens_per_second_of(const Comparison& comparison, const Arm& arm) {
     if (run.result.tokens_per_second > 0) rates.push_back(run.result.tokens_per_second);
   }
   return spread_of(rates).mean;
-}
-
-Spread paired_difference(const Comparison& comparison, const Arm& arm, const Arm& yardstick) {
-  std::vector<double> differences;
-  if (!arm.settled || !yardstick.settled) return {};
-  for (const size_t i : arm.seeds)
-    for (const size_t k : yardstick.seeds) {
-      const ComparedRun &mine = comparison.runs[i], &theirs = comparison.runs[k];
-      if (mine.plan.seed == theirs.plan.seed && has_score(mine) && has_score(theirs))
-        differences.push_back(mine.result.test_loss - theirs.result.test_loss);
-    }
-  return spread_of(differences);
 }
 
 double relative_time(const Comparison& comparison, const std::vector<size_t>& of) {

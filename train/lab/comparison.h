@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "eval/dunnett.h"
 #include "eval/statistics.h"
 #include "train/run/plan.h"
 #include "train/settings/arch_list.h"
@@ -154,8 +155,19 @@ double tokens_per_second_of(const Comparison& comparison, const Arm& arm);  // N
 // the first optimizer; null where that is the arm itself.
 const Arm* first_architecture(const std::vector<Arm>& arms, const Arm& arm);
 const Arm* first_optimizer(const std::vector<Arm>& arms, const Arm& arm);
-// Of the test losses of two arms, seed by seed: the first's minus the second's. None before both rates are settled.
-Spread paired_difference(const Comparison& comparison, const Arm& arm, const Arm& yardstick);
+// Arms and the one that they are compared with: all are judged together (eval/dunnett.h), by their test losses, each
+// once its rate and the yardstick's are settled.
+struct Family {
+  const Arm* yardstick;
+  std::vector<const Arm*> arms;
+  FamilyVerdict verdict;  // its arms are these
+  const Verdict& of(const Arm& arm) const;
+};
+// With each optimizer, the architectures against the first; and of each architecture the optimizers against the first.
+std::vector<Family> families_of_architectures(const Comparison& comparison, const std::vector<Arm>& arms);
+std::vector<Family> families_of_optimizers(const Comparison& comparison, const std::vector<Arm>& arms);
+// "lower by 0.0207 +- 0.0100: larger than the spread of seeds"
+std::string verdict_text(const Comparison& comparison, const Family& family, const Arm& arm);
 // Of runs, relative to the yardstick; NaN where none is done, or none had the machine for itself.
 double relative_time(const Comparison& comparison, const std::vector<size_t>& of);
 double relative_memory(const Comparison& comparison, const ComparedRun& run);

@@ -27,17 +27,22 @@ void add_rates(json& to, const ComparedRun& run) {
   if (has_muon(run.plan.optimizer)) to["muon_lr"] = run.plan.muon.lr;
 }
 
-json difference_of(const Comparison& comparison, const Arm& arm, const Arm* other) {
-  const Spread difference = other == nullptr ? Spread() : paired_difference(comparison, arm, *other);
-  return {{"difference_from", other == nullptr ? json() : json(other->name)},
-          {"difference_seeds", difference.n},
-          {"difference_mean", number_or_null(difference.mean)},
-          {"difference_error", number_or_null(difference.error())},
-          {"difference_interval", number_or_null(difference.interval())},
-          {"larger_than_spread", difference.n > 1 ? json(difference.differs_from_zero()) : json()}};
+// Of the family that the arm is in; empty where it is the yardstick of one.
+json difference_of(const std::vector<Family>& families, const Arm& arm) {
+  const auto is_in = [&](const Family& one) {
+    return std::ranges::any_of(one.arms, [&](const Arm* other) { return other->name == arm.name; });
+  };
+  const auto family = std::ranges::find_if(families, is_in);
+  const Verdict verdict = family == families.end() ? Verdict() : family->of(arm);
+  return {{"difference_from", family == families.end() ? json() : json(family->yardstick->name)},
+          {"difference_mean", number_or_null(verdict.difference)},
+          {"difference_error", number_or_null(verdict.error)},
+          {"difference_interval", number_or_null(verdict.interval)},
+          {"larger_than_spread", verdict.tested ? json(verdict.found) : json()}};
 }
 
-json json_of(const Comparison& comparison, const Arm& arm, const std::vector<Arm>& arms) {
+json json_of(const Comparison& comparison, const Arm& arm, const std::vector<Family>& architectures,
+             const std::vector<Family>& optimizers) {
   json rates = json::array();
   for (const size_t i : arm.sweep) {
     rates.push_back({{"test_loss", number_or_null(test_loss(comparison.runs[i]).value)}});
@@ -55,9 +60,9 @@ json json_of(const Comparison& comparison, const Arm& arm, const std::vector<Arm
               {"test_loss_sd", number_or_null(loss.sd)}};
   add_rates(out, comparison.runs[arm.seeds[0]]);
   if (std::isnan(arm.rate)) out[has_muon(arm.optimizer) ? "muon_lr" : "lr"] = json();
-  out.update(difference_of(comparison, arm, first_architecture(arms, arm)));
-  if (first_optimizer(arms, arm) != nullptr)
-    out["optimizer_difference"] = difference_of(comparison, arm, first_optimizer(arms, arm));
+  out.update(difference_of(architectures, arm));
+  if (const json other = difference_of(optimizers, arm); !other["difference_from"].is_null())
+    out["optimizer_difference"] = other;
   return out;
 }
 
@@ -103,9 +108,10 @@ constexpr const char* about =
     "there is none: the first ones); ..._step: when the number was measured; null: unknown; "
     "architectures: with each optimizer, at their best rates, which are chosen once lr_settled by choosing_seed on the "
     "first half of the test set (flags/test_part), while the others are tested on the second; where that is null, by "
-    "the first seed on all of it; found: the rate was not asked for, but lies beyond an edge; difference: of test "
-    "losses from those of difference_from with the same "
-    "seed, its standard error, and half of Student's 95 % interval; others: runs that the last call did not compare; "
+    "the first seed on all of it; found: the rate was not asked for, but lies beyond an edge; difference: of mean "
+    "test losses from that of difference_from, its standard error, and half of an interval by which all that are "
+    "compared with it raise a false alarm once in twenty (Dunnett's test); others: runs that the last call did not "
+    "compare; "
     "training_seconds: without pauses and tests, of a machine that other runs may have shared; environment: of the "
     "run's "
     "last part";
@@ -378,9 +384,11 @@ std::string write_records(const Comparison& comparison) {
 std::string results_json(const Comparison& comparison) {
   json runs = json::array(), arms = json::array(), others = json::array();
   const std::vector<Arm> all_arms = arms_of(comparison);
+  const std::vector<Family> architectures = families_of_architectures(comparison, all_arms),
+                            of_optimizers = families_of_optimizers(comparison, all_arms);
   std::set<size_t> listed;  // a run that is not needed, or not yet known to be, only if it was begun
   for (const Arm& arm : all_arms) {
-    arms.push_back(json_of(comparison, arm, all_arms));
+    arms.push_back(json_of(comparison, arm, architectures, of_optimizers));
     listed.insert(arm.sweep.begin(), arm.sweep.end());
     if (arm.sweep.empty()) listed.insert(arm.seeds[0]);
   }

@@ -172,42 +172,34 @@ std::string list_of(const std::vector<double>& rates) {
   return list;
 }
 
-// Whether an arm differs from another by more than seeds do.
-std::string verdict(const View& view, const Arm& arm, const Arm& other) {
-  if (!arm.settled || !other.settled) return "a best rate is not known yet: cannot be told";
-  const Spread d = paired_difference(view.comparison, arm, other);
-  if (d.n == 0) return "no seed has ended for both: cannot be told";
-  const std::string size =
-      d.mean == 0 ? "the same" : (d.mean < 0 ? "lower by " : "higher by ") + four_digits(std::abs(d.mean));
-  if (d.n == 1) return size + " with one seed: whether seeds differ by as much cannot be told";
-  const bool all = static_cast<size_t>(d.n) == view.seeds.size();
-  return size + " +- " + four_digits(d.error()) + (all ? "" : str(" (", d.n, " seeds)")) +
-         (d.differs_from_zero() ? ": larger than the spread of seeds" : ": within the spread of seeds");
-}
-
 // Arms, each with its verdict against another.
 struct Verdicts {
   std::string title;
   std::vector<std::pair<std::string, std::string>> lines;
 };
 
+// What could be found at all: "; 0.0310 would be seen 8 times in 10"; "" where nothing can.
+std::string detectable_text(const Family& family) {
+  const double difference = detectable_difference(family.verdict);
+  return std::isfinite(difference) ? "; " + four_digits(difference) + " would be seen 8 times in 10" : "";
+}
+
 // Architectures against the first of them, by optimizer; and optimizers against the first of them, by architecture.
 std::vector<Verdicts> verdicts(const View& view) {
   if (view.seeds.size() < 2) return {};
-  Verdicts architectures, optimizers;
-  const std::string seeds = str(", over ", view.seeds.size(), " seeds:");
-  const bool several = optimizers_of(view.comparison).size() > 1;
-  architectures.title =
-      str("test loss against that of ", view.arms[0].arch, several ? " with the same optimizer" : "", seeds);
-  optimizers.title = str("test loss against that of the same architecture with ", view.arms[0].optimizer, seeds);
-  for (const Arm& arm : view.arms) {
-    if (const Arm* other = first_architecture(view.arms, arm))
-      architectures.lines.emplace_back(arm.name, verdict(view, arm, *other));
-    if (const Arm* other = first_optimizer(view.arms, arm))
-      optimizers.lines.emplace_back(arm.name, verdict(view, arm, *other));
-  }
-  std::vector<Verdicts> all = {architectures, optimizers};
-  std::erase_if(all, [](const Verdicts& one) { return one.lines.empty(); });
+  std::vector<Verdicts> all;
+  const auto add = [&](const std::vector<Family>& families) {
+    for (const Family& family : families) {
+      all.push_back({str("test loss against ", family.yardstick->name, ", over ", view.seeds.size(), " seeds",
+                         detectable_text(family), ":"),
+                     {}});
+      for (const Arm& arm : view.arms)
+        if (std::ranges::any_of(family.arms, [&](const Arm* one) { return one->name == arm.name; }))
+          all.back().lines.emplace_back(arm.name, verdict_text(view.comparison, family, arm));
+    }
+  };
+  add(families_of_architectures(view.comparison, view.arms));
+  add(families_of_optimizers(view.comparison, view.arms));
   return all;
 }
 
@@ -223,15 +215,22 @@ std::string text_of(const Verdicts& one, size_t width) {
 
 // How verdicts come about, and what they do not say.
 std::string notes_on_verdicts(const View& view) {
-  const size_t n = view.seeds.size();
   std::string out =
-      "Difference: mean over seeds, pair by pair, since one seed gives all the same batches; +- its standard error. "
-      "Larger: Student's 95 % interval" +
-      str(" (with ", n, " seeds ", format_number("%.3g", student_t95(static_cast<int64_t>(n) - 1)),
-          " standard errors to each side)") +
-      " leaves out 0. Within: these seeds cannot tell them apart, which does not show that they are equal.";
-  if (view.arms.size() > 2)
-    out += " Each line is a look of its own: of twenty equals about one would be called different.";
+      "Difference: of means over seeds; +- half of its interval. Seeds that all arms have are blocks, since one seed "
+      "gives all the same batches. Each list is judged as a whole (Dunnett's test, with "
+      "simulated critical values): of twenty lists of equals, one would have a difference called larger. Within: these "
+      "seeds cannot tell, which does not show that they are equal. An arm of a deviation unlike the others' (Cochran's "
+      "test, 1 %) is judged by its own (Welch's test).";
+  for (const Family& family : families_of_architectures(view.comparison, view.arms)) {
+    const FamilyVerdict& v = family.verdict;
+    if (!std::isfinite(v.critical)) continue;
+    out += str(" Against ", family.yardstick->name, ": deviation", v.blocks ? " of what arms and seeds leave " : " ",
+               four_digits(v.arms_sd), " (", v.arms_degrees, " degrees of freedom), critical value ",
+               format_number("%.3f", v.critical));
+    if (std::isfinite(v.correlation))
+      out += str(", losses of the same seed correlate by ", format_number("%.2f", v.correlation));
+    out += ".";
+  }
   return out;
 }
 

@@ -1,0 +1,73 @@
+// Which arms of a comparison are judged together, and what is said of each.
+#include <algorithm>
+
+#include "cli/format.h"
+#include "train/lab/comparison.h"
+
+namespace crossply {
+namespace {
+
+ArmLosses losses_of(const Comparison& comparison, const Arm& arm) {
+  ArmLosses out{arm.name, {}};
+  for (const size_t i : arm.seeds)
+    if (const ComparedRun& run = comparison.runs[i]; is_done(run) || diverged(run))
+      out.seeds.push_back({run.plan.seed, is_done(run) ? run.result.test_loss : NAN});
+  return out;
+}
+
+Family family_of(const Comparison& comparison, const Arm& yardstick, const std::vector<const Arm*>& arms) {
+  Family family{&yardstick, {}, {}};
+  std::vector<ArmLosses> losses;
+  for (const Arm* arm : arms)
+    if (arm->settled && yardstick.settled) family.arms.push_back(arm), losses.push_back(losses_of(comparison, *arm));
+  for (const size_t place : unsteady(losses)) losses[place].unsteady = true;
+  family.verdict = against_backbone(losses_of(comparison, yardstick), losses);
+  for (const Arm* arm : arms)  // without verdicts
+    if (!arm->settled || !yardstick.settled) family.arms.push_back(arm), family.verdict.arms.emplace_back();
+  return family;
+}
+
+template <class YardstickOf>
+std::vector<Family> families(const Comparison& comparison, const std::vector<Arm>& arms, YardstickOf&& yardstick_of) {
+  std::vector<Family> out;
+  for (const Arm& yardstick : arms) {
+    std::vector<const Arm*> others;
+    for (const Arm& arm : arms)
+      if (yardstick_of(arms, arm) == &yardstick) others.push_back(&arm);
+    if (!others.empty()) out.push_back(family_of(comparison, yardstick, others));
+  }
+  return out;
+}
+
+}  // namespace
+
+const Verdict& Family::of(const Arm& arm) const {
+  const auto place = std::find_if(arms.begin(), arms.end(), [&](const Arm* one) { return one->name == arm.name; });
+  return verdict.arms.at(static_cast<size_t>(place - arms.begin()));
+}
+
+std::vector<Family> families_of_architectures(const Comparison& comparison, const std::vector<Arm>& arms) {
+  return families(comparison, arms, first_architecture);
+}
+
+std::vector<Family> families_of_optimizers(const Comparison& comparison, const std::vector<Arm>& arms) {
+  return families(comparison, arms, first_optimizer);
+}
+
+std::string verdict_text(const Comparison& comparison, const Family& family, const Arm& arm) {
+  if (!arm.settled || !family.yardstick->settled) return "a best rate is not known yet: cannot be told";
+  const ArmLosses losses = losses_of(comparison, arm), yardstick = losses_of(comparison, *family.yardstick);
+  const size_t n = losses.losses().size(), all = seeds_of(comparison).size();
+  if (n == 0 || yardstick.losses().empty()) return "no seed has ended for both: cannot be told";
+  const Verdict& verdict = family.of(arm);
+  const std::string size = verdict.difference == 0 ? "the same"
+                                                   : str(verdict.difference < 0 ? "lower by " : "higher by ",
+                                                         format_number("%.4f", std::abs(verdict.difference)));
+  if (losses.diverged() || yardstick.diverged())
+    return size + str("; a seed of ", losses.diverged() ? arm.name : family.yardstick->name, " diverged: not judged");
+  if (!verdict.tested) return size + " with one seed: whether seeds differ by as much cannot be told";
+  return size + " +- " + format_number("%.4f", verdict.interval) + (n == all ? "" : str(" (", n, " seeds)")) +
+         (verdict.found ? ": larger than the spread of seeds" : ": within the spread of seeds");
+}
+
+}  // namespace crossply
