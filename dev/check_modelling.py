@@ -57,8 +57,8 @@ def variants():
   yield {"arch": "llama", **LLAMAS[1]}
   yield {"arch": "gpt2", **GPT2S[0]}
   for number, connection in enumerate((*CROSSED[1:], *SAMPLED)):
-    yield {**connection, **LLAMAS[number % len(LLAMAS)]}
-    yield {**connection, **GPT2S[number % len(GPT2S)]}
+    yield {**LLAMAS[number % len(LLAMAS)], **connection}  # what the connection needs comes before
+    yield {**GPT2S[number % len(GPT2S)], **connection}
   yield {"arch": "llama", **QWEN2, "qk_norm": True}
   for connection in (*CROSSED[1:], *SAMPLED):
     if connection["arch"] not in ("lime_static", "lime_dynamic"):

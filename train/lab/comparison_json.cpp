@@ -214,9 +214,10 @@ std::string directory_of(const json& saved, const ComparedRun& run, const std::s
   return name;
 }
 
-void refuse_other_run(const json& saved, const ComparedRun& run, const std::string& where, const std::string& path) {
+void refuse_other_run(const json& saved, const ComparedRun& run, const std::string& where, const std::string& path,
+                      const std::set<std::string>& moved = {}) {
   const json flags = saved.value("flags", json());
-  refuse_other_settings(flags, run.plan, where);
+  refuse_other_settings(flags, run.plan, where, moved);
   refuse_other_config(parse_config(flags.value("config", json()), path + ": config"), run.plan.config, where);
 }
 
@@ -376,6 +377,10 @@ std::string write_records(const Comparison& comparison) {
       json record = {{"format", "crossply run"}, {"version", 1}, {"data_digest", comparison.data_digest}};
       record.update(whole_json(comparison, run));
       for (const char* of_others : {"relative_memory", "relative_time", "metrics"}) record.erase(of_others);
+      json& flags = record["flags"];
+      for (const std::string& files : data_settings)  // elsewhere they have other paths
+        if (!comparison.data_digest.empty() && flags.contains(files) && flags[files].is_string())
+          flags[files] = short_name(flags[files].get<std::string>());
       write_file_atomically(path, json_text_mended(record, 2) + "\n");
     }
   });
@@ -471,11 +476,13 @@ void take_experiment(const json& old, const std::string& path, Experiment& exper
 void take_run(ComparedRun& run, const json& saved, const std::string& out, const std::string& path) {
   run.directory = directory_of(saved, run, path);
   run.plan.out = out + "/" + run.directory;
-  refuse_other_run(saved, run, run.plan.out, path);
+  const bool recorded = path_exists(record_path(out, run));  // whose data is known by its digest
+  refuse_other_run(saved, run, run.plan.out, path,
+                   recorded && !run.plan.data_digest.empty() ? data_settings : std::set<std::string>());
   take_up(run, saved, out, path);
   run.result.run_dir = run.plan.out;
   // What somebody removed is trained again, but for what a record has.
-  if (is_done(run) && !path_exists(run.plan.out) && !path_exists(record_path(out, run))) run.state = RunState::waiting;
+  if (is_done(run) && !recorded && !path_exists(run.plan.out)) run.state = RunState::waiting;
   if (is_done(run)) refuse_other_tests(saved["flags"], run, run.plan.out);
 }
 
