@@ -1,7 +1,7 @@
 // Not yet run on hardware: only in the emulator.
 #include "kernels/attention/depth_merge.h"
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/depth/slots.cuh"
 
 namespace crossply {
 namespace {
@@ -10,32 +10,6 @@ namespace {
 // group, so that a slot's key and value come from memory once. Where they are needed again, for another query of the
 // group, they come from the caches.
 constexpr int threads = 128, together = 4;  // slots whose loads are under way together
-
-template <class S>
-struct Slots {
-  const S* keys[max_inputs];
-  const S* values[max_inputs];
-  int count;
-
-  Slots(const char* name, const std::vector<Tensor>& keys_of, const std::vector<Tensor>& values_of)
-      : count(static_cast<int>(keys_of.size())) {
-    check_inputs(name, keys_of.size());
-    for (size_t s = 0; s < keys_of.size(); ++s) keys[s] = keys_of[s].as<S>(), values[s] = values_of[s].as<S>();
-  }
-};
-template <class S>
-struct SlotGradients {
-  S* keys[max_inputs];
-  S* values[max_inputs];
-  bool add_keys[max_inputs], add_values[max_inputs];
-
-  SlotGradients(const std::vector<Grad>& keys_of, const std::vector<Grad>& values_of) {
-    for (size_t s = 0; s < keys_of.size(); ++s) {
-      keys[s] = keys_of[s].as<S>(), values[s] = values_of[s].as<S>();
-      add_keys[s] = keys_of[s].accumulate, add_values[s] = values_of[s].accumulate;
-    }
-  }
-};
 
 // A row of this thread: where its slots and its queries begin, and whether there is one.
 struct Row {
@@ -185,12 +159,6 @@ __global__ void depth_merge_backward_kernel(S* dq, const SlotGradients<S> gradie
       write_group_sum<width>(gradients.values[s], gradients.add_values[s], p + s, count, dout, c, row, z);
     }
   }
-}
-
-// D, or one column if some of these tensors allow no wide accesses.
-template <class... Lists>
-int64_t columns_of(int64_t D, const Lists&... lists) {
-  return (aligned16(lists) && ...) ? D : 1;
 }
 
 // `weights`: how many floats a row keeps for each query of its group and slot.

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/depth/slots.cuh"
 
 namespace crossply {
 namespace {
@@ -11,32 +11,6 @@ namespace {
 // Bytes bound both. `lanes` threads, a power of two, take a row: a head of 64 numbers in bf16 has eight, so that their
 // loads of four slots are under way together. What a row needs twice is short, and comes from the caches.
 constexpr int threads = 128, group = 4;
-
-template <class S>
-struct Slots {
-  const S* keys[max_inputs];
-  const S* values[max_inputs];
-  int count;
-
-  Slots(const char* name, const std::vector<Tensor>& keys_of, const std::vector<Tensor>& values_of)
-      : count(static_cast<int>(keys_of.size())) {
-    check_inputs(name, keys_of.size());
-    for (size_t s = 0; s < keys_of.size(); ++s) keys[s] = keys_of[s].as<S>(), values[s] = values_of[s].as<S>();
-  }
-};
-template <class S>
-struct SlotGradients {
-  S* keys[max_inputs];
-  S* values[max_inputs];
-  bool add_keys[max_inputs], add_values[max_inputs];
-
-  SlotGradients(const std::vector<Grad>& keys_of, const std::vector<Grad>& values_of) {
-    for (size_t s = 0; s < keys_of.size(); ++s) {
-      keys[s] = keys_of[s].as<S>(), values[s] = values_of[s].as<S>();
-      add_keys[s] = keys_of[s].accumulate, add_values[s] = values_of[s].accumulate;
-    }
-  }
-};
 
 // A row's columns from c on of the mean of its queries: zeros if not there.
 template <int width, class S>
@@ -165,12 +139,6 @@ __global__ void depth_attention_backward_kernel(S* dq, bool add_q, const SlotGra
     for (int64_t g = 0; g < z.G; ++g)
       write_scaled<width>(dq + (row * z.G + g) * z.D + c, dmean, 1.f / static_cast<float>(z.G), add_q);
   }
-}
-
-// D, or one column if some of these tensors allow no wide accesses.
-template <class... Lists>
-int64_t columns_of(int64_t D, const Lists&... lists) {
-  return (aligned16(lists) && ...) ? D : 1;
 }
 
 Launch launch_of(const char* name, const DepthAttentionSize& z, int lanes) {
