@@ -46,7 +46,7 @@ done
 
 # --- damaged results.json ----------------------------------------------------------------------------------------
 compare --arch llama,relay --steps 2 --out good >output 2>&1 || fail "no comparison to damage"
-damage() { rm -rf bad && cp -r good bad && sed -zE "$1" good/results.json >bad/results.json; }
+damage() { rm -rf bad && cp -r good bad && rm -r bad/records && sed -zE "$1" good/results.json >bad/results.json; }
 while read -r line; do
   change=${line% => *} what=${line#* => }
   damage "$change"

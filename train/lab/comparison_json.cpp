@@ -179,7 +179,7 @@ std::vector<json> read_records(const Comparison& comparison) {
         text("directory") + ".json" != fs::path(path).filename())
       fail(Exit::bad_data, path, ": this is no record of a run; remove it, and the run is trained again");
     check_name(text("name"), path);
-    if (text("data_digest") != comparison.data_digest)
+    if (const std::string now = comparison.data_digest; !now.empty() && text("data_digest") != now)
       fail(Exit::bad_data, path, ": this run was trained on other data than ", comparison.data,
            "; put that back, or start anew with another --out");
     records.push_back(std::move(record));
@@ -476,9 +476,9 @@ void take_experiment(const json& old, const std::string& path, Experiment& exper
 void take_run(ComparedRun& run, const json& saved, const std::string& out, const std::string& path) {
   run.directory = directory_of(saved, run, path);
   run.plan.out = out + "/" + run.directory;
-  const bool recorded = path_exists(record_path(out, run));  // whose data is known by its digest
-  refuse_other_run(saved, run, run.plan.out, path,
-                   recorded && !run.plan.data_digest.empty() ? data_settings : std::set<std::string>());
+  const json digest = saved.value("data_digest", json());  // of a record alone, where read_records() has compared it
+  const bool recorded = digest.is_string();
+  refuse_other_run(saved, run, run.plan.out, path, recorded && digest != "" ? data_settings : std::set<std::string>());
   take_up(run, saved, out, path);
   run.result.run_dir = run.plan.out;
   // What somebody removed is trained again, but for what a record has.
@@ -523,26 +523,27 @@ std::vector<json> saved_runs(const std::vector<json>& records, const json& old) 
   return all;
 }
 
-void take_results(Comparison& comparison, const json& old, const std::string& path) {
+// Of a directory without results.json: anything but runs, and records, is somebody else's.
+void refuse_other_files(const Comparison& comparison) {
   const std::string& out = comparison.out;
-  const std::vector<json> records = read_records(comparison);
-  if (old.is_null() && records.empty()) {
-    const bool has_run = std::any_of(comparison.runs.begin(), comparison.runs.end(), [&](const ComparedRun& run) {
-      return path_exists(out + "/" + run_directory(run));
-    });
-    std::error_code ignored;
-    const fs::directory_iterator files(out, ignored);
-    const bool has_files =
-        std::any_of(begin(files), end(files), [](const auto& file) { return file.path().filename() != "records"; });
-    if (!has_run && has_files)
-      fail(Exit::usage, "--resume: ", out, " holds files, but no comparison; choose another --out");
-    return;
-  }
-  if (!old.is_null()) {
+  const bool has_run = std::any_of(comparison.runs.begin(), comparison.runs.end(),
+                                   [&](const ComparedRun& run) { return path_exists(out + "/" + run_directory(run)); });
+  std::error_code ignored;
+  const fs::directory_iterator files(out, ignored);
+  const bool has_files =
+      std::any_of(begin(files), end(files), [](const auto& file) { return file.path().filename() != "records"; });
+  if (!has_run && has_files)
+    fail(Exit::usage, "--resume: ", out, " holds files, but no comparison; choose another --out");
+}
+
+void take_results(Comparison& comparison, const json& old, const std::string& path) {
+  if (old.is_null()) {
+    refuse_other_files(comparison);
+  } else {
     refuse_other_experiment(comparison, old, path);
     refuse_other_data(comparison, old);
   }
-  for (const json& saved : saved_runs(records, old)) comparison.others.push_back(json_text(saved));
+  for (const json& saved : saved_runs(read_records(comparison), old)) comparison.others.push_back(json_text(saved));
   extend(comparison);  // takes them up, and what they say is needed
 }
 
