@@ -8,6 +8,9 @@
 
 namespace crossply {
 
+// Tokens of padding in a batch. With more, another batch is faster, although its products have fewer rows.
+constexpr int64_t max_padding = 128;
+
 PairTokens tokens_read(const TokenPair& pair) {
   const std::vector<int32_t>&good = pair.good, &bad = pair.bad;
   CHECK_THAT(good.size() > 1 && bad.size() > 1 && good[0] == bad[0], "a pair of ", good.size(), " and ", bad.size(),
@@ -59,27 +62,29 @@ std::vector<PairScore> PairScorer::score(const std::vector<TokenPair>& pairs,
   }
   const auto order = [](const Job& job) { return std::tuple(job.tokens.shared, job.tokens.good, job.tokens.bad); };
   std::stable_sort(jobs.begin(), jobs.end(), [&](const Job& a, const Job& b) { return order(a) < order(b); });
-  std::vector<Job> batch;
-  const auto finish = [&] {
-    if (batch.empty()) return;
-    score_batch(batch);
-    for (const Job& job : batch) done += job.tokens.sum();
+  for (size_t begin = 0, end; begin < jobs.size(); begin = end) {
+    end = end_of_batch(jobs, begin);
+    score_batch({jobs.begin() + static_cast<ptrdiff_t>(begin), jobs.begin() + static_cast<ptrdiff_t>(end)});
+    for (size_t i = begin; i < end; ++i) done += jobs[i].tokens.sum();
     if (told) told(done, all);
-    batch.clear();
-  };
-  PairTokens longest{};
-  for (const Job& job : jobs) {
-    const PairTokens one = job.tokens;
-    if (!batch.empty()) {
-      const PairTokens with{one.shared, std::max(longest.good, one.good), std::max(longest.bad, one.bad)};
-      if (one.shared != longest.shared || with.sum() * (std::ssize(batch) + 1) > batch_tokens_) finish();
-    }
-    longest = batch.empty() ? one
-                            : PairTokens{one.shared, std::max(longest.good, one.good), std::max(longest.bad, one.bad)};
-    batch.push_back(job);
   }
-  finish();
   return scores;
+}
+
+// Behind the last job that goes together with this one.
+size_t PairScorer::end_of_batch(const std::vector<Job>& jobs, size_t begin) const {
+  PairTokens row = jobs[begin].tokens;  // of the batch, which is as long as its longest
+  int64_t padding = 0;
+  size_t end = begin + 1;
+  for (; end < jobs.size() && jobs[end].tokens.shared == row.shared; ++end) {
+    const PairTokens& next = jobs[end].tokens;
+    const PairTokens longer{row.shared, std::max(row.good, next.good), std::max(row.bad, next.bad)};
+    const int64_t rows = static_cast<int64_t>(end - begin);
+    padding += rows * (longer.sum() - row.sum()) + longer.sum() - next.sum();
+    if (padding > max_padding || (rows + 1) * longer.sum() > batch_tokens_) break;
+    row = longer;
+  }
+  return end;
 }
 
 void PairScorer::score_batch(const std::vector<Job>& jobs) {

@@ -64,6 +64,7 @@ class PairScorer {
     int64_t cached() const { return std::max(first, shared + second); }
     bool operator==(const Sizes&) const = default;
   };
+  size_t end_of_batch(const std::vector<Job>& jobs, size_t begin) const;
   void record(const Sizes& sizes);
   void score_batch(const std::vector<Job>& jobs);
   std::vector<float> run(Pass& pass, const std::vector<const std::vector<int32_t>*>& texts, int64_t position);
