@@ -100,7 +100,8 @@ PairResults count_pairs(const std::vector<PairFile>& files, const std::vector<Pa
   for (const PairFile& file : files) {
     PairAccuracy& of_file = results.files.emplace_back();
     for (const MinimalPair& pair : file.pairs) {
-      for (PairAccuracy* sum : {&of_file, &results.phenomena[pair.phenomenon], &results.fields[pair.field], &results.all})
+      for (PairAccuracy* sum :
+           {&of_file, &results.phenomena[pair.phenomenon], &results.fields[pair.field], &results.all})
         sum->add(*score);
       ++score;
     }

@@ -148,7 +148,8 @@ double PairScorer::logit_difference(int64_t row, int32_t token, int32_t other) {
   };
   const std::vector<float> h = row_of(*head.inp, row), a = row_of(*head.weight, token), b = row_of(*head.weight, other);
   double sum = 0;
-  for (size_t c = 0; c < h.size(); ++c) sum += (static_cast<double>(a[c]) - static_cast<double>(b[c])) * static_cast<double>(h[c]);
+  for (size_t c = 0; c < h.size(); ++c)
+    sum += (static_cast<double>(a[c]) - static_cast<double>(b[c])) * static_cast<double>(h[c]);
   return sum;
 }
 

@@ -236,8 +236,7 @@ int main(int argc, char** argv) {
     add_text(app, "--model", o.model, "DIR", "model or run directory").required();
     add_text(app, "--pairs", o.pairs, "DIR",
              "accuracy on minimal pairs: a directory of .jsonl files like BLiMP's, or one such file");
-    needs(app,
-          add_text(app, "--json", o.json, "FILE", "where to write the accuracies and all log-probabilities, too"),
+    needs(app, add_text(app, "--json", o.json, "FILE", "where to write the accuracies and all log-probabilities, too"),
           {{"--pairs"}});
     add_text(
         app, "--tokenizer", o.tokenizer, "FILE",
