@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Checks build/score and eval/lm_eval_crossply.py against lm-evaluation-harness's own way with the same weights.
 
-  dev/check_lm_eval.py [BUILD]      BUILD: the directory with the programs, default build
+  dev/check_lm_eval.py [BUILD]              BUILD: the directory with the programs, default build
+  dev/check_lm_eval.py BUILD MODEL PAIRS    only minimal pairs: a model directory, and a directory like BLiMP's
 
 Small models, trained for a moment on the repository's own text in subword tokens, answer the tasks of eval/tasks, and
 requests that are hard to split or to fit: through the program, and through the harness's model "hf" with transformers,
 where need be by the modelling file that the model carries. Every log-probability, greedy flag, generated text and score
-must be the same.
+must be the same, and so must the winner of every minimal pair (`score --pairs`) by the harness's task blimp.
 
 Exit 0: all hold. 1: one does not. 77: skipped, PyTorch, transformers, tokenizers or lm_eval is not importable.
 """
@@ -21,14 +22,17 @@ import tempfile
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1")
 try:
+  import datasets
   import lm_eval
   import tokenizers
   import torch
   import transformers
+  import yaml
 except ImportError as missing:
   print(f"skipped: {missing.name} is not importable")
   sys.exit(77)
 from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
@@ -188,12 +192,76 @@ def check_refusals(directory, build):
     raise RuntimeError(f"{options} are not refused")
 
 
+def blimp_task(path):
+  """The harness's own task of BLiMP, on a file of pairs instead of the one that it downloads."""
+  template = pathlib.Path(lm_eval.__file__).parent / "tasks/blimp/_template_yaml"
+  config = yaml.safe_load(template.read_text())
+  for key in ("dataset_path", "should_decontaminate", "doc_to_decontamination_query"):
+    config.pop(key, None)
+  documents = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+  split = {config["validation_split"]: datasets.Dataset.from_list(documents)}
+  return ConfigurableTask(config={**config, "task": f"pairs_{path.stem}", "custom_dataset": lambda **_: split})
+
+
+def check_pairs(directory, build, theirs, pairs):
+  """The same winner of every pair, by file; returns how many pairs there are, and how many of them tie."""
+  out = pathlib.Path(tempfile.mkdtemp()) / "pairs.json"
+  run(build / "score", "--model", directory, "--pairs", pairs, "--json", out)
+  got = json.loads(out.read_text())
+  shutil.rmtree(out.parent)
+  different, count = [], 0
+  for path in sorted(pairs.glob("*.jsonl")):
+    task, ours = blimp_task(path), got["files"][path.stem]
+    results = lm_eval.simple_evaluate(theirs, tasks=[task], bootstrap_iters=0)
+    samples = sorted(results["samples"][task.task_name], key=lambda sample: sample["doc_id"])
+    for sample, good, bad in zip(samples, ours["good"], ours["bad"], strict=True):
+      count += 1
+      want = [response[0][0] for response in sample["resps"]]
+      check_near(f"{path.stem}: {sample['doc']}, good", good, want[0])
+      check_near(f"{path.stem}: {sample['doc']}, bad", bad, want[1])
+      if (good >= bad) != bool(sample["acc"]):
+        different.append(f"{path.stem}: {good} and {bad}, expected {want}: {sample['doc']}")
+    if not different and ours["accuracy"] != results["results"][task.task_name]["acc,none"]:
+      different.append(f"{path.stem}: accuracy {ours['accuracy']}")
+  if different:
+    raise RuntimeError(f"{len(different)} of {count} pairs differ: " + "; ".join(different[:5]))
+  return count, got["ties"]
+
+
+def write_pairs(directory):
+  """Pairs that differ at the beginning, in the middle, at the end and nowhere, of several lengths."""
+  words = "the data of a run and the model that it trains on two cores".split()
+  pairs = []
+  for n in range(3, len(words)):
+    for changed in range(0, n, 2):
+      other = words[:changed] + [words[-1 - changed]] + words[changed + 1:n]
+      pairs.append((" ".join(words[:n]) + ".", " ".join(other) + "."))
+    pairs += [(" ".join(words[:n]), " ".join(words[:n + 1])), (" ".join(words[:n]),) * 2]
+  lines = [json.dumps({"sentence_good": good, "sentence_bad": bad, "field": "f", "linguistics_term": "t"})
+           for good, bad in pairs]
+  directory.mkdir()
+  (directory / "pairs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+  return directory
+
+
 def flat(value):
   return [leaf for part in value for leaf in flat(part)] if isinstance(value, (list, tuple)) else [value]
 
 
+def as_hf(directory, batch_size=5):
+  return HFLM(pretrained=str(directory), tokenizer=str(directory), dtype="float32", device="cpu", batch_size=batch_size,
+              trust_remote_code=True)
+
+
 def main():
   build = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve()
+  if len(sys.argv) == 4:
+    need_program(build / "score")
+    logging.disable(logging.WARNING)
+    directory, pairs = (pathlib.Path(path) for path in sys.argv[2:])
+    count, ties = check_pairs(directory, build, as_hf(directory, 64), pairs)
+    print(f"{count} pairs alike, {ties} of them ties")
+    sys.exit(0)
   for program in ("score", *{f"train_{arch}" for arch, *_ in MODELS}):
     need_program(build / program)
   transformers.utils.logging.set_verbosity_error()
@@ -206,16 +274,16 @@ def main():
       try:
         directory = train(build, pathlib.Path(scratch), arch, flags, style)
         ours = Crossply(directory, build / "score")
-        theirs = HFLM(pretrained=str(directory), tokenizer=str(directory), dtype="float32", device="cpu", batch_size=5,
-                      trust_remote_code=True)
+        theirs = as_hf(directory)
         check_requests(ours, theirs, style)
         documents = check_tasks(ours, theirs, tasks)
+        pairs, _ = check_pairs(directory, build, theirs, write_pairs(pathlib.Path(scratch) / "pairs"))
         if code := ours.close():
           raise RuntimeError(f"score ended with {code}")
         if (arch, flags, style) == MODELS[0]:
           check_driver(directory, build, tasks)
           check_refusals(directory, build)
-        print(f"{name}: {documents} documents alike")
+        print(f"{name}: {documents} documents and {pairs} pairs alike")
       except (RuntimeError, ValueError, OSError) as problem:
         failures += 1
         print(f"FAILED: {name}: {problem}")

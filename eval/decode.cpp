@@ -14,7 +14,8 @@ constexpr int64_t chunk_tokens = 64;
 // several tokens of a row, or one token of very many rows.
 constexpr int64_t min_chunk = 8, rows_of_a_token = 4;
 
-// The key/value caches of a tape, in the order in which they were recorded.
+}  // namespace
+
 std::vector<Value*> caches_of(const Tape& tape) {
   std::vector<Value*> caches;
   for (const auto& node : tape.nodes())
@@ -23,8 +24,6 @@ std::vector<Value*> caches_of(const Tape& tape) {
         if (std::find(caches.begin(), caches.end(), cache) == caches.end()) caches.push_back(cache);
   return caches;
 }
-
-}  // namespace
 
 Decoder::Replay::Replay(Decoder& d, int64_t rows, int64_t T) : tape(d.real_, d.max_length_) {
   graph = record_model(tape, d.params_, d.config_, rows, T);

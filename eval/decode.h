@@ -11,6 +11,9 @@
 
 namespace crossply {
 
+// The key/value caches of a tape, in the order in which they were recorded.
+std::vector<Value*> caches_of(const Tape& tape);
+
 class Decoder {
  public:
   // rows sequences at once, each of at most max_length tokens. The parameters must have their memory; for bf16, in

@@ -12,11 +12,15 @@
 //
 // In a whole text, the tokens that begin every text, such as <s>, are given and not scored. With "score_begin": true
 // they are scored, and <s> is given before itself: lm-evaluation-harness counts this.
+//
+// --pairs: instead of requests, files of minimal pairs, and in how many the good sentence is the likelier one.
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <optional>
 
+#include "cli/format.h"
+#include "cli/needs.h"
 #include "cli/program.h"
 #include "cli/standard_streams.h"
 #include "cli/ticker.h"
@@ -26,6 +30,7 @@
 #include "engine/io/printable.h"
 #include "eval/decode.h"
 #include "eval/loaded_model.h"
+#include "eval/minimal_pairs.h"
 #include "eval/score_request.h"
 #include "eval/stop_strings.h"
 
@@ -36,7 +41,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct Options {
-  std::string model, tokenizer, device = "cpu";
+  std::string model, tokenizer, device = "cpu", pairs, json;
   std::optional<int32_t> prefix;
   int64_t batch_tokens = 4096;
 };
@@ -157,11 +162,42 @@ class Answers {
   Scorer scorer_;
 };
 
+// The tables on standard output, and the speed on standard error.
+Exit score_pairs(const Options& o, LoadedModel& model, const ScoreRequests& requests) {
+  std::optional<OutputFile> json;  // before the work, so that a name that cannot be written costs nothing
+  if (!o.json.empty()) json.emplace(o.json, 0);
+  const std::vector<PairFile> files = read_minimal_pairs(o.pairs, requests);
+  std::vector<TokenPair> pairs;
+  int64_t tokens = 0;
+  for (const PairFile& file : files)
+    for (const MinimalPair& pair : file.pairs) pairs.push_back(pair.tokens), tokens += tokens_read(pair.tokens).sum();
+  PairScorer scorer(*model.device, model.params, model.config, o.batch_tokens);
+  double seconds = 0;
+  std::vector<PairScore> scores;
+  {
+    Ticker ticker("score", "token");
+    scores = scorer.score(pairs, [&](int64_t done, int64_t all) { ticker.tell(done, all); });
+    seconds = ticker.seconds();
+  }
+  const PairResults results = count_pairs(files, scores);
+  std::printf("%s", describe(files, results).c_str());
+  flush_standard_output();
+  if (json) {
+    const std::string text = json_text(to_json(files, scores, results)) + "\n";
+    json->write(text.data(), text.size());
+    json->commit();
+  }
+  std::fprintf(stderr, "%s tokens in %.1f s, %.0f tokens/s\n", format_count(tokens).c_str(), seconds,
+               static_cast<double>(tokens) / seconds);
+  return Exit::done;
+}
+
 Exit run(const Options& o) {
   LoadedModel model(o.model, o.device, false);
   const Tokenizer tokenizer = model_tokenizer(model, o.tokenizer);
   const ScoreRequests read(tokenizer, model.config.vocab_size, model.config.max_position_embeddings,
                            prefix_token(o, model, tokenizer));
+  if (!o.pairs.empty()) return score_pairs(o, model, read);
   Answers answers(model, tokenizer, o.batch_tokens);
   std::vector<ScoreRequest> requests;
   std::string line;
@@ -192,11 +228,16 @@ int main(int argc, char** argv) {
       "\"continuation\": T}, {\"text\": T} or {\"context\": T, \"max_new_tokens\": N, \"until\": [TEXT]}, where T is a "
       "text or a list of token ids; with an \"id\", which the answer then has, or none. The answers come at an "
       "empty line and at the end, in the order of the requests. The tokens that begin every text are given and not "
-      "scored; {\"text\": T, \"score_begin\": true} scores them, as lm-evaluation-harness does.",
+      "scored; {\"text\": T, \"score_begin\": true} scores them, as lm-evaluation-harness does. With --pairs no "
+      "requests are read.",
       "score");
   Options o;
   auto flags = [&] {
     add_text(app, "--model", o.model, "DIR", "model or run directory").required();
+    add_text(app, "--pairs", o.pairs, "DIR",
+             "accuracy on minimal pairs: a directory of .jsonl files like BLiMP's, or one such file");
+    needs(app, add_text(app, "--json", o.json, "FILE", "where to write the accuracies and all log-probabilities, too"),
+          {{"--pairs"}});
     add_text(
         app, "--tokenizer", o.tokenizer, "FILE",
         "tokenizer.json, or a directory that has one (default: the model's own; without one, texts are token ids)");

@@ -79,6 +79,18 @@ std::vector<int32_t> ScoreRequests::beginning() const {
   return {prefix_};
 }
 
+std::vector<int32_t> ScoreRequests::sentence(const std::string& text, const std::string& key) const {
+  if (text.find_first_not_of(" \t\r\n") == std::string::npos) fail(Exit::bad_data, "\"", key, "\" is empty");
+  std::vector<int32_t> ids = checked(tokenizer_.encode(" " + text), key);
+  const std::vector<int32_t> begin = beginning();
+  if (ids.empty() || ids[0] != begin[0]) ids.insert(ids.begin(), begin[0]);
+  if (ids.size() == 1) fail(Exit::bad_data, "\"", key, "\" has no tokens: ", excerpt(text));
+  if (std::ssize(ids) - 1 > longest_)
+    fail(Exit::bad_data, "\"", key, "\" has ", ids.size() - 1, " tokens, the model's longest sequence ", longest_,
+         "; take the pair out: ", excerpt(text));
+  return ids;
+}
+
 void ScoreRequests::parse_pair(const Json& before, const Json& after, ScoreRequest& request) const {
   std::vector<int32_t> context, continuation;
   const bool begun = !before.is_string() || !before.get_ref<const std::string&>().empty();

@@ -32,6 +32,9 @@ class ScoreRequests {
   // may be a list of token ids. {"text", "score_begin": true} also scores the tokens that begin the text, the first of
   // them given itself, as lm-evaluation-harness does. Throws Exit::bad_data, with `where`, for anything else.
   ScoreRequest parse(std::string_view line, const std::string& where) const;
+  // What lm-evaluation-harness scores of a choice after an empty context: the token that stands for the beginning, then
+  // a space and the sentence. Throws Exit::bad_data, with the key, for one without tokens or with too many.
+  std::vector<int32_t> sentence(const std::string& text, const std::string& key) const;
 
  private:
   using Json = nlohmann::ordered_json;

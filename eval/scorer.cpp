@@ -25,6 +25,13 @@ int64_t padded(int64_t n, int64_t longest) {
 
 }  // namespace
 
+double finite_logprob(float loss, int32_t token, size_t position) {
+  if (!std::isfinite(loss))
+    fail(Exit::not_finite, "the log-probability of token ", token, " at position ", position + 1,
+         " of a sequence is not finite (", -loss, "): the model's weights are too large or damaged");
+  return -static_cast<double>(loss);
+}
+
 Passage passage_of(const std::vector<int32_t>& context, const std::vector<int32_t>& continuation, int64_t longest) {
   Passage passage{context, 0};
   passage.tokens.insert(passage.tokens.end(), continuation.begin(), continuation.end());
@@ -118,10 +125,7 @@ void Scorer::score_batch(const std::vector<Passage>& passages, const size_t* whi
   std::vector<std::vector<Doubt>> doubts(count);
   for (size_t row = 0; row < count * T; ++row) {
     if (targets[row] < 0) continue;
-    if (!std::isfinite(losses[row]))
-      fail(Exit::not_finite, "the log-probability of token ", targets[row], " at position ", row % T + 1,
-           " of a sequence is not finite (", -losses[row], "): the model's weights are too large or damaged");
-    scores[which[row / T]].logprob -= static_cast<double>(losses[row]);
+    scores[which[row / T]].logprob += finite_logprob(losses[row], targets[row], row % T);
     if (!(losses[row] < surely)) doubts[row / T].push_back({static_cast<int64_t>(row), targets[row], losses[row]});
   }
   settle(doubts, which, scores);

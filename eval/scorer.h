@@ -23,6 +23,9 @@ Passage passage_of(const std::vector<int32_t>& context, const std::vector<int32_
 // that begin where the one before ended; the last one overlaps it, to be full. 1 <= first <= longest.
 std::vector<Passage> rolling_passages(const std::vector<int32_t>& tokens, size_t first, int64_t longest);
 
+// Of a token that is predicted from this position, counted from 0. Throws Exit::not_finite.
+double finite_logprob(float loss, int32_t token, size_t position);
+
 struct Score {
   double logprob = 0;  // natural logarithm, summed over the scored tokens
   bool greedy = true;  // is each of them the most likely one?

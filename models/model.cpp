@@ -178,7 +178,7 @@ static void record_exits(Tape& tape, ParameterTable& params, const Config& confi
 }
 
 static Graph record_all(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
-                        Teacher* teacher) {
+                        Teacher* teacher, bool generates) {
   Graph graph;
   graph.tokens = tape.input("tokens", Shape{B, T}, Dtype::i32);
   ops::LogitHead taught;  // first, so that of the teacher's activations one is left when the student's begin
@@ -187,7 +187,7 @@ static Graph record_all(Tape& tape, ParameterTable& params, const Config& config
                 [&] { taught = record_applied(tape, teacher->params, teacher->config, B, T, graph).back(); });
   const std::vector<ops::LogitHead> exits = record_applied(tape, params, config, B, T, graph);
   const ops::LogitHead own = exits.back();
-  if (tape.cache_length() > 0) {
+  if (generates) {
     if (T == 1) graph.logits = ops::linear(tape, "logits", own.inp, own.weight, Shape{B, T, config.vocab_size});
     return graph;
   }
@@ -198,7 +198,7 @@ static Graph record_all(Tape& tape, ParameterTable& params, const Config& config
       fail(Exit::usage, "a model with an exit gate learns of its own exits; leave out --teacher, or --exit-gate");
     const ops::Distilled loss = ops::distill(tape, "loss", own, taught, graph.targets, teacher->how);
     graph.losses = loss.losses, graph.ce = loss.ce;
-  } else if (config.loop.exit_gate) {
+  } else if (config.loop.exit_gate && tape.cache_length() == 0) {
     record_exits(tape, params, config, exits, graph);
   } else {
     graph.losses = ops::cross_entropy(tape, "loss", own.inp, own.weight, graph.targets);
@@ -207,7 +207,14 @@ static Graph record_all(Tape& tape, ParameterTable& params, const Config& config
 }
 
 Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T, Teacher* teacher) {
-  const Graph graph = record_all(tape, params, config, B, T, teacher);
+  const Graph graph = record_all(tape, params, config, B, T, teacher, tape.cache_length() > 0);
+  ops::fuse_linears(tape);
+  return graph;
+}
+
+Graph record_continuation(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T) {
+  CHECK_THAT(tape.cache_length() >= T, "a continuation of ", T, " tokens on a tape that caches ", tape.cache_length());
+  const Graph graph = record_all(tape, params, config, B, T, nullptr, /*generates=*/false);
   ops::fuse_linears(tape);
   return graph;
 }

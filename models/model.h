@@ -25,11 +25,11 @@ struct Teacher {
 struct Graph {
   Value* tokens = nullptr;   // (B, T) i32, to be filled by the caller
   EngramInputs engrams;      // and these, by their load()
-  Value* targets = nullptr;  // (B, T) i32, -1 is not scored; training tapes only
-  Value* losses = nullptr;   // (B, T), 0 where not scored; training tapes only
+  Value* targets = nullptr;  // (B, T) i32, -1 is not scored; not where the tape is to generate
+  Value* losses = nullptr;   // (B, T), 0 where not scored; likewise
   Value* ce = nullptr;       // (B, T), with a teacher or an exit gate: the cross entropy in the losses of training
   Value* logits = nullptr;   // (B, 1, V); generation tapes of one token only
-  ops::LogitHead head;       // whose product the logits are; training tapes only, valid after an evaluation
+  ops::LogitHead head;       // whose product the logits are; where there are losses, valid after an evaluation
 };
 
 // Records the model on the tape for B sequences of T tokens. A tape with a cache length ends in logits where T is 1,
@@ -46,6 +46,9 @@ struct Graph {
 //   sublayers attn_read.i, mlp_read.i, before the norm, attn_output.i, mlp_output.i (its file says)
 Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
                    Teacher* teacher = nullptr);
+// On a tape with a cache length: T tokens after those in the caches, as generation reads them, and the losses of their
+// targets, as an evaluation computes them. For texts of which parts are known already.
+Graph record_continuation(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T);
 
 // The final norm of x (B, T, C), what follows the last block, and the matrix that makes logits of it.
 ops::LogitHead record_head(const Build& b, Value* x);

@@ -1,5 +1,6 @@
-// Any text as a line for `score`.
+// Any text as a line for `score`, of requests or of minimal pairs.
 #include "eval/score_request.h"
+#include "eval/minimal_pairs.h"
 
 #include <algorithm>
 
@@ -11,6 +12,12 @@ using namespace crossply::fuzz;
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const Tokenizer tokenizer = Tokenizer::bytes();
   static constexpr int64_t V = 256, longest = 8;
+  accept_or_refuse([&] {
+    const ScoreRequests requests(tokenizer, V, longest, 3);
+    const TokenPair pair = parse_minimal_pair(text_of(data, size), "line 1", requests).tokens;
+    require(tokens_read(pair).shared >= 1, "no token that begins both");
+    require(std::ssize(pair.good) <= longest + 1 && std::ssize(pair.bad) <= longest + 1, "more than the model reads");
+  });
   accept_or_refuse([&] {
     const ScoreRequest request = ScoreRequests(tokenizer, V, longest, 3).parse(text_of(data, size), "line 1");
     const auto is_token = [](int32_t id) { return id >= 0 && id < V; };

@@ -655,6 +655,31 @@ loss=$(sed -n 's/^loss //p' output) bits=$(sed -n 's/^bits per byte //p' output)
 # Bits have four decimals: half of the last one, and the loss's own rounding.
 awk "BEGIN { d = $loss / log(2) - $bits; exit !(d * d < 5.1e-5 ^ 2) }" || fail "bits per byte are '$bits', the loss $loss"
 
+# minimal pairs: by file, phenomenon, field and in all; bad files say where
+pair() { printf '{"sentence_good": "%s", "sentence_bad": "%s", "field": "f", "linguistics_term": "t"}\n' "$1" "$2"; }
+pairs() { "$build/score" --model bytes --prefix-token 10 --pairs "$@"; }
+mkdir pairs no_pairs
+{ pair 12 1x; pair 1x 12; pair 12 12; } >pairs/one.jsonl  # one of the first two is right, whatever the model
+pair 120 120 >pairs/two.jsonl
+expect 0 '^one +3 +66[.]67% +1$' pairs pairs --json pairs.json
+for row in 'two +1 +100[.]00% +1' 't +4 +75[.]00% +2' 'f +4 +75[.]00% +2' 'all +4 +75[.]00% +2' '[0-9]+ tokens in .* tokens/s'; do
+  grep -qE "^$row$" output || fail "the tables have no row '$row'"
+done
+grep -qF '{"pairs":4,"right":3,"accuracy":0.75,"ties":2,"fields":{"f":' pairs.json || fail "the JSON is $(head -c 200 pairs.json)"
+expect 66 'no_pairs: no file in it ends with .jsonl' pairs no_pairs
+expect 66 'nowhere' pairs nowhere
+expect 74 'nowhere' pairs pairs --json nowhere/it.json
+expect 64 '--json.*--pairs' "$build/score" --model bytes --json it.json
+expect 65 'one.jsonl: line 1: .*--prefix-token' "$build/score" --model bytes --pairs pairs
+echo '{' >pairs/three.jsonl
+expect 65 'three.jsonl: line 1: .*JSON' pairs pairs
+{ pair 12 13; echo '{"sentence_good": "12"}'; } >pairs/three.jsonl
+expect 65 'three.jsonl: line 2: "sentence_bad" is missing' pairs pairs
+pair 12 '' >pairs/three.jsonl
+expect 65 'three.jsonl: line 1: "sentence_bad" is ""' pairs pairs
+pair 12 "$(seq -s ' ' 3000)" >pairs/three.jsonl
+expect 65 'three.jsonl: line 1: "sentence_bad" has [0-9]+ tokens, the model.s longest sequence [0-9]+; take the pair out' pairs pairs
+
 # the same split, in windows; several models have one table each and one picture
 expect 0 '^split test: good.bin, kept from training$' "$build/analyze" --model shards --data good.bin --what attention
 grep -q '^note: windows of 8 tokens, not of 100: ' output || fail "nobody says that windows are short"
