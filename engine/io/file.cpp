@@ -161,6 +161,14 @@ std::string read_file(const std::string& path, uint64_t most) {
   return contents;
 }
 
+bool file_holds(const std::string& path, const std::string& contents) {
+  try {
+    return read_file(path, contents.size()) == contents;
+  } catch (const Error&) {  // a file that cannot be read does not
+    return false;
+  }
+}
+
 void write_file_atomically(const std::string& path, const std::string& contents) {
   OutputFile file(path, contents.size());
   file.write(contents.data(), contents.size());

@@ -88,6 +88,9 @@ class OutputFile {
 // The whole of a regular file, at most `most` bytes; more are Exit::bad_data.
 std::string read_file(const std::string& path, uint64_t most);
 
+// Whether the file is there and has these contents.
+bool file_holds(const std::string& path, const std::string& contents);
+
 void write_file_atomically(const std::string& path, const std::string& contents);
 
 // Opens a directory and locks it; false if it is gone, which leaves no descriptor, or another's lock is in the way.

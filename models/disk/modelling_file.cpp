@@ -136,12 +136,4 @@ void note_outdated_modelling_file(const std::string& model_dir, const std::strin
   }
 }
 
-bool file_holds(const std::string& path, const std::string& contents) {
-  try {
-    return read_file(path, contents.size()) == contents;
-  } catch (const Error&) {  // a file that cannot be read does not
-    return false;
-  }
-}
-
 }  // namespace crossply

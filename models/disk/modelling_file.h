@@ -26,7 +26,5 @@ std::vector<std::string> modelling_files_in(const std::string& model_dir);
 // Says on standard error, in one line, that `model_dir` has a modelling file that this build does not write. `named` is
 // the directory that the user gave: the same one, or its run directory. A process says it once for each.
 void note_outdated_modelling_file(const std::string& model_dir, const std::string& named);
-// Whether the file is there and has these contents.
-bool file_holds(const std::string& path, const std::string& contents);
 
 }  // namespace crossply

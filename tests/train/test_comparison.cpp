@@ -345,6 +345,11 @@ TEST_CASE("comparison: what has a record is done, in another directory and witho
   CHECK(written["training_seconds"] == 77);
   CHECK(write_records(there).empty());  // nothing is new
 
+  there.runs[0].result.test_loss = 0.0625;  // of more steps, by this program
+  there.runs[0].tried = true;
+  CHECK(write_records(there).empty());
+  CHECK(read_json(scratch.file("there/records/llama.json"))["test_loss"] == 0.0625);
+
   Comparison other = example(scratch.file("there"));
   other.data_digest = "of others";
   CHECK_THROWS_WITH_AS(take_up(other), doctest::Contains("trained on other data"), Error);

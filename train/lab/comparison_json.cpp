@@ -373,7 +373,7 @@ std::string write_records(const Comparison& comparison) {
     if (error) fail_io("create", directory, error.value());
     for (const ComparedRun& run : comparison.runs) {
       const std::string path = record_path(comparison.out, run);
-      if (is_unfinished(run) || path_exists(path)) continue;
+      if (is_unfinished(run) || (path_exists(path) && !run.tried)) continue;
       json record = {{"format", "crossply run"}, {"version", 1}, {"data_digest", comparison.data_digest}};
       record.update(whole_json(comparison, run));
       for (const char* of_others : {"relative_memory", "relative_time", "metrics"}) record.erase(of_others);
@@ -381,7 +381,8 @@ std::string write_records(const Comparison& comparison) {
       for (const std::string& files : data_settings)  // elsewhere they have other paths
         if (!comparison.data_digest.empty() && flags.contains(files) && flags[files].is_string())
           flags[files] = short_name(flags[files].get<std::string>());
-      write_file_atomically(path, json_text_mended(record, 2) + "\n");
+      const std::string text = json_text_mended(record, 2) + "\n";
+      if (!file_holds(path, text)) write_file_atomically(path, text);  // it may be of fewer steps
     }
   });
 }
