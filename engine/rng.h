@@ -29,11 +29,14 @@ inline double random_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
   return static_cast<double>(random_bits(seed, stream, index) >> 11) * 0x1p-53;
 }
 
-// Standard normal (Box and Muller's transform; each index uses two hashes of its own).
+// Standard normal, of two uniform numbers in [0, 1) (Box and Muller's transform).
+inline double normal_of(double first, double second) {
+  const double u = 1.0 - first;  // in (0, 1]: its logarithm is finite
+  return std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * second);
+}
+// Each index uses two hashes of its own.
 inline double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
-  const double u = 1.0 - random_uniform(seed, stream, 2 * index);  // in (0, 1]: its logarithm is finite
-  const double v = random_uniform(seed, stream, 2 * index + 1);
-  return std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v);
+  return normal_of(random_uniform(seed, stream, 2 * index), random_uniform(seed, stream, 2 * index + 1));
 }
 
 // 64 bits from the operating system, others at every call: to tell runs and jobs apart, never for a run's numbers. Not

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <numbers>
 #include <set>
 #include <tuple>
 
@@ -22,8 +21,8 @@ class Draw {
  public:
   explicit Draw(const char* what) : random_(0, stream_of(what)) {}
   double normal() {
-    const double radius = std::sqrt(-2 * std::log(1 - random_.uniform()));
-    return radius * std::cos(2 * std::numbers::pi * random_.uniform());
+    const double first = random_.uniform();
+    return normal_of(first, random_.uniform());
   }
   // A variance of so many degrees of freedom, whose mean is 1: two of them are an exponential number.
   double variance(int64_t degrees) {
@@ -115,7 +114,7 @@ double seed_correlation(const ArmLosses& backbone, const std::vector<ArmLosses>&
 }
 
 // Welch's test of one arm, at the level that `arms` of them need to raise one false alarm in twenty tables.
-Verdict welch(const Spread& arm, const Spread& backbone, size_t arms) {
+Verdict welch(const Spread& arm, const Spread& backbone, int64_t arms) {
   const double a = arm.sd * arm.sd / static_cast<double>(arm.n), b = backbone.error() * backbone.error();
   Verdict verdict{arm.mean - backbone.mean, std::sqrt(a + b)};
   if (arm.n < 2 || backbone.n < 2) return verdict;
@@ -229,13 +228,14 @@ FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmL
     out.fewest_seeds = *std::min_element(pool.n.begin(), pool.n.end());
     out.critical = dunnett_critical(base.n, out.backbone_degrees, pool.n, pool.degrees);
   }
+  const auto judged = std::ranges::count_if(arms, [](const ArmLosses& arm) { return !arm.seeds.empty(); });
   for (size_t i = 0; i < arms.size(); ++i) {
     const Spread arm = spread_of(arms[i].losses());
     Verdict& verdict = out.arms[i];
     verdict.difference = arm.mean - base.mean;
     if (arms[i].diverged() || arm.n == 0 || backbone.diverged()) continue;
     if (arms[i].unsteady) {
-      verdict = welch(arm, base, arms.size());
+      verdict = welch(arm, base, judged);
     } else if (testable) {
       verdict.error = std::sqrt(out.backbone_sd * out.backbone_sd / static_cast<double>(base.n) +
                                 pool.sd() * pool.sd() / static_cast<double>(arm.n));

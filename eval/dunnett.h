@@ -59,6 +59,7 @@ struct FamilyVerdict {
   double correlation = NAN;   // of losses from the same seed, backbone and arm, over all arms; NaN: none in common
   std::vector<Verdict> arms;  // in their order
 };
+// Arms without seeds are there to be waited for, and not judged.
 FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmLosses>& arms);
 // The difference that an arm of the fewest seeds would be found by in 80 % of 10,000 simulated repeats; NaN where
 // nothing can be tested.

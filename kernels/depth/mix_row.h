@@ -1,5 +1,5 @@
 // Sums over the rows of several sources, on the CPU: what the mixtures over depth have in common (depth_mix.cpp,
-// query_mix.cpp, depth_attention.cpp).
+// query_mix.cpp, depth_attention.cpp, kernels/attention/depth_merge.cpp).
 #pragma once
 
 #include <algorithm>

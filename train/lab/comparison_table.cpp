@@ -193,9 +193,8 @@ std::vector<Verdicts> verdicts(const View& view) {
       all.push_back({str("test loss against ", family.yardstick->name, ", over ", view.seeds.size(), " seeds",
                          detectable_text(family), ":"),
                      {}});
-      for (const Arm& arm : view.arms)
-        if (std::ranges::any_of(family.arms, [&](const Arm* one) { return one->name == arm.name; }))
-          all.back().lines.emplace_back(arm.name, verdict_text(view.comparison, family, arm));
+      for (const Arm* arm : family.arms)
+        all.back().lines.emplace_back(arm->name, verdict_text(view.comparison, family, *arm));
     }
   };
   add(families_of_architectures(view.comparison, view.arms));

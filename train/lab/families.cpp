@@ -16,15 +16,11 @@ ArmLosses losses_of(const Comparison& comparison, const Arm& arm) {
 }
 
 Family family_of(const Comparison& comparison, const Arm& yardstick, const std::vector<const Arm*>& arms) {
-  Family family{&yardstick, {}, {}};
   std::vector<ArmLosses> losses;
   for (const Arm* arm : arms)
-    if (arm->settled && yardstick.settled) family.arms.push_back(arm), losses.push_back(losses_of(comparison, *arm));
+    losses.push_back(arm->settled && yardstick.settled ? losses_of(comparison, *arm) : ArmLosses{arm->name, {}});
   for (const size_t place : unsteady(losses)) losses[place].unsteady = true;
-  family.verdict = against_backbone(losses_of(comparison, yardstick), losses);
-  for (const Arm* arm : arms)  // without verdicts
-    if (!arm->settled || !yardstick.settled) family.arms.push_back(arm), family.verdict.arms.emplace_back();
-  return family;
+  return {&yardstick, arms, against_backbone(losses_of(comparison, yardstick), losses)};
 }
 
 template <class YardstickOf>
