@@ -198,7 +198,7 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
        "--repetition-penalty --show-special --dtype --device"},
       {"evaluate",
        "--model --data --tokenizer --split --seq --val-data --test-samples --batch --samples --estimate --device"},
-      {"score", "--model --tokenizer --prefix-token --batch-tokens --device"},
+      {"score", "--model --pairs --tokenizer --prefix-token --batch-tokens --device"},
       {"gradients", "--model --tokens --batch --seq --out --device --dtype --matmul"},
       {"analyze", "--model --data --what --dump --out --sequences --length --seed --split --val-data --device"},
       {"curves", "--out --y"},
