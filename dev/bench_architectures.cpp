@@ -27,6 +27,7 @@ std::vector<Model> models_of(const ArchitectureFlags& f) {
   choices.insert(choices.begin(), ArchChoice{"llama", "llama", {}});
   std::vector<Model> models;
   for (const ArchChoice& choice : choices) {
+    if (!choice.leader.empty()) fail(Exit::usage, "--arch ", choice.text, ": as ", choice.leader, ", in time");
     const TrainPlan plan = train_options(choice, f.size, f.dtype, "fp32", f.device);
     models.push_back({choice, plan, plan_training(plan), 0, {}, {}});
   }

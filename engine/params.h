@@ -61,6 +61,8 @@ struct Parameter {
   Tensor bf16_copy = {};  // bf16 copy of the value, for the matrix products of bf16 tapes; set by allocate_bf16_copy()
 
   bool router() const { return role == Role::width_router || role == Role::source_router; }
+  // Does it weigh what a connection puts together? --freeze-routers keeps what it starts with.
+  bool weighs() const { return router() || role == Role::scalar; }
   // --router-lr sets the learning rate of routers that have a multiplier. The others learn at --lr or are frozen.
   bool follows_router_lr() const { return router() && lr_mul != 1 && lr_mul != 0; }
   // Is it Muon's, whose updates are orthogonal matrices? With a single row or column it is not: every update would have

@@ -247,6 +247,32 @@ FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmL
   return out;
 }
 
+std::vector<FamilyVerdict> against_controls(const std::vector<std::pair<ArmLosses, ArmLosses>>& pairs) {
+  Pool pool;
+  for (const auto& [control, arm] : pairs)
+    if (!control.diverged() && !arm.diverged()) pool.add(control.losses()), pool.add(arm.losses());
+  std::vector<FamilyVerdict> out;
+  const double level = std::pow(family_level, 1 / static_cast<double>(pairs.size()));
+  for (const auto& [control, arm] : pairs) {
+    const Spread a = spread_of(arm.losses()), c = spread_of(control.losses());
+    FamilyVerdict one;
+    one.backbone_seeds = c.n, one.fewest_seeds = a.n;
+    one.backbone_sd = one.arms_sd = pool.sd(), one.arms_degrees = pool.degrees;
+    Verdict verdict;
+    verdict.difference = a.mean - c.mean;
+    verdict.tested = !control.diverged() && !arm.diverged() && a.n > 0 && c.n > 0 && pool.degrees > 0;
+    if (verdict.tested) {
+      one.critical = student_t(level, pool.degrees);
+      verdict.error = pool.sd() * std::sqrt(1 / static_cast<double>(a.n) + 1 / static_cast<double>(c.n));
+      verdict.interval = one.critical * verdict.error;
+      verdict.found = std::abs(verdict.difference) > verdict.interval;
+    }
+    one.arms = {verdict};
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
 double detectable_difference(const FamilyVerdict& of) {
   if (!std::isfinite(of.critical)) return NAN;
   const auto n0 = static_cast<double>(of.backbone_seeds), n = static_cast<double>(of.fewest_seeds);

@@ -22,6 +22,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace crossply {
@@ -61,6 +62,9 @@ struct FamilyVerdict {
 };
 // Arms without seeds are there to be waited for, and not judged.
 FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmLosses>& arms);
+// Arms, each against a control of its own (first: the control): Student's t with one deviation, pooled over all of
+// them, at the level by which all pairs together raise a false alarm in one table of twenty (Sidak). One verdict each.
+std::vector<FamilyVerdict> against_controls(const std::vector<std::pair<ArmLosses, ArmLosses>>& pairs);
 // The difference that an arm of the fewest seeds would be found by in 80 % of 10,000 simulated repeats; NaN where
 // nothing can be tested.
 double detectable_difference(const FamilyVerdict& verdict);

@@ -62,6 +62,14 @@ std::vector<int32_t> ending_tokens(const LoadedModel& model, const Tokenizer& to
   return ends;
 }
 
+int32_t beginning_token(const LoadedModel& model, const Tokenizer& tokenizer) {
+  if (!tokenizer.prefix().empty()) return tokenizer.prefix()[0];
+  if (tokenizer.eos() >= 0) return tokenizer.eos();
+  for (const char* key : {"bos_token_id", "eos_token_id"})
+    if (const std::vector<int32_t> ids = token_ids(model.config, key); !ids.empty()) return ids[0];
+  return -1;
+}
+
 std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& text) {
   std::vector<int32_t> ids = tokenizer.encode(text);
   const std::vector<int32_t>& prefix = tokenizer.prefix();

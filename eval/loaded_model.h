@@ -35,6 +35,9 @@ std::vector<int32_t> ending_tokens(const LoadedModel& model, const Tokenizer& to
 // The ids of the vocabulary that config.json has at this key ("eos_token_id"), one or a list, in order.
 std::vector<int32_t> token_ids(const Config& config, const std::string& key);
 
+// What stands before a text that has nothing before it: the model's beginning of text, else its end of text; -1: none.
+int32_t beginning_token(const LoadedModel& model, const Tokenizer& tokenizer);
+
 // The ids of a prompt: those of the text, after what the tokenizer begins texts with, unless the text begins with that.
 std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& text);
 

@@ -125,11 +125,17 @@ std::string describe(const std::vector<PairFile>& files, const PairResults& resu
   return format_table(rows);
 }
 
-Json to_json(const std::vector<PairFile>& files, const std::vector<PairScore>& scores, const PairResults& results) {
+Json to_json(const PairResults& results) {
   Json all = json_of(results.all);
-  for (const char* key : {"fields", "phenomena", "files"}) all[key] = Json::object();
+  for (const char* key : {"fields", "phenomena"}) all[key] = Json::object();
   for (const auto& [name, accuracy] : results.fields) all["fields"][utf8_or_escaped(name)] = json_of(accuracy);
   for (const auto& [name, accuracy] : results.phenomena) all["phenomena"][utf8_or_escaped(name)] = json_of(accuracy);
+  return all;
+}
+
+Json to_json(const std::vector<PairFile>& files, const std::vector<PairScore>& scores, const PairResults& results) {
+  Json all = to_json(results);
+  all["files"] = Json::object();
   auto score = scores.begin();
   for (size_t i = 0; i < files.size(); ++i) {
     Json of_file = json_of(results.files[i]), good = Json::array(), bad = Json::array();

@@ -41,6 +41,8 @@ struct PairResults {
 };
 // scores: of the pairs of all files, one after the other.
 PairResults count_pairs(const std::vector<PairFile>& files, const std::vector<PairScore>& scores);
+// Right ones, ties and pairs, in all, by phenomenon and by field.
+nlohmann::ordered_json to_json(const PairResults& results);
 // Tables of at most 80 columns.
 std::string describe(const std::vector<PairFile>& files, const PairResults& results);
 // The same, and the log-probabilities of all pairs.

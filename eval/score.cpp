@@ -46,16 +46,11 @@ struct Options {
   int64_t batch_tokens = 4096;
 };
 
-// What stands before a text that has nothing before it: the model's beginning of text, else its end of text.
+// --prefix-token, or the model's.
 int32_t prefix_token(const Options& o, const LoadedModel& model, const Tokenizer& tokenizer) {
   const int64_t V = model.config.vocab_size;
   if (o.prefix && *o.prefix >= V) fail(Exit::usage, "--prefix-token ", *o.prefix, " is outside the vocabulary of ", V);
-  if (o.prefix) return *o.prefix;
-  if (!tokenizer.prefix().empty()) return tokenizer.prefix()[0];
-  if (tokenizer.eos() >= 0) return tokenizer.eos();
-  for (const char* key : {"bos_token_id", "eos_token_id"})
-    if (const std::vector<int32_t> ids = token_ids(model.config, key); !ids.empty()) return ids[0];
-  return -1;
+  return o.prefix ? *o.prefix : beginning_token(model, tokenizer);
 }
 
 // What was written, up to the first of the stops. Special tokens end it where a stop is their text, and are not shown.

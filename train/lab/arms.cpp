@@ -1,122 +1,229 @@
-// The arms of a comparison: which learning rates are tried, which is the best, and which are tried beyond an edge.
+// The arms of a comparison: which learning rates are tried, which are chosen, and which seeds follow.
 #include <algorithm>
 #include <cmath>
+#include <map>
 
-#include "cli/bounds.h"
 #include "cli/format.h"
-#include "engine/numbers.h"
 #include "train/lab/comparison.h"
+#include "train/lab/tuning.h"
 
 namespace crossply {
 namespace {
 
-constexpr size_t max_beyond = 3;  // rates that are added to an arm's grid
+constexpr uint64_t seeds_between_twins = 100;
+constexpr size_t more_seeds = 3, best_arms = 3;  // of Rules::more_seeds
+constexpr size_t seeds_of_check = 3;              // of the yardstick on every machine
 
 template <class T>
 void add_new(std::vector<T>& values, T value) {
   if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
 }
 
-double& rate_of(TrainPlan& plan) { return has_muon(plan.optimizer) ? plan.muon.lr : plan.lr; }
+double middle(const std::vector<double>& rates) { return rates.empty() ? NAN : rates[(rates.size() - 1) / 2]; }
 
-uint64_t seed_that_chooses(const Comparison& comparison) {
-  return comparison.choosing_seed.value_or(comparison.runs[0].plan.seed);
+// Where --hold-decay says so, weight decay times rate is what it is at the middle one of those that were asked for.
+void set_rates(const Comparison& comparison, TrainPlan& plan, double lr, double muon_lr) {
+  plan.lr = lr;
+  if (has_muon(plan.optimizer)) plan.muon.lr = muon_lr;
+  if (!comparison.rules.hold_decay) return;
+  const bool muon = has_muon(plan.optimizer);
+  plan.adamw.weight_decay = comparison.weight_decay * middle(muon ? comparison.muon_rates : comparison.rates) /
+                            (muon ? muon_lr : lr);
 }
 
-// The first choice by the seed that chooses, and the rate that an arm is judged at, so far: of those at which a seed
-// diverged only where there are no others.
-void choose_rate(const Comparison& comparison, const std::vector<size_t>& all, Arm& arm) {
-  const auto works_at = [&](double rate) {
-    return std::none_of(all.begin(), all.end(),
-                        [&](size_t k) { return rate_of(comparison.runs[k]) == rate && diverged(comparison.runs[k]); });
+// --- the rates of an arm -----------------------------------------------------------------------------------------
+
+std::vector<Tried> numbers_of(const Comparison& comparison, const RateAxis& axis) {
+  std::vector<Tried> out;
+  for (const size_t i : axis.tried) {
+    const ComparedRun& run = comparison.runs[i];
+    out.push_back({axis.muon ? run.plan.muon.lr : run.plan.lr, is_done(run) ? run.result.test_loss : NAN,
+                   !is_unfinished(run)});
+  }
+  return out;
+}
+
+RateAxis axis_of(const Comparison& comparison, bool muon, size_t asked, std::vector<size_t> tried) {
+  RateAxis axis{muon, asked, std::move(tried)};
+  const auto rate = [&](size_t i) {
+    const TrainPlan& plan = comparison.runs[i].plan;
+    return muon ? plan.muon.lr : plan.lr;
   };
-  double least = INFINITY, of_rate = INFINITY;
-  for (const size_t i : arm.sweep) {
-    const ComparedRun& first = comparison.runs[i];
-    const double loss = first.result.test_loss, rate = rate_of(first);
-    if (!is_done(first) || !std::isfinite(loss)) continue;
-    if (loss < least) least = loss, arm.first_choice = rate;
-    const bool works = works_at(rate);
-    if (works < arm.works || (works == arm.works && loss >= of_rate)) continue;
-    of_rate = loss, arm.rate = rate, arm.works = works;
-  }
-  const double any = rate_of(comparison.runs[arm.sweep.empty() ? all[0] : arm.sweep[0]]);
-  if (arm.sweep.size() < 2) arm.rate = arm.first_choice = any, arm.works = works_at(any);
-  for (const size_t k : all) {
-    const ComparedRun& run = comparison.runs[k];
-    const bool reported = !comparison.choosing_seed || !chooses(comparison, run);
-    if (reported && rate_of(run) == (std::isnan(arm.rate) ? any : arm.rate)) arm.seeds.push_back(k);
-  }
+  std::stable_sort(axis.tried.begin(), axis.tried.end(), [&](size_t a, size_t b) { return rate(a) < rate(b); });
+  const std::vector<Tried> numbers = numbers_of(comparison, axis);
+  axis.choice = choose_rate(numbers);
+  axis.settled = axis.tried.size() >= asked && std::ranges::all_of(numbers, &Tried::ended) &&
+                 !rate_beyond(numbers, asked);
+  axis.choice.at_edge = axis.choice.at_edge && axis.settled;
+  return axis;
 }
 
-// Is all of its sweep done or diverged?
-bool is_swept(const Comparison& comparison, const Arm& arm) {
-  return std::none_of(arm.sweep.begin(), arm.sweep.end(), [&](size_t i) { return is_unfinished(comparison.runs[i]); });
+// AdamW's --lr; Muon's own, and at the best of these also --lr. Nothing where there is no choice.
+std::vector<RateAxis> axes_of(const Comparison& comparison, const Arm& arm, const std::vector<size_t>& tries) {
+  if (tries.empty()) return {};
+  const std::vector<double>& asked = rates_asked(comparison, arm.optimizer);
+  if (!has_muon(arm.optimizer)) return {axis_of(comparison, false, asked.size(), tries)};
+  const double lr = middle(comparison.rates);
+  std::vector<size_t> first, second;
+  for (const size_t i : tries)
+    if (comparison.runs[i].plan.lr == lr) first.push_back(i);
+  std::vector<RateAxis> axes = {axis_of(comparison, true, asked.size(), first)};
+  if (!axes[0].settled || std::isnan(axes[0].choice.best)) return axes;
+  for (const size_t i : tries)
+    if (comparison.runs[i].plan.muon.lr == axes[0].choice.best) second.push_back(i);
+  axes.push_back(axis_of(comparison, false, 3, second));  // the middle, half of it and twice
+  return axes;
 }
 
-bool at_edge(const Comparison& comparison, const Arm& arm, double rate) {
-  return arm.sweep.size() > 1 &&
-         (rate == rate_of(comparison.runs[arm.sweep.front()]) || rate == rate_of(comparison.runs[arm.sweep.back()]));
-}
-
-// An arm's next rate, once all are tried: as far beyond the edge as that is from its neighbour, but not more than ten
-// times. Three digits, so that people can read it.
-std::optional<double> rate_beyond(const Comparison& comparison, const Arm& arm) {
-  if (!comparison.choosing_seed || !is_swept(comparison, arm) || !at_edge(comparison, arm, arm.first_choice) ||
-      arm.sweep.size() >= rates_asked(comparison, arm.optimizer).size() + max_beyond)
-    return {};
-  const auto rate = [&](size_t place) { return rate_of(comparison.runs[arm.sweep[place]]); };
-  const double edge = arm.first_choice, neighbour = edge == rate(0) ? rate(1) : rate(arm.sweep.size() - 2);
-  const double beyond = parse_number(format_number("%.3g", edge * std::clamp(edge / neighbour, 0.1, 10.0))).value_or(0);
-  if (!(beyond > 0 && beyond <= max_number)) return {};
-  return beyond;
-}
-
-// The arm of the same architecture whose best --lr an arm of Muon takes; null where it is of AdamW, or alone.
-const Arm* leader_of(const std::vector<Arm>& arms, const Arm& arm) {
-  if (!has_muon(arm.optimizer)) return nullptr;
-  for (const Arm& other : arms)
-    if (!has_muon(other.optimizer) && other.arch == arm.arch) return &other;
-  return nullptr;
+// What the arm would be trained at, by what is known so far.
+void choose_rates(const Comparison& comparison, Arm& arm) {
+  const ComparedRun& any = comparison.runs[arm.seeds[0]];
+  const auto of_axis = [&](bool muon, double otherwise) {
+    for (const RateAxis& axis : arm.axes)
+      if (axis.muon == muon) return axis.choice.rate;
+    return otherwise;
+  };
+  const bool muon = has_muon(arm.optimizer);
+  arm.lr = of_axis(false, arm.axes.empty() ? any.plan.lr : middle(comparison.rates));
+  arm.muon_lr = muon ? of_axis(true, any.plan.muon.lr) : NAN;
+  if (std::isnan(arm.lr) || (muon && std::isnan(arm.muon_lr))) arm.lr = arm.muon_lr = NAN;
+  const size_t axes = arm.axes.empty() ? 0 : muon && std::isfinite(arm.axes[0].choice.best) ? 2 : 1;
+  arm.settled = arm.axes.size() == axes && std::ranges::all_of(arm.axes, &RateAxis::settled);
+  arm.at_edge = arm.settled && std::ranges::any_of(arm.axes, [](const RateAxis& axis) { return axis.choice.at_edge; });
 }
 
 Arm arm_of(const Comparison& comparison, const ComparedRun& like) {
-  Arm arm{arm_name(comparison, like), like.choice.text, like.plan.optimizer, {}, {}};
-  std::vector<size_t> all;
-  for (size_t i = 0; i < comparison.runs.size(); ++i)
-    if (is_of(comparison.runs[i], arm)) all.push_back(i);
-  for (const size_t i : all)
-    if (chooses(comparison, comparison.runs[i])) arm.sweep.push_back(i);
-  std::stable_sort(arm.sweep.begin(), arm.sweep.end(),
-                   [&](size_t a, size_t b) { return rate_of(comparison.runs[a]) < rate_of(comparison.runs[b]); });
-  choose_rate(comparison, all, arm);
-  const bool swept = is_swept(comparison, arm);
-  arm.at_edge = swept && at_edge(comparison, arm, arm.rate);
-  arm.settled = arm.sweep.size() < 2 || (swept && !rate_beyond(comparison, arm));
+  Arm arm{arm_name(comparison, like), like.choice.text, like.plan.optimizer};
+  std::vector<size_t> tries;
+  for (size_t i = 0; i < comparison.runs.size(); ++i) {
+    const ComparedRun& run = comparison.runs[i];
+    if (is_of(run, arm)) (chooses(comparison, run) ? tries : run.more ? arm.more : arm.seeds).push_back(i);
+  }
+  arm.axes = axes_of(comparison, arm, tries);
+  for (const RateAxis& axis : arm.axes)
+    for (const size_t i : axis.tried) add_new(arm.sweep, i);
+  choose_rates(comparison, arm);
   return arm;
 }
 
-// AdamW's first choice is the --lr of Muon's other parameters, too: all of Muon's runs have the same, whatever becomes
-// of AdamW's other seeds. Where AdamW works at no rate it is the smallest.
-bool follow(Comparison& comparison, const std::vector<Arm>& arms) {
-  bool changed = false;
-  for (ComparedRun& run : comparison.runs) {
-    const auto arm = std::find_if(arms.begin(), arms.end(), [&](const Arm& one) { return is_of(run, one); });
-    const Arm* leader = leader_of(arms, *arm);
-    if (leader == nullptr || !leader->settled || run.state != RunState::waiting || run.tried) continue;
-    const double lr =
-        std::isfinite(leader->first_choice) ? leader->first_choice : rate_of(comparison.runs[leader->sweep[0]]);
-    if (run.plan.lr == lr) continue;
-    run.plan.lr = lr, run.directory.clear(), changed = true;
-  }
-  return changed;
+// Of an arm that had a choice a seed may diverge, of another one none.
+bool works(const Comparison& comparison, const Arm& arm, bool tuned) {
+  const auto lost = std::ranges::count_if(arm.seeds, [&](size_t i) { return diverged(comparison.runs[i]); });
+  return std::isfinite(arm.lr) && (lost == 0 || (tuned && lost < std::ssize(arm.seeds)));
 }
 
-bool add_rates_beyond(Comparison& comparison) {
+// Arms go around the machines, one by one, those that follow another with it. The yardstick's first seeds are trained
+// on all of them, by which it can be told whether losses of two machines may stand in one table.
+void share_out(const Comparison& comparison, const std::vector<std::string>& leaders, std::vector<Arm>& arms) {
+  const MachinePart& part = comparison.part;
+  if (part.of == 1) return;
+  int64_t next = 0;
+  std::map<std::string, int64_t> part_of;  // by architecture
+  for (size_t i = 0; i < arms.size(); ++i) {
+    Arm& arm = arms[i];
+    const std::string& leader = leaders[i].empty() ? arm.arch : leaders[i];
+    if (!part_of.contains(leader)) part_of[leader] = next++ % part.of;
+    arm.mine = part_of[leader] + 1 == part.number;
+    if (arm.arch != arms[0].arch || arm.mine) continue;
+    arm.mine = true;
+    if (arm.seeds.size() > seeds_of_check) arm.seeds.resize(seeds_of_check);
+  }
+}
+
+// --- what has turned out to be needed ----------------------------------------------------------------------------
+
+// The next rates of an axis, once all before it are tried.
+std::vector<double> next_rates(const Comparison& comparison, const Arm& arm, const RateAxis& axis) {
+  const std::vector<Tried> numbers = numbers_of(comparison, axis);
+  if (&axis != &arm.axes[0] && numbers.size() < axis.asked) {
+    const double lr = middle(comparison.rates);
+    std::vector<double> rates = {readable_rate(lr / 2), readable_rate(2 * lr)};
+    std::erase_if(rates, [&](double rate) { return std::ranges::find(numbers, rate, &Tried::rate) != numbers.end(); });
+    return rates;
+  }
+  const std::optional<double> beyond = rate_beyond(numbers, axis.asked);
+  return beyond ? std::vector{*beyond} : std::vector<double>();
+}
+
+bool add_rates(Comparison& comparison) {
   bool any = false;
   for (const Arm& arm : arms_of(comparison))
-    if (const auto rate = rate_beyond(comparison, arm)) add_beyond(comparison, arm, *rate), any = true;
+    for (const RateAxis& axis : arm.axes)
+      for (const double rate : next_rates(comparison, arm, axis)) {
+        const double lr = axis.muon ? middle(comparison.rates) : rate,
+                     muon_lr = axis.muon ? rate : arm.axes[0].choice.best;
+        add_try(comparison, arm, lr, muon_lr), any = true;
+      }
   return any;
+}
+
+// The reported seeds that have not begun get the rates of their arm.
+bool give_rates(Comparison& comparison) {
+  bool any = false;
+  for (const Arm& arm : arms_of(comparison)) {
+    if (!arm.has_rate()) continue;
+    for (const std::vector<size_t>* seeds : {&arm.seeds, &arm.more})
+      for (const size_t i : *seeds) {
+        ComparedRun& run = comparison.runs[i];
+        if (run.rated || run.state != RunState::waiting) continue;
+        set_rates(comparison, run.plan, arm.lr, arm.muon_lr);
+        run.rated = true, run.directory.clear(), any = true;
+      }
+  }
+  return any;
+}
+
+double mean_loss(const Comparison& comparison, const Arm& arm) { return spread_over(comparison, arm, test_loss).mean; }
+
+// Those of Rules::more_seeds, with this optimizer, once all arms have ended with the seeds that were asked for.
+std::vector<const Arm*> arms_with_more(const Comparison& comparison, const std::vector<Arm>& arms,
+                                       const std::string& optimizer) {
+  std::vector<const Arm*> judged;
+  std::vector<ArmLosses> losses;
+  for (const Arm& arm : arms) {
+    if (arm.optimizer != optimizer) continue;
+    const auto open = [&](size_t i) { return is_unfinished(comparison.runs[i]); };
+    if (!arm.settled || (arm.has_rate() && std::ranges::any_of(arm.seeds, open))) return {};
+    if (first_architecture(arms, arm) != nullptr) judged.push_back(&arm), losses.push_back(losses_of(comparison, arm));
+  }
+  std::vector<const Arm*> out;
+  for (const size_t place : unsteady(losses)) out.push_back(judged[place]);
+  std::erase_if(judged, [&](const Arm* arm) {
+    const ComparedRun& run = comparison.runs[arm->seeds[0]];
+    return !run.choice.leader.empty() || losses_of(comparison, *arm).diverged() ||
+           !std::isfinite(mean_loss(comparison, *arm));
+  });
+  std::ranges::stable_sort(judged, {}, [&](const Arm* arm) { return mean_loss(comparison, *arm); });
+  if (judged.size() > best_arms) judged.resize(best_arms);
+  for (const Arm* arm : judged) add_new(out, arm);
+  return out;
+}
+
+bool add_more_seeds(Comparison& comparison) {
+  if (!comparison.rules.more_seeds) return false;
+  const std::vector<Arm> arms = arms_of(comparison);
+  bool any = false;
+  for (const std::string& optimizer : optimizers_of(comparison))
+    for (const Arm* arm : arms_with_more(comparison, arms, optimizer)) {
+      if (!arm->more.empty()) continue;
+      const ComparedRun& like = comparison.runs[arm->seeds[0]];
+      uint64_t last = 0;
+      for (const size_t i : arm->seeds) last = std::max(last, comparison.runs[i].plan.seed);
+      std::vector<uint64_t> seeds;
+      for (uint64_t k = 1; k <= more_seeds; ++k) seeds.push_back(last + k);
+      const size_t before = comparison.runs.size();
+      add_seeds(comparison, {like.choice, like.plan, plan_training(like.plan)}, seeds);
+      for (size_t i = before; i < comparison.runs.size(); ++i) comparison.runs[i].more = true;
+      any = true;
+    }
+  return any;
+}
+
+// Those of the arm that a run is of, in a list.
+const Arm* find_arm(const std::vector<Arm>& arms, const std::string& arch, const std::string& optimizer) {
+  const auto found = std::ranges::find_if(
+      arms, [&](const Arm& arm) { return arm.arch == arch && arm.optimizer == optimizer; });
+  return found == arms.end() ? nullptr : &*found;
 }
 
 }  // namespace
@@ -132,14 +239,16 @@ const std::vector<double>& rates_asked(const Comparison& comparison, const std::
 }
 
 bool chooses(const Comparison& comparison, const ComparedRun& run) {
-  return run.plan.seed == seed_that_chooses(comparison);
+  return comparison.choosing_seed && run.plan.seed == *comparison.choosing_seed;
 }
 
 std::vector<uint64_t> seeds_of(const Comparison& comparison) {
   std::vector<uint64_t> seeds;
-  for (const ComparedRun& run : comparison.runs)
-    if (run.plan.seed != comparison.choosing_seed) add_new(seeds, run.plan.seed);
-  return seeds;
+  for (const ComparedRun& run : comparison.runs) {
+    const bool own = !comparison.rules.backbone_seeds.empty() && run.choice.text == comparison.runs[0].choice.text;
+    if (!chooses(comparison, run) && run.choice.again == 0 && !run.more && !own) add_new(seeds, run.plan.seed);
+  }
+  return seeds.empty() ? comparison.rules.backbone_seeds : seeds;
 }
 
 std::vector<std::string> optimizers_of(const Comparison& comparison) {
@@ -154,38 +263,58 @@ std::string arm_name(const Comparison& comparison, const ComparedRun& run) {
 
 std::vector<Arm> arms_of(const Comparison& comparison) {
   std::vector<Arm> arms;
+  std::vector<std::string> leaders;
   for (const ComparedRun& run : comparison.runs) {
-    if (std::none_of(arms.begin(), arms.end(), [&](const Arm& arm) { return is_of(run, arm); }))
-      arms.push_back(arm_of(comparison, run));
+    if (std::ranges::any_of(arms, [&](const Arm& arm) { return is_of(run, arm); })) continue;
+    arms.push_back(arm_of(comparison, run));
+    leaders.push_back(run.choice.leader);
   }
-  for (Arm& arm : arms) {
-    const Arm* leader = leader_of(arms, arm);
-    arm.waits = leader != nullptr && !leader->settled;
-    arm.settled = arm.settled && !arm.waits;
+  for (size_t i = 0; i < arms.size(); ++i) {
+    const Arm* leader = leaders[i].empty() ? nullptr : find_arm(arms, leaders[i], arms[i].optimizer);
+    if (leader != nullptr) arms[i].settled = leader->settled, arms[i].lr = leader->lr, arms[i].muon_lr = leader->muon_lr;
+    arms[i].works = works(comparison, arms[i], !(leader != nullptr ? leader : &arms[i])->axes.empty());
   }
+  share_out(comparison, leaders, arms);
   return arms;
 }
 
-void add_rate(Comparison& comparison, const ComparedRun& like, double rate, const std::vector<uint64_t>& seeds) {
-  std::vector<uint64_t> all = seeds;
-  if (comparison.choosing_seed && rates_asked(comparison, like.plan.optimizer).size() > 1)
-    all.insert(all.begin(), *comparison.choosing_seed);
-  for (const uint64_t seed : all) {
+void add_try(Comparison& comparison, const Arm& arm, double lr, double muon_lr) {
+  const ComparedRun& like = comparison.runs[arm.seeds[0]];
+  ComparedRun run{like.choice, like.plan, plan_training(like.plan)};
+  run.plan.seed = *comparison.choosing_seed;
+  run.plan.data.test_part = "first_half";
+  run.found = true;
+  set_rates(comparison, run.plan, lr, muon_lr);
+  comparison.runs.push_back(run);
+}
+
+void add_seeds(Comparison& comparison, const ComparedRun& like, const std::vector<uint64_t>& seeds) {
+  const bool rated = !comparison.choosing_seed;
+  for (const uint64_t seed : seeds) {
     ComparedRun run = like;
-    rate_of(run.plan) = rate;
-    run.plan.seed = seed;
-    if (comparison.choosing_seed)
-      run.plan.data.test_part = seed == comparison.choosing_seed ? "first_half" : "second_half";
+    run.plan.seed = seed + seeds_between_twins * run.choice.again;
+    if (comparison.choosing_seed) run.plan.data.test_part = "second_half";
+    run.rated = rated;
     run.directory.clear();
     comparison.runs.push_back(run);
   }
 }
 
-void add_beyond(Comparison& comparison, const Arm& arm, double rate) {
-  const ComparedRun& like = comparison.runs[arm.seeds[0]];
-  ComparedRun run{like.choice, like.plan, plan_training(like.plan)};
-  run.found = true;
-  add_rate(comparison, run, rate, seeds_of(comparison));
+void add_arm(Comparison& comparison, const ComparedRun& like, const std::vector<uint64_t>& seeds) {
+  const bool first = comparison.runs.empty() || comparison.runs[0].choice.text == like.choice.text;
+  const std::vector<uint64_t>& own = comparison.rules.backbone_seeds;
+  ComparedRun run = like;
+  run.plan.lr = middle(comparison.rates);
+  add_seeds(comparison, run, first && !own.empty() ? own : seeds);
+  const std::vector<double>& rates = rates_asked(comparison, like.plan.optimizer);
+  if (!comparison.choosing_seed || !like.choice.leader.empty() || rates.size() < 2) return;
+  for (const double rate : rates) {
+    ComparedRun attempt = run;
+    attempt.plan.seed = *comparison.choosing_seed;
+    attempt.plan.data.test_part = "first_half";
+    set_rates(comparison, attempt.plan, has_muon(like.plan.optimizer) ? run.plan.lr : rate, rate);
+    comparison.runs.push_back(attempt);
+  }
 }
 
 void name_directories(Comparison& comparison) {
@@ -204,32 +333,37 @@ void name_directories(Comparison& comparison) {
 
 std::vector<size_t> needed(const Arm& arm) {
   std::vector<size_t> out = arm.sweep;
-  if (arm.settled && std::isfinite(arm.rate))
-    for (const size_t i : arm.seeds) add_new(out, i);
+  if (!arm.has_rate()) return out;
+  for (const std::vector<size_t>* seeds : {&arm.seeds, &arm.more}) out.insert(out.end(), seeds->begin(), seeds->end());
   return out;
 }
 
 bool extend(Comparison& comparison) {
   bool any = false;
   for (bool changed = true; changed; any |= changed) {
-    changed = take_others(comparison);
-    changed |= add_rates_beyond(comparison);
-    changed |= follow(comparison, arms_of(comparison));
     name_directories(comparison);
+    changed = take_others(comparison);
+    changed |= add_rates(comparison);
+    changed |= give_rates(comparison);
+    changed |= add_more_seeds(comparison);
   }
   return any;
 }
 
 const Arm* first_architecture(const std::vector<Arm>& arms, const Arm& arm) {
-  for (const Arm& other : arms)
-    if (other.optimizer == arm.optimizer) return other.arch == arm.arch ? nullptr : &other;
-  return nullptr;
+  const Arm& first = arms[0];
+  if (arm.arch == first.arch || arm.arch.ends_with("@frozen")) return nullptr;
+  return find_arm(arms, first.arch, arm.optimizer);
 }
 
 const Arm* first_optimizer(const std::vector<Arm>& arms, const Arm& arm) {
   for (const Arm& other : arms)
     if (other.arch == arm.arch) return other.optimizer == arm.optimizer ? nullptr : &other;
   return nullptr;
+}
+
+const Arm* control_of(const std::vector<Arm>& arms, const Arm& arm) {
+  return find_arm(arms, arm.arch + "@frozen", arm.optimizer);
 }
 
 }  // namespace crossply

@@ -18,6 +18,7 @@
 #include "ranks/launch.h"
 #include "train/lab/comparison.h"
 #include "train/lab/comparison_dir.h"
+#include "train/lab/experiment.h"
 #include "train/lab/side_by_side.h"
 #include "train/run/progress.h"
 #include "train/run/run.h"
@@ -31,9 +32,8 @@ namespace fs = std::filesystem;
 
 // Without rates beyond an edge that are not known yet.
 size_t runs_planned(const Arm& arm) {
-  std::set<size_t> all(arm.sweep.begin(), arm.sweep.end());
-  all.insert(arm.seeds.begin(), arm.seeds.end());
-  return all.size();
+  const bool half_and_twice = arm.axes.size() == 1 && arm.axes[0].muon;
+  return arm.sweep.size() + arm.seeds.size() + (half_and_twice ? 2 : 0);
 }
 
 // --dry-run --time: of all runs, one after the other.
@@ -59,12 +59,8 @@ std::string describe_runs(const Comparison& comparison, const std::vector<Arm>& 
       str(runs, runs == 1 ? " run: " : " runs: ", archs, archs == 1 ? " architecture" : " architectures");
   if (optimizers > 1) line += str(" x ", optimizers, " optimizers");
   if (most > 1) {
-    const uint64_t first = comparison.choosing_seed.value_or(comparison.runs[0].plan.seed);
-    const size_t more = comparison.choosing_seed ? seeds : seeds - 1;
-    line += str("; each ", fewest < most ? str(fewest, " to ") : "", most, " learning rates with seed ", first);
-    if (more > 0)
-      line += str(", then ", more, comparison.choosing_seed ? "" : " more", more > 1 ? " seeds" : " seed",
-                  " at the best of them");
+    line += str("; each ", fewest < most ? str(fewest, " to ") : "", most, " learning rates with seed ",
+                *comparison.choosing_seed, ", then ", seeds, seeds > 1 ? " seeds" : " seed", " at what that chooses");
   } else if (seeds > 1) {
     line += str(" x ", seeds, " seeds");
   }
@@ -96,106 +92,6 @@ void print_plans(const Comparison& comparison, int64_t jobs) {
   if (jobs > 1)
     std::printf("memory of %lld runs at a time: at most about %s\n", static_cast<long long>(jobs),
                 format_bytes(static_cast<double>(jobs) * memory).c_str());
-}
-
-void refuse_flags_of_trainers(const Settings& settings) {
-  if (!settings.init.empty()) fail(Exit::usage, "compare trains from scratch; --init is for the trainers");
-  if (!settings.teacher.empty()) fail(Exit::usage, "compare trains without a teacher; --teacher is for the trainers");
-  if (settings.dump_tape || !settings.dump_tensors.empty())
-    fail(Exit::usage, "compare shows no single step; --dump-tape and --dump-tensors are for the trainers");
-  if (settings.world.ranks > 0) fail(Exit::usage, "compare plans jobs of one rank; --world is for the trainers");
-  if (!settings.branch.run.empty()) fail(Exit::usage, "compare trains from scratch; --branch is for the trainers");
-  if (settings.out.empty() && !settings.dry_run) fail(Exit::usage, "--out is needed: the directory for the runs");
-  if (settings.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
-}
-
-// The plan with another optimizer, whose matrices have their usual rate.
-TrainPlan with_optimizer(TrainPlan plan, const std::string& optimizer) {
-  plan.optimizer = optimizer;
-  choose_muon(plan);
-  return plan;
-}
-
-// Of Muon's matrices, at each of these --lr; each once.
-std::vector<double> usual_muon_rates(TrainPlan plan, const std::vector<double>& rates) {
-  std::vector<double> usual;
-  for (const double lr : rates) {
-    plan.lr = lr, plan.muon.lr = 0;
-    const double rate = with_optimizer(plan, "muon").muon.lr;
-    if (std::find(usual.begin(), usual.end(), rate) == usual.end()) usual.push_back(rate);
-  }
-  return usual;
-}
-
-// What is left open, and what does not fit: which rates are tried, and which seed tries them.
-void complete(Experiment& experiment, const TrainPlan& plan) {
-  if (experiment.optimizers.empty()) experiment.optimizers = {plan.optimizer};
-  if (experiment.seeds.empty()) experiment.seeds = {plan.seed};
-  if (experiment.rates.empty()) experiment.rates = {plan.lr};
-  const bool muon = std::ranges::any_of(experiment.optimizers, has_muon);
-  if (!muon && !experiment.muon_rates.empty())
-    fail(Exit::usage, "--muon-lr has no effect without --optimizer muon|normuon");
-  if (std::ranges::all_of(experiment.optimizers, has_muon) && experiment.rates.size() > 1)
-    fail(Exit::usage,
-         "several --lr are for AdamW to choose among: add adamw to --optimizer, or give one --lr and "
-         "several --muon-lr");
-  if (muon && experiment.muon_rates.empty()) experiment.muon_rates = usual_muon_rates(plan, experiment.rates);
-  if (!experiment.begun && (experiment.rates.size() > 1 || experiment.muon_rates.size() > 1))
-    experiment.choosing_seed = usual_choosing_seed;
-  if (std::find(experiment.seeds.begin(), experiment.seeds.end(), experiment.choosing_seed) != experiment.seeds.end())
-    fail(Exit::usage, "seed ", *experiment.choosing_seed,
-         " chooses among the learning rates and is not reported; give others with --seeds");
-}
-
-// The runs of one architecture with one optimizer.
-void add_arm(Comparison& comparison, const ComparedRun& like, const std::vector<uint64_t>& seeds) {
-  for (const double rate : rates_asked(comparison, like.plan.optimizer)) add_rate(comparison, like, rate, seeds);
-}
-
-// The plan of another architecture at the same settings.
-TrainPlan plan_of(const ArchChoice& choice, TrainPlan plan) {
-  // A GPT-2 among LLaMAs learns as many positions as it is given.
-  if (choice.arch == "gpt2" && !plan.config.gpt2()) plan.config.max_position_embeddings = plan.data.seq_len;
-  choice.apply(plan.config);
-  add_preset_options(plan.preset, plan.config);
-  plan.config.check(Exit::usage, "--arch " + choice.text);
-  if (!plan.resume) refuse_idle_options(choice, plan.config);
-  std::fputs(note_idle_options(plan.config, "--arch " + choice.text).c_str(), stderr);
-  return plan;
-}
-
-// The runs in the order of --arch. Claims the directory before it looks into it. Refuses here what would only fail
-// after hours of training.
-Comparison prepare(Experiment& experiment, ComparisonDir& dir) {
-  refuse_flags_of_trainers(experiment.settings);
-  Settings settings = experiment.settings;
-  if (!experiment.rates.empty()) settings.lr = experiment.rates[0];
-  if (!experiment.muon_rates.empty()) settings.muon.lr = experiment.muon_rates[0];
-  if (!experiment.seeds.empty()) settings.seed = experiment.seeds[0];
-  const std::vector<ArchChoice> choices = parse_arch_list(experiment.archs, settings.config.backbone);
-  settings.config.arch = settings.config.backbone;
-  auto [plan, data] = open_inputs(settings);
-  complete(experiment, plan);
-  experiment.notes = {plan.chosen, epochs_warning(plan, data), warmup_warning(plan)};
-  if (!plan.dry_run && !dir.is_held())
-    dir = plan.resume ? ComparisonDir::claim(plan.out) : ComparisonDir::claim_fresh(plan.out);
-  Comparison comparison{plan.data.spec, plan.dry_run ? plan.out : dir.path(), {}};
-  comparison.rates = experiment.rates, comparison.muon_rates = experiment.muon_rates;
-  comparison.choosing_seed = experiment.choosing_seed;
-  if (data.test != nullptr) comparison.test_size = data.test->size();
-  if (!plan.dry_run) comparison.data_digest = plan.data_digest = digest_of_files(plan, data);
-  comparison.data_note = validation_note(data);
-  std::vector<TrainPlan> plans;
-  for (const ArchChoice& choice : choices) {
-    const TrainPlan of_choice = plan_of(choice, plan);
-    for (const std::string& optimizer : experiment.optimizers) {
-      plans.push_back(with_optimizer(of_choice, optimizer));
-      add_arm(comparison, {choice, plans.back(), plan_training(plans.back())}, experiment.seeds);
-    }
-  }
-  name_directories(comparison);
-  if (experiment.settings.given.contains("--router-lr")) refuse_idle_router_lr(plans, "these architectures");
-  return comparison;
 }
 
 // What to look at and what to do next.
@@ -253,30 +149,11 @@ void draw_missing_figures(Comparison& comparison) {
   }
 }
 
-// Returns the first error; "" if all is written.
-std::string write_all(const Comparison& comparison) {
-  const std::string of_records = write_records(comparison), of_results = write_results(comparison);
-  return of_records.empty() ? of_results : of_records;
-}
-
-// Returns the error of the last attempt to write the results. A figure that cannot be written does not end the runs.
-std::string train_all(Comparison& comparison, int64_t asked) {
-  const Jobs jobs = choose_jobs(comparison, asked);
-  if (!jobs.reason.empty()) std::printf("%s\n", jobs.reason.c_str());
-  std::string told;
-  const auto after_each = [&] {
-    extend(comparison);
-    const std::string error = write_all(comparison);
-    if (!error.empty() && error != told) print_line("note: " + error + "; the runs go on", false);
-    told = error;
-  };
-  if (jobs.count > 1) train_side_by_side(comparison, jobs.count, after_each);
-  else train_one_by_one(comparison, after_each);
-  return write_all(comparison);  // also if no run was left to do: --arch may show others now
-}
-
 Exit run(Experiment& o, ComparisonDir& dir) {
-  Comparison comparison = prepare(o, dir);
+  Comparison comparison = plan_comparison(o, [&](const TrainPlan& plan) {
+    if (!dir.is_held()) dir = plan.resume ? ComparisonDir::claim(plan.out) : ComparisonDir::claim_fresh(plan.out);
+    return dir.path();
+  });
   for (const std::string& note : o.notes)
     if (!note.empty()) std::printf("%s\n", note.c_str());
   if (o.settings.dry_run) {
@@ -284,9 +161,7 @@ Exit run(Experiment& o, ComparisonDir& dir) {
     print_plans(comparison, o.jobs);
     return Exit::done;
   }
-  const auto device = make_device(o.settings.device, o.settings.matmul);  // refuses one that is not there
-  for (const Arm& arm : arms_of(comparison))                              // not when their turns come
-    refuse_too_large(comparison.runs[arm.seeds[0]].plan, *device);
+  check_device(comparison);  // not when their turns come
   if (o.settings.resume) take_up(comparison);
   if (comparison.out != o.settings.out)
     std::printf("%s holds another comparison; this one is in %s\n", printable(o.settings.out).c_str(),
@@ -296,7 +171,9 @@ Exit run(Experiment& o, ComparisonDir& dir) {
   // Before the first run ends: a kill then leaves what --resume needs.
   write_file_atomically(comparison.out + "/results.json", results_json(comparison));
   draw_missing_figures(comparison);
-  const std::string unwritten = train_all(comparison, o.jobs);
+  const Jobs jobs = choose_jobs(comparison, o.jobs);
+  if (!jobs.reason.empty()) std::printf("%s\n", jobs.reason.c_str());
+  const std::string unwritten = train_all(comparison, jobs.count);
   if (const std::string verdicts = results_verdicts(comparison); !verdicts.empty())
     std::printf("\n%s", printable(verdicts).c_str());
   print_next(comparison, o.program);
@@ -323,18 +200,6 @@ bool set_defaults(int argc, char** argv, Experiment& o, ComparisonDir& dir) {
   return true;
 }
 
-// The items of a list, each once.
-template <class T, class Read>
-std::vector<T> read_list(const std::string& flag, const std::string& text, Read&& read) {
-  std::vector<T> values;
-  for (const std::string& item : split_commas(text)) {
-    const T value = read(item);
-    if (std::find(values.begin(), values.end(), value) != values.end()) refuse_value(flag, "names " + item + " twice");
-    values.push_back(value);
-  }
-  return values;
-}
-
 // What the defaults in brackets are of, and what they are with --data.
 std::string about_defaults() {
   const Settings plain;
@@ -343,74 +208,6 @@ std::string about_defaults() {
              "With --data the values are those of the trainers: --width ", c.hidden_size, " --layers ",
              c.num_hidden_layers, " --heads ", c.num_attention_heads, " --ffn ", c.intermediate_size, " --batch ",
              plain.batch, ". On files the size of data and model chooses --seq, --steps, --lr and --warmup.");
-}
-
-void add_seeds_flag(CLI::App& app, Experiment& o) {
-  const auto set_seeds = [&](const std::string& text) {
-    o.seeds = read_list<uint64_t>("--seeds", text, [](const std::string& item) {
-      return static_cast<uint64_t>(read_integer("--seeds", item, 0, std::numeric_limits<int64_t>::max()));
-    });
-  };
-  add_parsed(
-      app, "--seeds", set_seeds, "LIST",
-      "several seeds between commas: 1,2,3 (default: --seed)\nThe table then has means and standard deviations, and "
-      "says which differences from the yardstick are larger than the spread of seeds");
-}
-
-// In the place of the trainers' flags, which take one value.
-void add_optimizer_flag(CLI::App& app, Experiment& o) {
-  const auto set_optimizers = [&o](const std::string& text) {
-    o.optimizers = read_list<std::string>("--optimizer", text, [](const std::string& item) {
-      if (std::find(optimizers.begin(), optimizers.end(), item) == optimizers.end())
-        refuse_value("--optimizer", "cannot be '" + excerpt(item) + "'; give of " + join_commas(optimizers));
-      return item;
-    });
-    o.settings.optimizer = "adamw";
-    for (const std::string& name : o.optimizers)
-      if (has_muon(name)) o.settings.optimizer = name;  // for what only Muon has, or cannot do
-  };
-  remove_flag(app, "--optimizer");
-  add_parsed(app, "--optimizer", set_optimizers, "NAME,...",
-             "adamw, muon, normuon, or several between commas\nmuon and normuon are for matrices between widths: all "
-             "other parameters are AdamW's then, at the --lr that is best for AdamW alone, if that is compared, too")
-      .default_str(join_commas(o.optimizers.empty() ? std::vector{o.settings.optimizer} : o.optimizers))
-      .group("Optimiser");
-}
-
-// The same.
-void add_rate_flags(CLI::App& app, Experiment& o) {
-  const auto setter = [](const char* flag, std::vector<double>& rates) {
-    return [flag, &rates](const std::string& text) {
-      rates = read_list<double>(flag, text,
-                                [&](const std::string& item) { return read_number(flag, item, 0, max_number); });
-    };
-  };
-  for (const char* flag : {"--lr", "--muon-lr"}) remove_flag(app, flag);
-  add_parsed(app, "--lr", setter("--lr", o.rates), "FLOAT,...",
-             "base learning rate, or several between commas\nSeed 0 is trained at all of them, and tested on the first "
-             "half of the test set; --seeds are trained at the best one, and tested on the second half. While the best "
-             "is at an edge, a rate beyond it is tried, three at most")
-      .default_str(format_number("%g", o.settings.lr))
-      .group("Optimiser");
-  needs(app,
-        add_parsed(app, "--muon-lr", setter("--muon-lr", o.muon_rates), "FLOAT,...",
-                   "Muon's base learning rate, or several between commas (default: of each --lr, with --muon-scale rms "
-                   "five times that, with original 0.03)")
-            .group("Optimiser"),
-        {{"--optimizer", {"muon", "normuon"}}});
-}
-
-void add_experiment_flags(CLI::App& app, Experiment& o) {
-  add_text(app, "--arch", o.archs, "LIST", "the first is the yardstick; " + arch_list_help());
-  add_seeds_flag(app, o);
-  add_integer(app, "--jobs", o.jobs, 0, 4096,
-              "runs side by side, each with its share of the threads; results are the same (0: several where there are "
-              "several seeds or rates, on a CPU, and a step of the first run, which is timed, is too small for all "
-              "threads)");
-  add_train_flags(app, o.settings);
-  flag_named(app, "--seeds").excludes(flag_named(app, "--seed"));
-  add_optimizer_flag(app, o);
-  add_rate_flags(app, o);
 }
 
 }  // namespace
@@ -429,12 +226,6 @@ int main(int argc, char** argv) {
     found = set_defaults(argc, argv, o, dir);
     add_text(app, "--one-run", request, "JSON", "for compare itself").group(hidden_group);
     add_experiment_flags(app, o);
-    for (const char* refused :
-         {"--init", "--teacher", "--kd-alpha", "--kd-tau", "--kd-reduction", "--dump-tape", "--dump-tensors", "--world",
-          "--node-gpus", "--gpu", "--nvlink", "--net", "--rank-rate", "--branch", "--from-step"})
-      flag_named(app, refused).group(hidden_group);  // prepare() says why
-    for (const GeneralOption& option : general_options()) flag_named(app, flag_of(option.key)).group(hidden_group);
-    for (const char* refused : flags_of_ranks) flag_named(app, refused).group(hidden_group);
     set_short_help(app, {{"--out"},
                          {"--arch", "--data", "--preset", "--seeds", "--lr", "--steps", "--batch", "--seq", "--resume",
                           "--dry-run"},
@@ -450,17 +241,7 @@ int main(int argc, char** argv) {
   };
   return run_program(app, argc, argv, flags, [&] {
     if (!request.empty()) return train_for_parent(request);
-    complete_flags(app, o.settings, found);
-    for (const char* refused : flags_of_ranks)
-      if (o.settings.given.contains(refused))
-        fail(Exit::usage, refused, " is for the trainers; compare trains in one process");
-    for (const GeneralOption& option : general_options())
-      if (o.settings.given.contains(flag_of(option.key)))
-        fail(Exit::usage, flag_of(option.key),
-             " is for the trainers; compare takes it by architecture, as in --arch "
-             "llama,llama:loop=anchor");
-    std::fputs(notes_on_train_flags(app, o.settings.config).c_str(), stderr);
-    if (o.settings.given.contains("--seed")) o.seeds = {o.settings.seed};
+    complete_experiment(app, o, found);
     if (!world_from_environment().alone())
       fail(Exit::usage, "compare trains in one process; start it without mpirun, torchrun or srun");
     return run(o, dir);

@@ -10,7 +10,9 @@ namespace crossply {
 namespace {
 
 // Still to be done by this program.
-bool is_open(const ComparedRun& run) { return is_unfinished(run) && run.state != RunState::running && !run.tried; }
+bool is_open(const ComparedRun& run) {
+  return is_unfinished(run) && run.state != RunState::running && !run.tried && !run.elsewhere;
+}
 bool is_pending(const ComparedRun& run) { return is_open(run) || run.state == RunState::running; }
 
 // Those of an arm that `counts`; where its rate is not settled but `will_be`, also the seeds that follow.
@@ -18,8 +20,9 @@ template <class Counts, class WillBe>
 int64_t count_runs(const Comparison& comparison, Counts&& counts, WillBe&& will_be) {
   int64_t count = 0;
   for (const Arm& arm : arms_of(comparison)) {
+    if (!arm.mine) continue;
     for (const size_t i : needed(arm)) count += counts(comparison.runs[i]);
-    if (!arm.settled && will_be(arm)) count += std::ssize(seeds_of(comparison)) - (comparison.choosing_seed ? 0 : 1);
+    if (!arm.settled && will_be(arm)) count += std::ssize(arm.seeds);
   }
   return count;
 }
@@ -84,15 +87,22 @@ Measured steps_valid(const ComparedRun& run) {
 }
 
 std::optional<size_t> next_run(const Comparison& comparison) {
-  const std::vector<Arm> arms = arms_of(comparison);
+  std::vector<Arm> arms = arms_of(comparison);
+  std::erase_if(arms, [](const Arm& arm) { return !arm.mine; });
   for (const Arm& arm : arms)
-    for (const size_t i : arm.waits ? std::vector<size_t>() : arm.sweep)
+    for (const size_t i : arm.sweep)
       if (is_open(comparison.runs[i])) return i;
-  for (size_t seed = 0; seed < seeds_of(comparison).size(); ++seed)
-    for (const Arm& arm : arms)
-      if (arm.settled && std::isfinite(arm.rate) && seed < arm.seeds.size() &&
-          is_open(comparison.runs[arm.seeds[seed]]))
-        return arm.seeds[seed];
+  std::vector<std::vector<size_t>> seeds;
+  size_t most = 0;
+  for (const Arm& arm : arms) {
+    if (!arm.has_rate()) continue;
+    seeds.push_back(arm.seeds);
+    seeds.back().insert(seeds.back().end(), arm.more.begin(), arm.more.end());
+    most = std::max(most, seeds.back().size());
+  }
+  for (size_t k = 0; k < most; ++k)
+    for (const std::vector<size_t>& of_arm : seeds)
+      if (k < of_arm.size() && is_open(comparison.runs[of_arm[k]])) return of_arm[k];
   return {};
 }
 
@@ -116,7 +126,7 @@ int64_t runs_ended(const Comparison& comparison) {
 int64_t runs_in_all(const Comparison& comparison) {
   int64_t ended = 0;
   for (const Arm& arm : arms_of(comparison))
-    for (const size_t i : needed(arm)) ended += !is_pending(comparison.runs[i]);
+    for (const size_t i : arm.mine ? needed(arm) : std::vector<size_t>()) ended += !is_pending(comparison.runs[i]);
   return ended + runs_left(comparison);
 }
 

@@ -1,11 +1,13 @@
 // What `compare` knows about its runs, and what it makes of that: a table, results.md, results.json and compare.svg.
 //
 // An arm is an architecture with an optimizer. Where it has several learning rates to choose among, a seed of its own
-// tries them all and is tested on the first half of the test set. The seeds that count are trained at the best rate
-// alone and are tested on the second half, by which nothing was chosen. Best is the lowest loss among the rates at
-// which no seed diverged. arms.cpp has these rules.
+// tries them all, and is tested on the first half of the test set. A parabola through the best three chooses the rate,
+// also where nobody tried it. The seeds that count are trained at that rate alone and are tested on the second half,
+// by which nothing was chosen. Of Muon, whose other parameters are AdamW's, --muon-lr is chosen so, and at the best of
+// those --lr. arms.cpp has these rules, tuning.h the choice.
 #pragma once
 
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -13,6 +15,8 @@
 
 #include "eval/dunnett.h"
 #include "eval/statistics.h"
+#include "train/lab/claims.h"
+#include "train/lab/tuning.h"
 #include "train/run/plan.h"
 #include "train/settings/arch_list.h"
 
@@ -34,7 +38,25 @@ struct ComparedRun {
   int64_t side_by_side = 1;      // runs that shared the machine
   bool tried = false;            // by this program
   bool found = false;            // its rate was not asked for: extend() added it
+  bool rated = true;             // no: its arm's rate is not known yet, and it cannot begin
+  bool more = false;             // one of Rules::more_seeds
+  bool elsewhere = false;        // another process has it (claims.h)
   std::string environment = "";  // as its record has it, in JSON, where its directory is gone
+  std::string pairs = "";        // accuracy on minimal pairs, in JSON
+};
+
+// One of several machines: its share of the arms.
+struct MachinePart {
+  int64_t number = 1, of = 1;
+};
+
+// What a comparison does besides training every arm from the same seeds.
+struct Rules {
+  std::vector<uint64_t> backbone_seeds = {};  // of the first architecture; none: as all others
+  bool hold_decay = false;                    // weight decay times rate stays that of the middle rate
+  bool more_seeds = false;                    // three for arms whose spread is unlike the others', and the best three
+  std::string pairs = "";                     // minimal pairs, scored after each reported run; "": none
+  bool operator==(const Rules&) const = default;
 };
 
 // The first run's architecture is the yardstick, with which the others are compared. Of a run that is not done, the
@@ -49,9 +71,11 @@ struct Comparison {
   std::string data_note = "";            // on validation files among the training files; "" where there are none
   std::vector<double> rates = {};        // --lr, and --muon-lr of the arms of Muon, before any were added at an edge
   std::vector<double> muon_rates = {};
-  // Tries the rates and is not reported. None where no arm has a choice; and of a comparison that was begun so, or by a
-  // program before this rule: there the first seed chooses, on all of the test set, and is reported, too.
-  std::optional<uint64_t> choosing_seed = {};
+  std::optional<uint64_t> choosing_seed = {};  // tries the rates and is not reported; none where no arm has a choice
+  Rules rules = {};
+  MachinePart part = {};                            // of its arms, which this machine trains
+  std::shared_ptr<Claims> claims = nullptr;  // where several processes share the runs
+  double weight_decay = 0;  // as in --weight-decay; with rules.hold_decay runs have others
 };
 
 // What is compared, by its flags.
@@ -62,6 +86,7 @@ struct Experiment {
   std::vector<double> muon_rates;       // of the matrices of Muon; none: by the rule of one run, for each of `rates`
   std::vector<uint64_t> seeds;          // as reported; none: that of `train`
   std::optional<uint64_t> choosing_seed;
+  Rules rules;
   bool begun = false;              // an earlier comparison goes on, whose seed that chooses stays
   int64_t jobs = 0;                // runs side by side; 0: chosen
   std::vector<std::string> notes;  // to be printed
@@ -69,22 +94,33 @@ struct Experiment {
   Settings settings;
 };
 
+// One of an arm's two rates, tried while the other stays.
+struct RateAxis {
+  bool muon = false;          // --muon-lr; else --lr
+  size_t asked = 0;           // how many rates there are before any is added at an edge
+  std::vector<size_t> tried;  // by rate
+  RateChoice choice = {};     // so far
+  bool settled = false;       // all are tried, and no other is needed
+};
+
 // Numbers are places in Comparison::runs.
 struct Arm {
   std::string name;  // of the architecture, and where there are several, of the optimizer: "lime muon"
   std::string arch, optimizer;
-  std::vector<size_t> sweep;  // every rate with the seed that chooses, by rate; none where there is no choice
-  std::vector<size_t> seeds;  // every reported seed at the best rate so far, at any where there is none
-  double rate = NAN;          // that rate, --muon-lr of an arm of Muon; NaN: none
-  double first_choice = NAN;  // the best whatever became of the reported seeds, so that it stays what it is
-  bool settled = false;       // the rates are tried, and no other is needed; nothing is judged before
-  bool waits = false;         // for AdamW's best --lr of this architecture
-  bool works = false;         // no seed diverged at that rate
-  bool at_edge = false;       // it is the smallest or the largest of several
+  std::vector<RateAxis> axes = {};  // with the seed that chooses; none where there is no choice
+  std::vector<size_t> sweep = {};   // all their runs
+  std::vector<size_t> seeds = {};   // the reported ones
+  std::vector<size_t> more = {};    // those of Rules::more_seeds
+  double lr = NAN, muon_lr = NAN;   // chosen so far, or of the arm that this one follows; NaN: none
+  bool settled = false;             // these are final; nothing is judged before
+  bool works = false;               // there is a rate at which seeds end well
+  bool mine = true;                 // of this machine's part
+  bool at_edge = false;             // a rate is the smallest or the largest of several
+  bool has_rate() const { return settled && std::isfinite(lr); }
 };
 bool is_of(const ComparedRun& run, const Arm& arm);
 std::vector<Arm> arms_of(const Comparison& comparison);
-std::vector<uint64_t> seeds_of(const Comparison& comparison);  // those that are reported
+std::vector<uint64_t> seeds_of(const Comparison& comparison);  // those that are reported, but for the backbone's own
 std::vector<std::string> optimizers_of(const Comparison& comparison);
 std::string arm_name(const Comparison& comparison, const ComparedRun& run);  // of the arm that a run is of
 bool chooses(const Comparison& comparison, const ComparedRun& run);          // is it of the seed that tries the rates?
@@ -92,19 +128,20 @@ bool chooses(const Comparison& comparison, const ComparedRun& run);          // 
 double rate_of(const ComparedRun& run);
 // --lr or --muon-lr as it was asked for: what an arm of this optimizer begins with.
 const std::vector<double>& rates_asked(const Comparison& comparison, const std::string& optimizer);
-// Adds a rate of an arm, with the seed that chooses, if there is one, and with those that are reported. like: complete
-// but for rate, seed, part of the test set and directory.
-void add_rate(Comparison& comparison, const ComparedRun& like, double rate, const std::vector<uint64_t>& seeds);
-// The same of a rate that nobody asked for, to an arm that has runs.
-void add_beyond(Comparison& comparison, const Arm& arm, double rate);
+// Adds the runs of an arm that are known to be needed: at each rate that was asked for, and of each reported seed.
+// like: complete but for rate, seed, part of the test set and directory.
+void add_arm(Comparison& comparison, const ComparedRun& like, const std::vector<uint64_t>& seeds);
+// More reported seeds of an arm; and a run of the seed that chooses, at rates that nobody asked for.
+void add_seeds(Comparison& comparison, const ComparedRun& like, const std::vector<uint64_t>& seeds);
+void add_try(Comparison& comparison, const Arm& arm, double lr, double muon_lr);
 // Names the directories of runs that have none yet. All runs that are planned are there by then.
 void name_directories(Comparison& comparison);
-// Adds what has turned out to be needed: a rate beyond the edge at which an arm's best is, at most three for each arm.
-// Gives the runs of Muon that have not begun AdamW's best --lr of the same architecture. Takes up what `others` know of
-// these. Returns whether anything changed.
+// Adds what has turned out to be needed: rates beyond the edge at which an arm's best is, at most three on each axis,
+// Muon's second axis, more seeds. Gives the reported seeds their arm's rates. Takes up what `others` know of these.
+// Returns whether anything changed.
 bool extend(Comparison& comparison);
 
-// The run to begin next: first the rates, then seed after seed, so that what is there at any time is of all
+// The run to begin next, of this machine's part: first the rates, then seed after seed, so that what is there at any time is of all
 // architectures. None where all are done, or wait for one that is running.
 std::optional<size_t> next_run(const Comparison& comparison);
 // Those of an arm that are needed, as far as they are known: its rates, and once they are settled its seeds.
@@ -155,6 +192,10 @@ double tokens_per_second_of(const Comparison& comparison, const Arm& arm);  // N
 // the first optimizer; null where that is the arm itself.
 const Arm* first_architecture(const std::vector<Arm>& arms, const Arm& arm);
 const Arm* first_optimizer(const std::vector<Arm>& arms, const Arm& arm);
+// The same with frozen routers; null: there is none.
+const Arm* control_of(const std::vector<Arm>& arms, const Arm& arm);
+// The test losses of an arm's reported seeds that have ended.
+ArmLosses losses_of(const Comparison& comparison, const Arm& arm);
 // Arms and the one that they are compared with: all are judged together (eval/dunnett.h), by their test losses, each
 // once its rate and the yardstick's are settled.
 struct Family {
@@ -165,6 +206,8 @@ struct Family {
 };
 // With each optimizer, the architectures against the first; and of each architecture the optimizers against the first.
 std::vector<Family> families_of_architectures(const Comparison& comparison, const std::vector<Arm>& arms);
+// Every arm that has a control, against that; all of them are judged together.
+std::vector<Family> families_of_controls(const Comparison& comparison, const std::vector<Arm>& arms);
 std::vector<Family> families_of_optimizers(const Comparison& comparison, const std::vector<Arm>& arms);
 // "lower by 0.0207 +- 0.0100: larger than the spread of seeds"
 std::string verdict_text(const Comparison& comparison, const Family& family, const Arm& arm);
@@ -194,6 +237,10 @@ std::string write_records(const Comparison& comparison);
 // A run as results.json has it, and back: what only the run could say. path: where it stood, for errors.
 nlohmann::json to_json(const Comparison& comparison, const ComparedRun& run);
 void take_up(ComparedRun& run, const nlohmann::json& saved, const std::string& out, const std::string& path);
+// Takes up runs that other processes have ended since. Returns whether there are any.
+bool take_new_records(Comparison& comparison);
+// The records in another directory, of the same comparison on another machine.
+void take_records(Comparison& comparison, const std::string& directory);
 // Takes the runs of the comparison from its `others`, and the rates that were found beyond an edge. Returns whether
 // there was one.
 bool take_others(Comparison& comparison);

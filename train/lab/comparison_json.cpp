@@ -41,8 +41,21 @@ json difference_of(const std::vector<Family>& families, const Arm& arm) {
           {"larger_than_spread", verdict.tested ? json(verdict.found) : json()}};
 }
 
+// Of AdamW's lr, and of Muon's two rates.
+json basins_of(const Arm& arm) {
+  json out = json::object();
+  for (const RateAxis& axis : arm.axes) out[axis.muon ? "muon_lr" : "lr"] = number_or_null(axis.choice.basin);
+  return out;
+}
+
+json further_seeds(const Comparison& comparison, const Arm& arm) {
+  Arm further = arm;
+  further.seeds = arm.more;
+  return number_or_null(spread_over(comparison, further, test_loss).mean);
+}
+
 json json_of(const Comparison& comparison, const Arm& arm, const std::vector<Family>& architectures,
-             const std::vector<Family>& optimizers) {
+             const std::vector<Family>& controls, const std::vector<Family>& optimizers) {
   json rates = json::array();
   for (const size_t i : arm.sweep) {
     rates.push_back({{"test_loss", number_or_null(test_loss(comparison.runs[i]).value)}});
@@ -55,12 +68,18 @@ json json_of(const Comparison& comparison, const Arm& arm, const std::vector<Fam
               {"lr_settled", arm.settled},
               {"lr_at_edge", arm.at_edge},
               {"rates", rates},
+              {"lr", number_or_null(arm.lr)},
+              {"basins", basins_of(arm)},
               {"seeds_done", loss.n},
+              {"seeds_lost", std::ranges::count_if(
+                                 arm.seeds, [&](size_t i) { return diverged(comparison.runs[i]); })},
               {"test_loss_mean", number_or_null(loss.mean)},
               {"test_loss_sd", number_or_null(loss.sd)}};
-  add_rates(out, comparison.runs[arm.seeds[0]]);
-  if (std::isnan(arm.rate)) out[has_muon(arm.optimizer) ? "muon_lr" : "lr"] = json();
+  if (has_muon(arm.optimizer)) out["muon_lr"] = number_or_null(arm.muon_lr);
+  if (!arm.more.empty()) out["further_test_loss_mean"] = further_seeds(comparison, arm);
   out.update(difference_of(architectures, arm));
+  if (const json other = difference_of(controls, arm); !other["difference_from"].is_null())
+    out["control_difference"] = other;
   if (const json other = difference_of(optimizers, arm); !other["difference_from"].is_null())
     out["optimizer_difference"] = other;
   return out;
@@ -106,9 +125,9 @@ constexpr const char* about =
     "steps_valid: shares of 1; test_loss_sequences: how many test sequences test_loss is of, and flags/eval_rule "
     "which (spread: sequence floor((i + 0.5) N / n) of N; spread_then_all: all after the last step; first, and where "
     "there is none: the first ones); ..._step: when the number was measured; null: unknown; "
-    "architectures: with each optimizer, at their best rates, which are chosen once lr_settled by choosing_seed on the "
-    "first half of the test set (flags/test_part), while the others are tested on the second; where that is null, by "
-    "the first seed on all of it; found: the rate was not asked for, but lies beyond an edge; difference: of mean "
+    "architectures: with each optimizer, at the rates that were chosen, once lr_settled, by the losses of choosing_seed "
+    "on the first half of the test set (flags/test_part), while the others are tested on the second; basins: by what a "
+    "rate may be multiplied or divided for 0.01 nats; found: the rate was not asked for; difference: of mean "
     "test losses from that of difference_from, its standard error, and half of an interval by which all that are "
     "compared with it raise a false alarm once in twenty (Dunnett's test); others: runs that the last call did not "
     "compare; "
@@ -130,11 +149,10 @@ auto with_advice(const std::string& path, F&& read) {
 // Throws Exit::bad_data unless the name is that of an architecture, as --arch takes it.
 void check_name(const std::string& name, const std::string& path) {
   try {
-    if (parse_arch_list(name).size() == 1) return;
+    parse_arch(name);
   } catch (const Error& error) {
     fail(Exit::bad_data, path, ": the name of a run is wrong: ", error.what());
   }
-  fail(Exit::bad_data, path, ": \"name\" cannot be \"", excerpt(name), "\"");
 }
 
 // results.json in the directory of a comparison: an object with two arrays of runs. Each run has a name, those in
@@ -162,28 +180,30 @@ std::string record_path(const std::string& out, const ComparedRun& run) {
   return out + "/records/" + run_directory(run) + ".json";
 }
 
-// The records in the directory of a comparison, each of a run that has ended, by name. Throws Exit::bad_data for what
-// is none, or of other data.
-std::vector<json> read_records(const Comparison& comparison) {
+// Of a run that has ended. Throws Exit::bad_data for what is none, or of other data.
+json read_record(const Comparison& comparison, const std::string& path) {
+  json record = read_json(path);
+  const auto text = [&](const char* key) {
+    return record.contains(key) && record[key].is_string() ? record[key].get<std::string>() : "";
+  };
+  if (text("format") != "crossply run" || !record.contains("flags") || !record["flags"].is_object() ||
+      text("directory") + ".json" != fs::path(path).filename())
+    fail(Exit::bad_data, path, ": this is no record of a run; remove it, and the run is trained again");
+  check_name(text("name"), path);
+  if (const std::string now = comparison.data_digest; !now.empty() && text("data_digest") != now)
+    fail(Exit::bad_data, path, ": this run was trained on other data than ", comparison.data,
+         "; put that back, or start anew with another --out");
+  return record;
+}
+
+// Those in a directory, by name.
+std::vector<json> read_records(const Comparison& comparison, const std::string& directory) {
   std::set<std::string> paths;
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(comparison.out + "/records", ignored))
+  for (const auto& entry : fs::directory_iterator(directory, ignored))
     if (entry.path().extension() == ".json") paths.insert(entry.path().string());
   std::vector<json> records;
-  for (const std::string& path : paths) {
-    json record = read_json(path);
-    const auto text = [&](const char* key) {
-      return record.contains(key) && record[key].is_string() ? record[key].get<std::string>() : "";
-    };
-    if (text("format") != "crossply run" || !record.contains("flags") || !record["flags"].is_object() ||
-        text("directory") + ".json" != fs::path(path).filename())
-      fail(Exit::bad_data, path, ": this is no record of a run; remove it, and the run is trained again");
-    check_name(text("name"), path);
-    if (const std::string now = comparison.data_digest; !now.empty() && text("data_digest") != now)
-      fail(Exit::bad_data, path, ": this run was trained on other data than ", comparison.data,
-           "; put that back, or start anew with another --out");
-    records.push_back(std::move(record));
-  }
+  for (const std::string& path : paths) records.push_back(read_record(comparison, path));
   return records;
 }
 
@@ -292,6 +312,8 @@ json to_json(const Comparison& comparison, const ComparedRun& run) {
               {"muon_lr", has_muon(run.plan.optimizer) ? json(run.plan.muon.lr) : json()},
               {"seed", run.plan.seed},
               {"found", run.found},
+              {"more", run.more},
+              {"pairs", run.pairs.empty() ? json() : known_json(run.pairs)},
               {"flags", all_settings(run.plan)},
               {"steps_done", steps_done},
               {"tokens", steps_done * tokens_per_step},
@@ -362,6 +384,7 @@ void take_up(ComparedRun& run, const json& saved, const std::string& out, const 
   if (r.curves.step.empty()) take_what_files_had(run, saved);
   run.side_by_side = static_cast<int64_t>(std::clamp(number("runs_side_by_side", 1), 1.0, 1e6));
   if (saved.contains("error") && saved["error"].is_string()) run.error = saved["error"];
+  if (saved.contains("pairs") && saved["pairs"].is_object()) run.pairs = json_text(saved["pairs"]);
   if (is_done(run) && number("steps_done", 0) < static_cast<double>(run.plan.steps)) run.state = RunState::stopped;
 }
 
@@ -391,10 +414,11 @@ std::string results_json(const Comparison& comparison) {
   json runs = json::array(), arms = json::array(), others = json::array();
   const std::vector<Arm> all_arms = arms_of(comparison);
   const std::vector<Family> architectures = families_of_architectures(comparison, all_arms),
+                            controls = families_of_controls(comparison, all_arms),
                             of_optimizers = families_of_optimizers(comparison, all_arms);
   std::set<size_t> listed;  // a run that is not needed, or not yet known to be, only if it was begun
   for (const Arm& arm : all_arms) {
-    arms.push_back(json_of(comparison, arm, architectures, of_optimizers));
+    arms.push_back(json_of(comparison, arm, architectures, controls, of_optimizers));
     listed.insert(arm.sweep.begin(), arm.sweep.end());
     if (arm.sweep.empty()) listed.insert(arm.seeds[0]);
   }
@@ -417,6 +441,11 @@ std::string results_json(const Comparison& comparison) {
                     {"muon_rates", comparison.muon_rates},
                     {"choosing_seed", comparison.choosing_seed ? json(*comparison.choosing_seed) : json()},
                     {"seeds", seeds_of(comparison)},
+                    {"backbone_seeds", comparison.rules.backbone_seeds},
+                    {"hold_decay", comparison.rules.hold_decay},
+                    {"more_seeds", comparison.rules.more_seeds},
+                    {"pairs", comparison.rules.pairs},
+                    {"weight_decay", comparison.weight_decay},
                     {"test_sequences", tested > 0 ? json(tested) : json()},
                     {"chance", number_or_null(chance)},
                     {"architectures", arms},
@@ -433,6 +462,24 @@ std::vector<std::string> optimizers_in(const json& list, const std::string& path
                      });
   if (!known) fail(Exit::bad_data, path, ": \"optimizers\" cannot be ", json_text(list));
   return list;
+}
+
+void take_rules(const json& old, const std::string& path, Experiment& experiment) {
+  Rules& rules = experiment.rules = {};
+  if (old.value("backbone_seeds", json::array()) != json::array())
+    rules.backbone_seeds = list_of<uint64_t>(old, "backbone_seeds", "seed", max_number, path);
+  const auto truth = [&](const char* key) {
+    const json value = old.value(key, json(false));
+    if (!value.is_boolean()) fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", json_text(value));
+    return value.get<bool>();
+  };
+  rules.hold_decay = truth("hold_decay"), rules.more_seeds = truth("more_seeds");
+  const json pairs = old.value("pairs", json("")), decay = old.value("weight_decay", json());
+  if (!pairs.is_string()) fail(Exit::bad_data, path, ": \"pairs\" cannot be ", json_text(pairs));
+  rules.pairs = pairs;
+  if (rules.hold_decay && !holds<double>(decay, 0, max_number))
+    fail(Exit::bad_data, path, ": \"weight_decay\" cannot be ", json_text(decay));
+  if (rules.hold_decay) experiment.settings.adamw.weight_decay = decay;
 }
 
 void take_experiment(const json& old, const std::string& path, Experiment& experiment) {
@@ -459,7 +506,7 @@ void take_experiment(const json& old, const std::string& path, Experiment& exper
   for (Config usual; const GeneralOption& option : general_options())
     std::visit([&]<class T>(T* member) { *member = *std::get<T*>(option.member(usual)); },
                option.member(settings.config));
-  settings.data.test_part = "all";  // what each run has is decided anew
+  settings.data.test_part = "all", settings.freeze_routers = false;  // what each run has is decided anew
   experiment.rates = list_of<double>(old, "rates", "lr", max_number, path);
   experiment.muon_rates.clear();
   if (has_muon(settings.optimizer) && old.value("muon_rates", json()) != json::array())
@@ -469,7 +516,11 @@ void take_experiment(const json& old, const std::string& path, Experiment& exper
   if (const json seed = old.value("choosing_seed", json()); !seed.is_null()) {
     if (!holds<uint64_t>(seed)) fail(Exit::bad_data, path, ": \"choosing_seed\" cannot be ", json_text(seed));
     experiment.choosing_seed = seed.get<uint64_t>();
+  } else if (experiment.rates.size() > 1) {
+    fail(Exit::usage, "--resume: ", path, " is of a program in which the first seed chose the learning rates; ",
+         "its runs stay, and a new comparison needs another --out");
   }
+  take_rules(old, path, experiment);
   experiment.optimizers = {settings.optimizer};
   if (old.contains("optimizers")) experiment.optimizers = optimizers_in(old["optimizers"], path);
 }
@@ -487,7 +538,8 @@ void take_run(ComparedRun& run, const json& saved, const std::string& out, const
   if (is_done(run)) refuse_other_tests(saved["flags"], run, run.plan.out);
 }
 
-// A rate that was found beyond an edge is tried already, and counts beside those that are asked for now.
+// A rate that was found is tried already, and counts beside those that are asked for now, where it is on an axis of its
+// arm.
 bool add_found_rate(Comparison& comparison, const json& saved) {
   const json flags = saved.value("flags", json());
   if (saved.value("found", json()) != true || !flags.is_object() || !comparison.choosing_seed ||
@@ -495,16 +547,14 @@ bool add_found_rate(Comparison& comparison, const json& saved) {
     return false;
   for (const Arm& arm : arms_of(comparison)) {
     const bool muon = has_muon(arm.optimizer);
-    const json rate = flags.value(muon ? "muon_lr" : "lr", json());
-    const ComparedRun& like = comparison.runs[arm.seeds[0]];
-    if (arm.sweep.size() < 2 || arm.waits || saved["name"] != arm.arch ||
-        flags.value("optimizer", json("adamw")) != arm.optimizer || !holds<double>(rate, 0, max_number) ||
-        (muon && flags.value("lr", json()) != like.plan.lr))
+    const json lr = flags.value("lr", json()), muon_lr = flags.value("muon_lr", json(0));
+    if (arm.axes.empty() || saved["name"] != arm.arch || flags.value("optimizer", json("adamw")) != arm.optimizer ||
+        !holds<double>(lr, 0, max_number) || !holds<double>(muon_lr, 0, max_number))
       continue;
-    const bool known = std::any_of(arm.sweep.begin(), arm.sweep.end(),
-                                   [&](size_t k) { return rate == json(rate_of(comparison.runs[k])); });
-    if (known) return false;
-    add_beyond(comparison, arm, rate.get<double>());
+    const TrainPlan& first = comparison.runs[arm.sweep[0]].plan;
+    const bool on_axis = !muon || lr == json(first.lr) || muon_lr == json(arm.axes[0].choice.best);
+    if (!on_axis) return false;
+    add_try(comparison, arm, lr.get<double>(), muon_lr.get<double>());
     name_directories(comparison);
     return true;
   }
@@ -544,7 +594,7 @@ void take_results(Comparison& comparison, const json& old, const std::string& pa
     refuse_other_experiment(comparison, old, path);
     refuse_other_data(comparison, old);
   }
-  for (const json& saved : saved_runs(read_records(comparison), old)) comparison.others.push_back(json_text(saved));
+  for (const json& saved : saved_runs(read_records(comparison, comparison.out + "/records"), old)) comparison.others.push_back(json_text(saved));
   extend(comparison);  // takes them up, and what they say is needed
 }
 
@@ -556,7 +606,7 @@ bool take_others(Comparison& comparison) {
   for (size_t i = 0; i < comparison.others.size();) {
     const json saved = known_json(comparison.others[i]);
     const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(),
-                                  [&](const ComparedRun& candidate) { return is_same(saved, candidate); });
+                                  [&](const ComparedRun& one) { return one.rated && is_same(saved, one); });
     if (run != comparison.runs.end()) {
       take_run(*run, saved, comparison.out, path);
       comparison.others.erase(comparison.others.begin() + static_cast<std::ptrdiff_t>(i));
@@ -567,6 +617,23 @@ bool take_others(Comparison& comparison) {
     any = true;
   }
   return any;
+}
+
+bool take_new_records(Comparison& comparison) {
+  bool any = false;
+  for (const ComparedRun& run : comparison.runs) {
+    const bool here = run.state == RunState::running && !run.elsewhere;
+    if (!run.rated || here || !is_unfinished(run)) continue;
+    const std::string path = record_path(comparison.out, run);
+    if (path_exists(path)) comparison.others.push_back(json_text(read_record(comparison, path))), any = true;
+  }
+  if (any) extend(comparison);
+  return any;
+}
+
+void take_records(Comparison& comparison, const std::string& directory) {
+  for (const json& record : read_records(comparison, directory)) comparison.others.push_back(json_text(record));
+  extend(comparison);
 }
 
 bool take_comparison_settings(const std::string& out, Experiment& experiment) {

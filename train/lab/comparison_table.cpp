@@ -42,8 +42,8 @@ std::string measured_text(const ComparedRun& run, const Measured& number, Text t
 }
 
 // With Muon's own behind it: "0.004, muon 0.02".
-std::string rates_text(const TrainPlan& plan) {
-  return lr_text(plan.lr) + (has_muon(plan.optimizer) ? ", muon " + lr_text(plan.muon.lr) : "");
+std::string rates_text(const std::string& optimizer, double lr, double muon_lr) {
+  return lr_text(lr) + (has_muon(optimizer) ? ", muon " + lr_text(muon_lr) : "");
 }
 
 // A comparison and its arms, of which the first is the yardstick. several: seeds or rates.
@@ -54,15 +54,15 @@ struct View {
   std::string number(const Arm& arm, Measure measure, Text text, Text with_spread) const;
   std::string rate(const Arm& arm, int64_t exact_below) const;
   std::string lr(const Arm& arm) const {
-    if (arm.waits || std::isnan(arm.rate)) return "-";
-    return rates_text(first_of(arm).plan) + (arm.settled ? "" : ", so far");
+    if (std::isnan(arm.lr)) return "-";
+    return rates_text(arm.optimizer, arm.lr, arm.muon_lr) + (arm.settled ? "" : ", so far");
   }
   size_t tried(const Arm& arm) const {
     const auto ended = [&](size_t i) { return !is_unfinished(comparison.runs[i]); };
-    return arm.sweep.size() < 2 ? 1 : static_cast<size_t>(std::ranges::count_if(arm.sweep, ended));
+    return arm.axes.empty() ? 1 : static_cast<size_t>(std::ranges::count_if(arm.sweep, ended));
   }
   bool has_choice() const {
-    return std::any_of(arms.begin(), arms.end(), [](const Arm& arm) { return arm.sweep.size() > 1; });
+    return std::any_of(arms.begin(), arms.end(), [](const Arm& arm) { return !arm.axes.empty(); });
   }
   std::string seeds_done(const Arm& arm) const;
   bool is_task() const {
@@ -99,7 +99,7 @@ std::string View::rate(const Arm& arm, int64_t exact_below) const {
 std::string View::seeds_done(const Arm& arm) const {
   const auto done =
       std::count_if(arm.seeds.begin(), arm.seeds.end(), [&](size_t i) { return is_done(comparison.runs[i]); });
-  const size_t all = seeds.size();
+  const size_t all = arm.seeds.size();
   return static_cast<size_t>(done) == all ? str(all) : str(done, " of ", all);
 }
 
@@ -184,20 +184,28 @@ std::string detectable_text(const Family& family) {
   return std::isfinite(difference) ? "; " + four_digits(difference) + " would be seen 8 times in 10" : "";
 }
 
-// Architectures against the first of them, by optimizer; and optimizers against the first of them, by architecture.
+// "over 3 seeds", "over 3 seeds and 12 of llama".
+std::string seeds_text(const Family& family) {
+  const size_t seeds = family.arms[0]->seeds.size(), own = family.yardstick->seeds.size();
+  return str("over ", seeds, " seeds", own == seeds ? "" : str(" and ", own, " of ", family.yardstick->name));
+}
+
+// Architectures against the first of them, by optimizer; against their controls; and optimizers against the first of
+// them, by architecture.
 std::vector<Verdicts> verdicts(const View& view) {
   if (view.seeds.size() < 2) return {};
   std::vector<Verdicts> all;
   const auto add = [&](const std::vector<Family>& families) {
     for (const Family& family : families) {
-      all.push_back({str("test loss against ", family.yardstick->name, ", over ", view.seeds.size(), " seeds",
-                         detectable_text(family), ":"),
-                     {}});
+      all.push_back(
+          {str("test loss against ", family.yardstick->name, ", ", seeds_text(family), detectable_text(family), ":"),
+           {}});
       for (const Arm* arm : family.arms)
         all.back().lines.emplace_back(arm->name, verdict_text(view.comparison, family, *arm));
     }
   };
   add(families_of_architectures(view.comparison, view.arms));
+  add(families_of_controls(view.comparison, view.arms));
   add(families_of_optimizers(view.comparison, view.arms));
   return all;
 }
@@ -212,6 +220,22 @@ std::string text_of(const Verdicts& one, size_t width) {
   return out;
 }
 
+// What Rules::more_seeds has added, once it has ended.
+std::string further_seeds(const View& view) {
+  std::string out;
+  for (const Arm& arm : view.arms) {
+    Arm further = arm;
+    further.seeds = arm.more;
+    const Spread fresh = spread_over(view.comparison, further, test_loss);
+    if (arm.more.empty() || fresh.n < static_cast<int64_t>(arm.more.size())) continue;
+    out += str("* ", format_markdown(arm.name), ": ",
+               four_digits(spread_over(view.comparison, arm, test_loss).mean), ", then ", four_digits(fresh.mean),
+               "\n");
+  }
+  return out.empty() ? "" : "Of the best arms, and of those whose spread is unlike the others', three fresh seeds; the "
+                            "best of many looks better than it is:\n\n" + out + "\n";
+}
+
 // How verdicts come about, and what they do not say.
 std::string notes_on_verdicts(const View& view) {
   std::string out =
@@ -219,7 +243,7 @@ std::string notes_on_verdicts(const View& view) {
       "gives all the same batches. Each list is judged as a whole (Dunnett's test, with "
       "simulated critical values): of twenty lists of equals, one would have a difference called larger. Within: these "
       "seeds cannot tell, which does not show that they are equal. An arm of a deviation unlike the others' (Cochran's "
-      "test, 1 %) is judged by its own (Welch's test).";
+      "test, 1 %) is judged by its own (Welch's test). Arms against their controls are one list.";
   for (const Family& family : families_of_architectures(view.comparison, view.arms)) {
     const FamilyVerdict& v = family.verdict;
     if (!std::isfinite(v.critical)) continue;
@@ -255,24 +279,18 @@ std::string at_edge(const View& view) {
 // Where the rates come from.
 std::string notes_on_rates(const View& view) {
   const Comparison& comparison = view.comparison;
-  std::string out;
-  if (comparison.choosing_seed) {
-    out = str("lr: by the lowest test loss of seed ", *comparison.choosing_seed,
-              " on the first half of the test set, of ", list_of(comparison.rates), ". ");
-    if (!comparison.muon_rates.empty())
-      out += str("Of Muon's matrices likewise, of ", list_of(comparison.muon_rates),
-                 "; its other parameters have AdamW's best lr where that was compared, too. ");
-    out +=
-        "While the best is at an edge a rate beyond it is tried, three at most; tried: all rates of an arm. The "
-        "seeds that are reported chose nothing, and are tested on the second half.";
-  } else {
-    out = str("lr: that of ", list_of(comparison.rates), " with the lowest test loss from seed ", view.seeds[0],
-              view.seeds.size() > 1 ? "; other seeds are trained at it alone." : ".");
-    if (!names_of(view, [](const Arm& arm) { return arm.settled && std::isfinite(arm.rate); }).empty())
-      out +=
-          " The best rate is chosen by the same loss that is shown, so the numbers are a little too good, not by the "
-          "same for all; the seed that chose is counted.";
-  }
+  std::string out = str("lr: by the test losses of seed ", *comparison.choosing_seed,
+                        " on the first half of the test set, of ", list_of(comparison.rates), ". ");
+  if (!comparison.muon_rates.empty())
+    out += str("Of Muon's matrices first muon-lr, of ", list_of(comparison.muon_rates), " at lr ",
+               lr_text(comparison.rates[(comparison.rates.size() - 1) / 2]),
+               ", and then, at the best of these, lr, also half of that and twice. ");
+  out +=
+      "A parabola through the best rate and its neighbours, in the logarithm of the rate, has its lowest point at the "
+      "rate that is chosen; basin: the rate times that, or by that, costs 0.01 nats. While the best is at an edge a "
+      "rate beyond it is tried, three at most, and there is no parabola; tried: all rates of an arm. The seeds that "
+      "are reported chose nothing, and are tested on the second half.";
+  if (comparison.rules.hold_decay) out += " Weight decay times rate is the same at all rates.";
   const std::string open = names_of(view, [](const Arm& arm) { return !arm.settled; });
   const std::string edge = at_edge(view);
   if (!open.empty()) out += " Not all rates are done, so that the best may be another: " + open + ".";
@@ -356,6 +374,16 @@ std::string remarks(const View& view) {
   return out;
 }
 
+// "x1.8"; of Muon's both rates: "muon x1.8, x2.4".
+std::string basin_text(const Arm& arm) {
+  std::string out;
+  for (const RateAxis& axis : arm.axes)
+    if (axis.settled && std::isfinite(axis.choice.basin))
+      out += (out.empty() ? "" : ", ") + std::string(axis.muon ? "muon x" : "x") +
+             format_number("%.2g", axis.choice.basin);
+  return out.empty() ? "-" : out;
+}
+
 std::vector<std::string> markdown_cells(const View& view, const Arm& arm) {
   const ComparedRun& run = view.first_of(arm);
   const TrainResult& r = run.result;
@@ -373,7 +401,8 @@ std::vector<std::string> markdown_cells(const View& view, const Arm& arm) {
                                     number(test_loss, four_digits),
                                     number(answers, percent_text),
                                     number(steps_valid, percent_text)};
-  if (view.several) cells.insert(cells.end(), {view.lr(arm), str(view.tried(arm)), view.seeds_done(arm)});
+  if (view.several)
+    cells.insert(cells.end(), {view.lr(arm), basin_text(arm), str(view.tried(arm)), view.seeds_done(arm)});
   else cells.push_back(is_done(run) ? "done" : remark(run));
   return cells;
 }
@@ -390,7 +419,7 @@ std::vector<size_t> listed_runs(const View& view) {
     std::vector<size_t> own;
     for (size_t i = 0; i < runs.size(); ++i)
       if (is_of(runs[i], arm) &&
-          (runs[i].state != RunState::waiting || (chooses(view.comparison, runs[i]) && !arm.waits)))
+          (runs[i].state != RunState::waiting || chooses(view.comparison, runs[i])))
         own.push_back(i);
     std::sort(own.begin(), own.end(), [&](size_t a, size_t b) { return order(a) < order(b); });
     all.insert(all.end(), own.begin(), own.end());
@@ -406,10 +435,10 @@ std::string table_of_runs(const View& view) {
                     "|---|---|---|---|---|---|---|---|---|---|\n";
   for (const size_t i : listed_runs(view)) {
     const ComparedRun& run = view.comparison.runs[i];
-    const bool tries = view.comparison.choosing_seed && chooses(view.comparison, run);
+    const bool tries = chooses(view.comparison, run);
     const auto number = [&](Measure measure, Text text) { return measured_text(run, measure(run), text); };
-    out += format_markdown_row({run.choice.text, run.plan.optimizer, rates_text(run.plan),
-                                std::to_string(run.plan.seed) + (tries ? ", chooses" : ""),
+    out += format_markdown_row({run.choice.text, run.plan.optimizer,
+                                rates_text(run.plan.optimizer, run.plan.lr, run.plan.muon.lr), std::to_string(run.plan.seed) + (tries ? ", chooses" : ""),
                                 number(train_loss, four_digits), number(test_loss, four_digits),
                                 number(answers, percent_text), number(steps_valid, percent_text), run_directory(run),
                                 is_done(run) ? "done" : remark(run)});
@@ -423,8 +452,12 @@ std::vector<size_t> drawn_runs(const View& view, const Arm& arm) {
   const auto begun = [&](size_t i) { return view.comparison.runs[i].state != RunState::waiting; };
   if (std::any_of(arm.seeds.begin(), arm.seeds.end(), begun)) return arm.seeds;
   std::vector<size_t> drawn;
+  const auto loss = [&](size_t i) {
+    const ComparedRun& run = view.comparison.runs[i];
+    return is_done(run) ? run.result.test_loss : INFINITY;
+  };
   for (const size_t i : arm.sweep)
-    if (begun(i) && (drawn.empty() || rate_of(view.comparison.runs[i]) == arm.rate)) drawn = {i};
+    if (begun(i) && (drawn.empty() || loss(i) < loss(drawn[0]))) drawn = {i};
   return drawn;
 }
 
@@ -531,7 +564,7 @@ std::string results_markdown(const Comparison& comparison) {
   std::vector<std::string> head = {"architecture", "parameters", "in matrices", "FLOP/token",
                                    "tokens/s",     "time",       "memory",      "relative memory",
                                    "train loss",   "test loss",  "answers",     "steps valid"};
-  if (view.several) head.insert(head.end(), {"lr", "tried", "seeds"});
+  if (view.several) head.insert(head.end(), {"lr", "basin", "tried", "seeds"});
   else head.push_back("state");
   out += format_markdown_row(head) + "|";
   for (size_t i = 0; i < head.size(); ++i) out += "---|";
@@ -545,6 +578,7 @@ std::string results_markdown(const Comparison& comparison) {
       for (const auto& [name, verdict] : one.lines) out += "* " + format_markdown(name) + ": " + verdict + "\n";
       out += "\n";
     }
+    out += further_seeds(view);
     if (view.arms.size() > 1) out += notes_on_verdicts(view) + "\n\n";
   }
   if (view.has_choice()) out += notes_on_rates(view) + "\n\n";

@@ -7,19 +7,22 @@
 namespace crossply {
 namespace {
 
-ArmLosses losses_of(const Comparison& comparison, const Arm& arm) {
-  ArmLosses out{arm.name, {}};
-  for (const size_t i : arm.seeds)
+void add_losses(const Comparison& comparison, const std::vector<size_t>& places, ArmLosses& out) {
+  for (const size_t i : places)
     if (const ComparedRun& run = comparison.runs[i]; is_done(run) || diverged(run))
       out.seeds.push_back({run.plan.seed, is_done(run) ? run.result.test_loss : NAN});
-  return out;
 }
 
+// An arm's further seeds count where its spread is unlike the others'. Those of the best arms do not: the best of many
+// looks better than it is, and its further seeds are there to show that.
 Family family_of(const Comparison& comparison, const Arm& yardstick, const std::vector<const Arm*>& arms) {
   std::vector<ArmLosses> losses;
   for (const Arm* arm : arms)
     losses.push_back(arm->settled && yardstick.settled ? losses_of(comparison, *arm) : ArmLosses{arm->name, {}});
-  for (const size_t place : unsteady(losses)) losses[place].unsteady = true;
+  for (const size_t place : unsteady(losses)) {
+    losses[place].unsteady = true;
+    add_losses(comparison, arms[place]->more, losses[place]);
+  }
   return {&yardstick, arms, against_backbone(losses_of(comparison, yardstick), losses)};
 }
 
@@ -37,6 +40,12 @@ std::vector<Family> families(const Comparison& comparison, const std::vector<Arm
 
 }  // namespace
 
+ArmLosses losses_of(const Comparison& comparison, const Arm& arm) {
+  ArmLosses out{arm.name, {}};
+  add_losses(comparison, arm.seeds, out);
+  return out;
+}
+
 const Verdict& Family::of(const Arm& arm) const {
   const auto place = std::find_if(arms.begin(), arms.end(), [&](const Arm* one) { return one->name == arm.name; });
   return verdict.arms.at(static_cast<size_t>(place - arms.begin()));
@@ -46,6 +55,19 @@ std::vector<Family> families_of_architectures(const Comparison& comparison, cons
   return families(comparison, arms, first_architecture);
 }
 
+std::vector<Family> families_of_controls(const Comparison& comparison, const std::vector<Arm>& arms) {
+  std::vector<Family> out;
+  std::vector<std::pair<ArmLosses, ArmLosses>> pairs;
+  for (const Arm& arm : arms)
+    if (const Arm* control = control_of(arms, arm); control != nullptr && arm.settled) {
+      out.push_back({control, {&arm}, {}});
+      pairs.emplace_back(losses_of(comparison, *control), losses_of(comparison, arm));
+    }
+  const std::vector<FamilyVerdict> verdicts = against_controls(pairs);
+  for (size_t i = 0; i < out.size(); ++i) out[i].verdict = verdicts[i];
+  return out;
+}
+
 std::vector<Family> families_of_optimizers(const Comparison& comparison, const std::vector<Arm>& arms) {
   return families(comparison, arms, first_optimizer);
 }
@@ -53,7 +75,7 @@ std::vector<Family> families_of_optimizers(const Comparison& comparison, const s
 std::string verdict_text(const Comparison& comparison, const Family& family, const Arm& arm) {
   if (!arm.settled || !family.yardstick->settled) return "a best rate is not known yet: cannot be told";
   const ArmLosses losses = losses_of(comparison, arm), yardstick = losses_of(comparison, *family.yardstick);
-  const size_t n = losses.losses().size(), all = seeds_of(comparison).size();
+  const size_t n = losses.losses().size(), all = arm.seeds.size();
   if (n == 0 || yardstick.losses().empty()) return "no seed has ended for both: cannot be told";
   const Verdict& verdict = family.of(arm);
   const std::string size = verdict.difference == 0 ? "the same"

@@ -24,6 +24,8 @@
 #include "engine/io/json.h"
 #include "engine/memory.h"
 #include "engine/platform.h"
+#include "eval/loaded_model.h"
+#include "eval/minimal_pairs.h"
 #include "kernels/devices.h"
 #include "train/run/environment.h"
 #include "train/run/run.h"
@@ -36,6 +38,7 @@ using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int reply_descriptor = 3;
+constexpr int64_t tokens_of_pairs = 8192;  // in a batch
 constexpr double max_to_try = 2e11;  // FLOPs of a step that is timed: of larger ones threads have enough to do
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -52,8 +55,28 @@ void record_end(ComparedRun& run, RunState state, Exit code, const std::string& 
   if (!error.empty()) Progress(run.choice.text, run.plan.steps).say("note: " + error);
 }
 
+// The minimal pairs that are scored after a run: a reported one.
+std::string pairs_of(const Comparison& comparison, const ComparedRun& run) {
+  return chooses(comparison, run) ? "" : comparison.rules.pairs;
+}
+
+// In JSON.
+std::string accuracy_on_pairs(const std::string& run_dir, const std::string& path) {
+  LoadedModel model(run_dir, "cpu", false);
+  const Tokenizer tokenizer = model_tokenizer(model, "");
+  const ScoreRequests read(tokenizer, model.config.vocab_size, model.config.max_position_embeddings,
+                           beginning_token(model, tokenizer));
+  const std::vector<PairFile> files = read_minimal_pairs(path, read);
+  std::vector<TokenPair> pairs;
+  for (const PairFile& file : files)
+    for (const MinimalPair& pair : file.pairs) pairs.push_back(pair.tokens);
+  PairScorer scorer(*model.device, model.params, model.config, tokens_of_pairs);
+  return json_text(to_json(count_pairs(files, scorer.score(pairs))));
+}
+
 // A run that fails ends itself, not the comparison; but flags that are wrong for one are wrong for all.
-void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_after,
+// pairs: minimal pairs to be scored after it; "": none.
+void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_after, const std::string& pairs,
                      const std::function<void(const RunCurves&)>& evaluated = {}) {
   run.error.clear();
   Settings settings = run.plan;
@@ -62,6 +85,7 @@ void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_af
   try {
     run.result = train_run(settings, evaluated);
     run.state = run.result.code == Exit::stopped ? RunState::stopped : RunState::done;
+    if (is_done(run) && !pairs.empty()) run.pairs = accuracy_on_pairs(run.plan.out, pairs);
   } catch (const std::exception& error) {
     const Error known = error_of(error, training_memory_remedy);
     if (known.code == Exit::usage) throw;
@@ -117,13 +141,14 @@ class RunProcess {
   int64_t steps_ = 0, evaluations_ = 0;
 };
 
-std::string request_for(const ComparedRun& run, const std::string& label) {
+std::string request_for(const ComparedRun& run, const std::string& label, const std::string& pairs) {
   const TrainPlan& plan = run.plan;
   const json request = {{"name", run.choice.text},
                         {"settings", all_settings(plan)},
                         {"call", call_settings(plan)},
                         {"data_digest", plan.data_digest},
                         {"label", label},
+                        {"pairs", pairs},
                         {"command", command_line()},
                         {"parent", ::getpid()}};
   return json_text(request);
@@ -131,7 +156,7 @@ std::string request_for(const ComparedRun& run, const std::string& label) {
 
 RunProcess::RunProcess(const Comparison& comparison, size_t place, const std::string& label)
     : place_(place), label_(label), metrics_(comparison.runs[place].plan.out + "/metrics.jsonl") {
-  std::string name = "compare", flag = "--one-run", request = request_for(comparison.runs[place], label);
+  std::string name = own_program(), flag = "--one-run", request = request_for(comparison.runs[place], label, pairs_of(comparison, comparison.runs[place]));
   char* arguments[] = {name.data(), flag.data(), request.data(), nullptr};
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
@@ -343,25 +368,50 @@ Jobs choose_jobs(const Comparison& comparison, int64_t asked) {
                      format_number("%.3g ms with one", 1e3 * one))};
 }
 
-void train_one_by_one(Comparison& comparison, const std::function<void()>& after_each) {
-  int64_t number = runs_in_all(comparison) - runs_left(comparison);
+// The next run that no other process has: it is this one's from now on. What others have ended is taken up first.
+static std::optional<size_t> take_next(Comparison& comparison) {
+  if (comparison.claims == nullptr) return next_run(comparison);
+  Claims& claims = *comparison.claims;
+  for (ComparedRun& run : comparison.runs)
+    if (run.elsewhere) run.elsewhere = claims.is_elsewhere(run_directory(run));
+  take_new_records(comparison);
   while (const auto next = next_run(comparison)) {
+    const std::string name = run_directory(comparison.runs[*next]);
+    if (!claims.take(name)) {
+      comparison.runs[*next].elsewhere = true;
+    } else if (take_new_records(comparison)) {  // ended between the two
+      claims.give_back(name);
+    } else {
+      return next;
+    }
+  }
+  return {};
+}
+
+static void give_back(const Comparison& comparison, size_t place) {
+  if (comparison.claims != nullptr) comparison.claims->give_back(run_directory(comparison.runs[place]));
+}
+
+static void train_one_by_one(Comparison& comparison, const std::function<void()>& after_each) {
+  int64_t number = runs_in_all(comparison) - runs_left(comparison);
+  while (const auto next = take_next(comparison)) {
     ComparedRun& run = comparison.runs[*next];  // until after_each(), which may add runs
     const std::string label = label_of(comparison, run, ++number);
     const int64_t runs_after = runs_left(comparison) - 1;
     run.tried = true;
     run.state = RunState::running;
-    train_or_record(run, label, runs_after, [&](const RunCurves& curves) {
+    train_or_record(run, label, runs_after, pairs_of(comparison, run), [&](const RunCurves& curves) {
       run.result.curves = curves;
       draw_comparison(comparison);  // what it cannot write, after_each says
     });
     const bool stopped = run.state == RunState::stopped;
     after_each();
+    give_back(comparison, *next);
     if (stopped || stop_requested()) return;
   }
 }
 
-void train_side_by_side(Comparison& comparison, int64_t jobs, const std::function<void()>& after_each) {
+static void train_side_by_side(Comparison& comparison, int64_t jobs, const std::function<void()>& after_each) {
   catch_stop_signals();
   ::setenv("OMP_NUM_THREADS", std::to_string(std::max<int64_t>(1, omp_get_max_threads() / jobs)).c_str(), 1);
   std::vector<RunProcess> processes;
@@ -370,7 +420,7 @@ void train_side_by_side(Comparison& comparison, int64_t jobs, const std::functio
   bool told = false;
   while (true) {
     for (std::optional<size_t> next;
-         static_cast<int64_t>(processes.size()) < jobs && !stop_requested() && (next = next_run(comparison));) {
+         static_cast<int64_t>(processes.size()) < jobs && !stop_requested() && (next = take_next(comparison));) {
       ComparedRun& run = comparison.runs[*next];
       processes.emplace_back(comparison, *next, label_of(comparison, run, ++number));
       if (run.state == RunState::waiting) overview.begin(processes.back());
@@ -384,14 +434,15 @@ void train_side_by_side(Comparison& comparison, int64_t jobs, const std::functio
     }
     const std::vector<size_t> ended = wait_for(processes, overview);
     for (auto i = ended.rbegin(); i != ended.rend(); ++i) {
-      RunProcess& process = processes[*i];
-      ComparedRun& run = comparison.runs[process.place()];
+      const size_t place = processes[*i].place();
+      ComparedRun& run = comparison.runs[place];
       const int64_t before = run.side_by_side;  // in its earlier parts
-      process.take_result(run, comparison.out);
+      processes[*i].take_result(run, comparison.out);
       run.side_by_side = std::max(before, jobs);
       processes.erase(processes.begin() + static_cast<std::ptrdiff_t>(*i));
       overview.clear();
       after_each();  // `run` may be elsewhere now
+      give_back(comparison, place);
     }
     draw_evaluated(comparison, processes);
     overview.show(processes);
@@ -399,32 +450,51 @@ void train_side_by_side(Comparison& comparison, int64_t jobs, const std::functio
   overview.clear();
 }
 
+std::string train_all(Comparison& comparison, int64_t jobs) {
+  std::string told;
+  const auto write_all = [&] {
+    const std::string of_records = write_records(comparison), of_results = write_results(comparison);
+    return of_records.empty() ? of_results : of_records;
+  };
+  const auto after_each = [&] {
+    extend(comparison);
+    const std::string error = write_all();
+    if (!error.empty() && error != told) print_line("note: " + error + "; the runs go on", false);
+    told = error;
+  };
+  if (jobs > 1) train_side_by_side(comparison, jobs, after_each);
+  else train_one_by_one(comparison, after_each);
+  return write_all();  // also if no run was left to do: --arch may show others now
+}
+
 // The inverse of request_for; the run's label is in its options.
-static ComparedRun read_request(const std::string& request) {
+static Comparison read_request(const std::string& request) {
   try {
     const json task = try_parse_json(request);
     die_with_parent();  // as one process: what kills the comparison kills its runs
     if (task.at("parent") != ::getppid()) fail(Exit::usage, "the comparison has ended");
-    ComparedRun run{parse_arch_list(task.at("name").get<std::string>())[0], {}, {}};
+    ComparedRun run{parse_arch(task.at("name").get<std::string>()), {}, {}};
     take_settings(task.at("settings"), "--one-run", run.plan);  // a plan, as flags.json has it
     take_call_settings(task.at("call"), "--one-run", run.plan);
     task.at("label").get_to(run.plan.label);
     task.at("data_digest").get_to(run.plan.data_digest);
     task.at("command").get_to(run.plan.command);
-    return run;
+    Comparison alone{"", "", {run}};
+    task.at("pairs").get_to(alone.rules.pairs);
+    return alone;
   } catch (const json::exception&) {
     fail(Exit::usage, "--one-run is for compare itself");
   }
 }
 
 Exit train_for_parent(const std::string& request) {
-  Comparison alone{"", "", {read_request(request)}};
+  Comparison alone = read_request(request);
   ComparedRun& run = alone.runs[0];
   const TrainPlan& plan = run.plan;
   const std::string label = plan.label;
   run.result = plan_training(plan);
   try {
-    train_or_record(run, label, 0);
+    train_or_record(run, label, 0, alone.rules.pairs);
   } catch (const std::exception& error) {
     record_end(run, RunState::failed, error_of(error, training_memory_remedy).code, error.what());
     Progress(label, plan.steps).say("failed: " + run.error);

@@ -19,9 +19,10 @@ struct Jobs {
 // each, are a tenth faster than one after the other with all threads; both are timed for a moment. Otherwise one.
 Jobs choose_jobs(const Comparison& comparison, int64_t asked);
 
-// Trains all runs that are needed until none is left or a signal asks to stop; calls `after_each` when a run has ended.
-void train_one_by_one(Comparison& comparison, const std::function<void()>& after_each);
-void train_side_by_side(Comparison& comparison, int64_t jobs, const std::function<void()>& after_each);
+// Trains all runs that are needed until none is left, but for those that other processes have, or a signal asks to stop.
+// After each run it writes records and results, an error of which does not end the runs. Returns the error of the last
+// such attempt; "" where all is written.
+std::string train_all(Comparison& comparison, int64_t jobs);
 
 // The child's part: trains the run that `request`, a JSON text, describes, and answers on descriptor 3.
 Exit train_for_parent(const std::string& request);

@@ -206,6 +206,13 @@ void refuse_idle_router_lr(const std::vector<TrainPlan>& runs, const std::string
   fail(Exit::usage, "--router-lr has no effect: nothing in ", what, " learns at another rate than --lr");
 }
 
+void refuse_idle_freeze(const TrainPlan& plan, const std::string& what) {
+  ParameterTable params;
+  declare(params, plan);
+  if (std::ranges::none_of(params.rows(), [](const Parameter& row) { return row.weighs(); }))
+    fail(Exit::usage, what, " has no routers and no scalars: there is nothing to freeze");
+}
+
 void refuse_too_large(const TrainPlan& plan, const Device& device, int ranks) {
   const auto has = static_cast<double>(device.memory().bytes);
   const bool eight_bits = plan.matmul == "fp8";

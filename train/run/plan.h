@@ -37,6 +37,8 @@ TrainResult plan_training(const TrainPlan& plan, int ranks = 1);
 // For a given --router-lr: throws Exit::usage where no parameter of these runs learns at another rate than --lr. what:
 // these runs, for the message.
 void refuse_idle_router_lr(const std::vector<TrainPlan>& runs, const std::string& what);
+// For --freeze-routers: throws Exit::usage where a run has nothing to freeze.
+void refuse_idle_freeze(const TrainPlan& plan, const std::string& what);
 // Throws Exit::device, with the sizes, where a GPU has less memory in all than the run takes without cuda_itself.
 void refuse_too_large(const TrainPlan& plan, const Device& device, int ranks = 1);
 // How long the steps of a run take, by three of them; NaN where it needs more memory than there is.

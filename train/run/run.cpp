@@ -405,6 +405,7 @@ static Exit run_plan(const Settings& settings, std::shared_ptr<ProcessGroup>& gr
       if (!line.empty()) std::printf("%s\n", line.c_str());
   if (group->world.alone()) note_single_process(plan);
   if (plan.given.contains("--router-lr")) refuse_idle_router_lr({plan}, plan.config.arch);
+  if (plan.given.contains("--freeze-routers")) refuse_idle_freeze(plan, plan.config.arch);
   if (plan.plans_only()) print_plan(plan, data);
   else if (!plan.dump_tensors.empty()) write_tensors(plan, data);
   else if (plan.steps == 0) write_initialised(plan, data);

@@ -19,9 +19,26 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-ArchChoice parse_choice(const std::string& text) {
-  const std::vector<std::string> parts = split(text, ':');
-  ArchChoice choice{text, parts[0], {}};
+// What stands behind @, off the text.
+std::string take_word(ArchChoice& choice, const std::string& text) {
+  const size_t at = text.rfind('@');
+  if (at == std::string::npos) return text;
+  const std::string word = text.substr(at + 1), number = word.starts_with("again") ? word.substr(5) : "";
+  choice.leader = text.substr(0, at);
+  choice.frozen = word == "frozen";
+  if (word == "again") choice.again = 1;
+  else if (number.size() == 1 && number[0] >= '2' && number[0] <= '9') choice.again = static_cast<uint64_t>(number[0] - '0');
+  if (!choice.frozen && choice.again == 0)
+    fail(Exit::usage, "--arch ", text, ": behind @ stands frozen, again, or again2 to again9");
+  return choice.leader;
+}
+
+}  // namespace
+
+ArchChoice parse_arch(const std::string& text) {
+  ArchChoice choice{text, "", {}};
+  const std::vector<std::string> parts = split(take_word(choice, text), ':');
+  choice.arch = parts[0];
   const Architecture& architecture = find_architecture(choice.arch);
   std::string known;
   for (const Option& option : architecture.options) known += " " + option.key;
@@ -44,8 +61,6 @@ ArchChoice parse_choice(const std::string& text) {
   }
   return choice;
 }
-
-}  // namespace
 
 std::string ArchChoice::file_name() const {
   std::string name;
@@ -72,7 +87,7 @@ void ArchChoice::apply(Config& config) const {
 std::vector<ArchChoice> parse_arch_list(const std::string& list, const std::string& backbone) {
   std::vector<ArchChoice> choices;
   auto add = [&](const std::string& text) {
-    choices.push_back(parse_choice(text));
+    choices.push_back(parse_arch(text));
     const std::string name = choices.back().file_name();
     const auto same = [&](const ArchChoice& choice) { return choice.file_name() == name; };
     if (std::any_of(choices.begin(), choices.end() - 1, same)) fail(Exit::usage, "--arch names ", text, " twice");
@@ -83,6 +98,10 @@ std::vector<ArchChoice> parse_arch_list(const std::string& list, const std::stri
       for (const Architecture& architecture : architectures())
         if (architecture.name != (backbone == "gpt2" ? "llama" : "gpt2")) add(architecture.name);
   }
+  for (const ArchChoice& choice : choices)
+    if (!choice.leader.empty() && std::ranges::find(choices, choice.leader, &ArchChoice::text) == choices.end())
+      fail(Exit::usage, "--arch ", choice.text, " has the learning rates of ", choice.leader,
+           ", which is not in the list: add it");
   return choices;
 }
 

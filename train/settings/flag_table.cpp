@@ -174,6 +174,9 @@ const std::vector<FlagRow> optimizer = {
     {"--router-lr", fixed, [](S s) -> M { return &s.router_lr; }, number,
      "of routers, depth scores and whatever else learns faster than --lr; some connections have nothing such, attnres "
      "and mhc among them (0: mostly ten times --lr)"},
+    {"--freeze-routers", fixed, [](S s) -> M { return &s.freeze_routers; }, given,
+     "routers and scalars stay what they start with: a control, against which their learning is worth something", {},
+     {"--router-lr"}},
     {"--schedule", fixed, [](S s) -> M { return &s.schedule; }, any_of(schedules),
      "cosine, cosine_to_floor, cosine_from_zero, linear, constant, or wsd_linear or wsd_sqrt: constant until a "
      "cool-down (train/settings/schedule.h)"},

@@ -55,6 +55,7 @@ struct Settings {
   int64_t accumulate = 1;  // micro-steps per optimizer step
   double lr = 1e-3;
   double router_lr = 0;  // of the parameters whose table row has a multiplier; 0: the multiplier times lr
+  bool freeze_routers = false;
   std::string schedule = "cosine";
   int64_t warmup = 0;
   double lr_floor = 0;

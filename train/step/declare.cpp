@@ -15,6 +15,7 @@ void declare(ParameterTable& params, const TrainPlan& plan) {
   if (plan.initial_config && !has_engram(*plan.initial_config)) start_engram_as_plain(params);
   for (Parameter& row : params.rows()) {
     if (plan.router_lr > 0 && row.follows_router_lr()) row.lr_mul = plan.router_lr / plan.lr;
+    if (plan.freeze_routers && row.weighs()) row.lr_mul = 0;
     if (plan.decay_all) row.wd_mul = 1;
     row.muon = has_muon(plan.optimizer) && row.matrix() && row.lr_mul != 0;
   }

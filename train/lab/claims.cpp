@@ -1,0 +1,30 @@
+#include "train/lab/claims.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <cerrno>
+#include <filesystem>
+
+namespace crossply {
+
+bool Claims::take(const std::string& run) {
+  if (held_.contains(run)) return true;
+  std::error_code error;
+  std::filesystem::create_directories(directory_, error);
+  const std::string path = directory_ + "/" + run;
+  Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (file.get() < 0) fail_io("create", path, errno);
+  if (uninterrupted([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK) return false;
+  held_[run] = std::move(file);
+  return true;
+}
+
+bool Claims::is_elsewhere(const std::string& run) {
+  if (held_.contains(run)) return false;
+  const bool free = take(run);
+  if (free) give_back(run);
+  return !free;
+}
+
+}  // namespace crossply
