@@ -15,7 +15,7 @@ ifeq ($(shell uname),Darwin)
 export OpenMP_ROOT ?= $(shell brew --prefix libomp)
 endif
 
-PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_hand average transplant compare curves \
+PROGRAMS := $(strip $(basename $(notdir $(wildcard train/train_*.cpp))) lime_by_hand average transplant compare sweep curves \
   evaluate generate gradients analyze prepare score tokenize tests)
 FUZZ_SECONDS ?= 120
 ARCHITECTURES ?= 90a-real;90-virtual

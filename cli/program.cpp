@@ -61,6 +61,11 @@ CommandLine::CommandLine(const std::string& about, const std::string& name)
     : app_(std::make_unique<CLI::App>(about, name)) {}
 CommandLine::~CommandLine() = default;
 
+// A later flag replaces an earlier one.
+static void take_last(CLI::App& app) {
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+
 int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
                 const std::function<Exit()>& body) {
   check_cpu();
@@ -73,7 +78,7 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
   app.set_version_flag(
       "--version", [&app] { return str(app.get_name(), " (crossply) ", version()); },
       "Print version and commit and exit");
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // a later flag replaces an earlier one
+  take_last(app);
   auto report = [](Exit code, const char* message) {
     if (takes_escape_codes(STDOUT_FILENO)) std::printf("\r\033[K");  // over an unfinished status line
     std::fflush(stdout);
@@ -107,6 +112,22 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
   } catch (const std::exception& error) {
     const Error known = error_of(error, memory_remedy(app));
     return report(known.code, known.what());
+  }
+}
+
+void parse_words(CLI::App& app, const std::function<void()>& flags, const std::vector<std::string>& words,
+                 const std::string& where) {
+  app.set_help_flag("");
+  take_last(app);
+  flags();
+  try {
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 reads them from the end
+    check_needs(app);
+  } catch (const CLI::ParseError& error) {
+    const std::string unknown = unknown_flag(app);
+    fail(Exit::usage, where, ": ", unknown.empty() ? error.what() : unknown);
+  } catch (const Error& error) {
+    fail(error.code, where, ": ", error.what());
   }
 }
 

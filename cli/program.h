@@ -34,4 +34,9 @@ class CommandLine {
 int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
                 const std::function<Exit()>& body);
 
+// The same for a command line that stands in a file: parses these words. where: file and line. Throws Exit::usage, with
+// `where`, for what is none.
+void parse_words(CLI::App& app, const std::function<void()>& flags, const std::vector<std::string>& words,
+                 const std::string& where);
+
 }  // namespace crossply

@@ -345,6 +345,12 @@ double Tape::training_flops() const {
   return sum;
 }
 
+double Tape::training_bytes() const {
+  double sum = 0;
+  for (const auto& node : nodes_) sum += bytes_of(*node, false) + (node->frozen ? 0 : bytes_of(*node, true));
+  return sum;
+}
+
 size_t Tape::last_to_add(const Parameter& row) const {
   const auto is_row = [&](const Value* value) { return value->parameter == &row; };
   for (size_t n = 0; n < nodes_.size(); ++n)

@@ -267,6 +267,7 @@ class Tape {
   size_t arena_bytes() const { return arena_bytes_; }
   double forward_flops() const;   // of an evaluation
   double training_flops() const;  // forward and backward
+  double training_bytes() const;  // the same, as OpCost has them
   // The last node whose backward adds to the gradient of this parameter; nodes().size() if there is none.
   size_t last_to_add(const Parameter& row) const;
   // Marks the parameters of which all nodes read nothing but the bf16 copy.

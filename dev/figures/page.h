@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "dev/figures/dots.h"
+#include "cli/dots.h"
 #include "dev/figures/record.h"
 
 namespace crossply::figures {

@@ -1,7 +1,7 @@
 // Records of experiments: which runs stand for an architecture, how they are paired, and what the tables make of them.
 #include "dev/figures/record.h"
 
-#include "dev/figures/dots.h"
+#include "cli/dots.h"
 #include "dev/figures/page.h"
 #include "engine/io/json.h"
 #include "tests/support/check.h"

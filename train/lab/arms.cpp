@@ -116,6 +116,8 @@ bool works(const Comparison& comparison, const Arm& arm, bool tuned) {
 // on all of them, by which it can be told whether losses of two machines may stand in one table.
 void share_out(const Comparison& comparison, const std::vector<std::string>& leaders, std::vector<Arm>& arms) {
   const MachinePart& part = comparison.part;
+  for (Arm& arm : arms)
+    arm.mine = comparison.only.empty() || comparison.only.contains(arm.arch) || arm.arch == arms[0].arch;
   if (part.of == 1) return;
   int64_t next = 0;
   std::map<std::string, int64_t> part_of;  // by architecture
@@ -123,7 +125,7 @@ void share_out(const Comparison& comparison, const std::vector<std::string>& lea
     Arm& arm = arms[i];
     const std::string& leader = leaders[i].empty() ? arm.arch : leaders[i];
     if (!part_of.contains(leader)) part_of[leader] = next++ % part.of;
-    arm.mine = part_of[leader] + 1 == part.number;
+    arm.mine = arm.mine && part_of[leader] + 1 == part.number;
     if (arm.arch != arms[0].arch || arm.mine) continue;
     arm.mine = true;
     if (arm.seeds.size() > seeds_of_check) arm.seeds.resize(seeds_of_check);

@@ -30,12 +30,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Without rates beyond an edge that are not known yet.
-size_t runs_planned(const Arm& arm) {
-  const bool half_and_twice = arm.axes.size() == 1 && arm.axes[0].muon;
-  return arm.sweep.size() + arm.seeds.size() + (half_and_twice ? 2 : 0);
-}
-
 // --dry-run --time: of all runs, one after the other.
 void print_time(const Comparison& comparison) {
   double seconds = 0;

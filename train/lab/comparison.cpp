@@ -106,6 +106,11 @@ std::optional<size_t> next_run(const Comparison& comparison) {
   return {};
 }
 
+size_t runs_planned(const Arm& arm) {
+  const bool half_and_twice = arm.axes.size() == 1 && arm.axes[0].muon;
+  return arm.sweep.size() + arm.seeds.size() + (half_and_twice ? 2 : 0);
+}
+
 int64_t runs_left(const Comparison& comparison) {
   return count_runs(comparison, is_pending, [&](const Arm& arm) {
     return std::all_of(arm.sweep.begin(), arm.sweep.end(),

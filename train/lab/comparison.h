@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -73,7 +74,8 @@ struct Comparison {
   std::vector<double> muon_rates = {};
   std::optional<uint64_t> choosing_seed = {};  // tries the rates and is not reported; none where no arm has a choice
   Rules rules = {};
-  MachinePart part = {};                            // of its arms, which this machine trains
+  MachinePart part = {};               // of its arms, which this machine trains
+  std::set<std::string> only = {};     // architectures that are trained, with the first; none: all
   std::shared_ptr<Claims> claims = nullptr;  // where several processes share the runs
   double weight_decay = 0;  // as in --weight-decay; with rules.hold_decay runs have others
 };
@@ -152,6 +154,8 @@ int64_t runs_left(const Comparison& comparison);
 int64_t runs_in_all(const Comparison& comparison);
 // Of the runs that are needed, those that ended by themselves: done or failed. A stopped run is not among them.
 int64_t runs_ended(const Comparison& comparison);
+// Of an arm, without rates beyond an edge that are not known yet.
+size_t runs_planned(const Arm& arm);
 // The same as runs_left with those that were stopped, or failed otherwise than by diverging: what --resume would do.
 int64_t runs_unfinished(const Comparison& comparison);
 // Of each architecture that came to nothing the run that says why: one whose loss is not finite at every rate, or one
@@ -214,6 +218,11 @@ std::string verdict_text(const Comparison& comparison, const Family& family, con
 // Of runs, relative to the yardstick; NaN where none is done, or none had the machine for itself.
 double relative_time(const Comparison& comparison, const std::vector<size_t>& of);
 double relative_memory(const Comparison& comparison, const ComparedRun& run);
+
+// "0.004", with Muon's own behind it "0.004, muon 0.02", while rates are being tried ", so far"; "-": none is known.
+std::string rates_text(const Arm& arm);
+// By what a rate may be multiplied or divided for 0.01 nats: "x1.8"; of Muon's both rates: "muon x1.8, x2.4".
+std::string basins_text(const Arm& arm);
 
 // For a terminal of `width` columns: as many of the table's columns as fit, and a line for each run that is not done.
 // What the numbers are of stands in results_markdown().

@@ -351,6 +351,8 @@ static json whole_json(const Comparison& comparison, const ComparedRun& run) {
   json out = to_json(comparison, run);
   out["evaluations"] = evaluations_of(run.result.curves);
   out["environment"] = environment_of(comparison, run);
+  const std::vector<double>& losses = run.result.curves.loss;  // by which two machines are compared (machines.h)
+  out["first_losses"] = std::vector(losses.begin(), losses.begin() + std::min<std::ptrdiff_t>(20, std::ssize(losses)));
   return out;
 }
 

@@ -41,7 +41,6 @@ std::string measured_text(const ComparedRun& run, const Measured& number, Text t
   return text(number.value) + (is_done(run) ? "" : str(" @", number.step));
 }
 
-// With Muon's own behind it: "0.004, muon 0.02".
 std::string rates_text(const std::string& optimizer, double lr, double muon_lr) {
   return lr_text(lr) + (has_muon(optimizer) ? ", muon " + lr_text(muon_lr) : "");
 }
@@ -53,10 +52,6 @@ struct View {
   const ComparedRun& first_of(const Arm& arm) const { return comparison.runs[arm.seeds[0]]; }
   std::string number(const Arm& arm, Measure measure, Text text, Text with_spread) const;
   std::string rate(const Arm& arm, int64_t exact_below) const;
-  std::string lr(const Arm& arm) const {
-    if (std::isnan(arm.lr)) return "-";
-    return rates_text(arm.optimizer, arm.lr, arm.muon_lr) + (arm.settled ? "" : ", so far");
-  }
   size_t tried(const Arm& arm) const {
     const auto ended = [&](size_t i) { return !is_unfinished(comparison.runs[i]); };
     return arm.axes.empty() ? 1 : static_cast<size_t>(std::ranges::count_if(arm.sweep, ended));
@@ -131,7 +126,7 @@ std::vector<Column> columns_of(const View& view) {
   if (!view.side_by_side()) add("tokens/s", 4, [&](const Arm& arm) { return view.rate(arm, 1'000'000); });
   add("memory", 5, memory);
   if (view.has_choice() || optimizers_of(view.comparison).size() > 1)
-    add("lr", 1, [&](const Arm& arm) { return view.lr(arm); });
+    add("lr", 1, [&](const Arm& arm) { return rates_text(arm); });
   if (view.seeds.size() > 1) add("seeds", 1, [&](const Arm& arm) { return view.seeds_done(arm); });
   add("train loss", 7, number(train_loss, loss_text, four_digits));
   add("test loss", 1, number(test_loss, loss_text, four_digits));
@@ -374,16 +369,6 @@ std::string remarks(const View& view) {
   return out;
 }
 
-// "x1.8"; of Muon's both rates: "muon x1.8, x2.4".
-std::string basin_text(const Arm& arm) {
-  std::string out;
-  for (const RateAxis& axis : arm.axes)
-    if (axis.settled && std::isfinite(axis.choice.basin))
-      out += (out.empty() ? "" : ", ") + std::string(axis.muon ? "muon x" : "x") +
-             format_number("%.2g", axis.choice.basin);
-  return out.empty() ? "-" : out;
-}
-
 std::vector<std::string> markdown_cells(const View& view, const Arm& arm) {
   const ComparedRun& run = view.first_of(arm);
   const TrainResult& r = run.result;
@@ -402,7 +387,7 @@ std::vector<std::string> markdown_cells(const View& view, const Arm& arm) {
                                     number(answers, percent_text),
                                     number(steps_valid, percent_text)};
   if (view.several)
-    cells.insert(cells.end(), {view.lr(arm), basin_text(arm), str(view.tried(arm)), view.seeds_done(arm)});
+    cells.insert(cells.end(), {rates_text(arm), basins_text(arm), str(view.tried(arm)), view.seeds_done(arm)});
   else cells.push_back(is_done(run) ? "done" : remark(run));
   return cells;
 }
@@ -462,7 +447,7 @@ std::vector<size_t> drawn_runs(const View& view, const Arm& arm) {
 }
 
 std::string curve_name(const View& view, const Arm& arm) {
-  if (view.several) return arm.name + (view.has_choice() ? " lr " + view.lr(arm) : "");
+  if (view.several) return arm.name + (view.has_choice() ? " lr " + rates_text(arm) : "");
   const ComparedRun& run = view.first_of(arm);
   return arm.name + (is_done(run) ? "" : str(" (", name_of(run.state), ")"));
 }
@@ -524,6 +509,20 @@ void draw(const View& view) {
 }
 
 }  // namespace
+
+std::string rates_text(const Arm& arm) {
+  if (std::isnan(arm.lr)) return "-";
+  return rates_text(arm.optimizer, arm.lr, arm.muon_lr) + (arm.settled ? "" : ", so far");
+}
+
+std::string basins_text(const Arm& arm) {
+  std::string out;
+  for (const RateAxis& axis : arm.axes)
+    if (axis.settled && std::isfinite(axis.choice.basin))
+      out += (out.empty() ? "" : ", ") + std::string(axis.muon ? "muon x" : "x") +
+             format_number("%.2g", axis.choice.basin);
+  return out.empty() ? "-" : out;
+}
 
 std::string results_table(const Comparison& comparison, size_t width) {
   const View view(comparison);

@@ -118,7 +118,8 @@ PlannedRun::PlannedRun(const TrainPlan& plan, int ranks)
       buckets(divide(params, plan, {0, ranks, 0, ranks})),
       micro_steps(plan.accumulate / ranks),
       forward_flops_per_token(tape.forward_flops() / static_cast<double>(layout.sequences * plan.data.seq_len)),
-      training_flops_per_token(tape.training_flops() / static_cast<double>(layout.sequences * plan.data.seq_len)) {}
+      training_flops_per_token(tape.training_flops() / static_cast<double>(layout.sequences * plan.data.seq_len)),
+      training_bytes_per_token(tape.training_bytes() / static_cast<double>(layout.sequences * plan.data.seq_len)) {}
 
 double total(const std::vector<MemoryPart>& parts) {
   double sum = 0;
@@ -190,6 +191,7 @@ TrainResult plan_training(const TrainPlan& plan, int ranks) {
   PlannedRun planned(plan, ranks);
   TrainResult result;
   result.accounting = account(plan, planned.params, planned.training_flops_per_token);
+  result.bytes_per_token = planned.training_bytes_per_token;
   result.memory = memory_of(planned.layout, planned.tape, planned.params, true);
   for (const MemoryPart& part : flat_parts(plan, planned)) result.memory += static_cast<size_t>(part.bytes);
   result.planned_memory = total(planned_parts(plan, planned));

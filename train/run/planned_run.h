@@ -21,7 +21,7 @@ struct PlannedRun {
   Layout layout{1, 1};
   Buckets buckets;
   int64_t micro_steps;  // of a rank in a step
-  double forward_flops_per_token, training_flops_per_token;
+  double forward_flops_per_token, training_flops_per_token, training_bytes_per_token;
 };
 
 struct MemoryPart {

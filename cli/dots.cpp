@@ -1,11 +1,11 @@
-#include "dev/figures/dots.h"
+#include "cli/dots.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cli/svg.h"
-#include "eval/statistics.h"
 
-namespace crossply::figures {
+namespace crossply {
 
 using namespace svg;
 
@@ -19,6 +19,12 @@ struct Scale {
   double at(double x) const { return left + (x - low) / (high - low) * (width - left - right); }
 };
 
+double mean_of(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
 // 1, 2 or 5 times a power of ten, about a sixth of the range.
 double tick_step(double range) {
   const double raw = range / 6, unit = std::pow(10, std::floor(std::log10(raw)));
@@ -30,7 +36,7 @@ Scale scale_of(const DotChart& chart) {
   if (chart.shares && !chart.difference) low = 0, high = 1;
   for (const DotGroup& group : chart.groups)
     for (const DotRow& row : group.rows) {
-      const double half = std::isfinite(row.half) ? row.half : 0, mean = spread_of(row.values).mean;
+      const double half = std::isfinite(row.half) ? row.half : 0, mean = mean_of(row.values);
       for (const double value : row.values)
         low = std::min({low, value, mean - half}), high = std::max({high, value, mean + half});
     }
@@ -66,22 +72,21 @@ std::string axis(const DotChart& chart, const Scale& scale, double bottom) {
 }
 
 std::string row_svg(const DotChart& chart, const Scale& scale, const DotRow& row, double y) {
-  const Spread spread = spread_of(row.values);
-  const bool known = std::isfinite(row.half), tells = known && std::abs(spread.mean) > row.half;
-  const std::string colour = !chart.difference ? blue : !tells ? grey : spread.mean < 0 ? blue : red;
+  const double mean = mean_of(row.values);
+  const bool known = std::isfinite(row.half), tells = known && std::abs(mean) > row.half;
+  const std::string colour = !chart.difference ? blue : !tells ? grey : mean < 0 ? blue : red;
   std::string out = text(left - 10, y + 4, "text-anchor=\"end\" fill=\"#1f2933\"", row.label, 36);
   if (known)
-    out += line(scale.at(spread.mean - row.half), y, scale.at(spread.mean + row.half), y,
+    out += line(scale.at(mean - row.half), y, scale.at(mean + row.half), y,
                 "stroke=\"" + colour + "\" stroke-width=\"1.4\"");
   for (const double value : row.values)
     out += "<circle cx=\"" + px(scale.at(value)) + "\" cy=\"" + px(y) + "\" r=\"3.2\" fill=\"" + colour +
            "\" fill-opacity=\"0.4\"/>\n";
-  out += line(scale.at(spread.mean), y - 6, scale.at(spread.mean), y + 6,
+  out += line(scale.at(mean), y - 6, scale.at(mean), y + 6,
               "stroke=\"" + colour + "\" stroke-width=\"2.4\"");
-  const std::string mean = number(chart, spread.mean, chart.difference);
-  return out + text(width - right + 12, y + 4, "fill=\"" + colour + "\"",
-                    mean + (known           ? " \u00B1 " + number(chart, row.half, false)
-                            : spread.n == 1 ? " (one seed)"
+  return out + text(width - right + 12, y + 4, "fill=\"" + colour + (tells ? "\" font-weight=\"600\"" : "\""),
+                    number(chart, mean, chart.difference) + (known           ? " \u00B1 " + number(chart, row.half, false)
+                            : row.values.size() == 1 ? " (one seed)"
                                             : ""));
 }
 
@@ -108,4 +113,4 @@ std::string dots_svg(const DotChart& chart) {
                       axis(chart, scale, bottom) + rows);
 }
 
-}  // namespace crossply::figures
+}  // namespace crossply

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace crossply::figures {
+namespace crossply {
 
 struct DotRow {
   std::string label;
@@ -26,4 +26,4 @@ struct DotChart {
 // Each row ends with its mean and half of its interval. Rows without values are left out.
 std::string dots_svg(const DotChart& chart);
 
-}  // namespace crossply::figures
+}  // namespace crossply

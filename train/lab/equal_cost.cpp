@@ -1,0 +1,86 @@
+#include "train/lab/equal_cost.h"
+
+#include <algorithm>
+
+#include "engine/rng.h"
+#include "eval/statistics.h"
+
+namespace crossply {
+namespace {
+
+constexpr int repeats = 10'000;
+
+struct Point {
+  double x, y, weight;  // the logarithm of steps, a loss that does not rise with them
+};
+
+// Neighbours whose losses rise have their common mean, by seeds.
+std::vector<Point> falling(const std::vector<Point>& points) {
+  std::vector<std::vector<Point>> pools;
+  const auto mean = [](const std::vector<Point>& pool) {
+    double sum = 0, weight = 0;
+    for (const Point& point : pool) sum += point.weight * point.y, weight += point.weight;
+    return sum / weight;
+  };
+  for (const Point& point : points) {
+    pools.push_back({point});
+    while (pools.size() > 1 && mean(pools.back()) >= mean(pools[pools.size() - 2])) {
+      std::vector<Point>& into = pools[pools.size() - 2];
+      into.insert(into.end(), pools.back().begin(), pools.back().end());
+      pools.pop_back();
+    }
+  }
+  std::vector<Point> out;
+  for (const std::vector<Point>& pool : pools) {  // in the middle of its steps
+    double x = 0;
+    for (const Point& point : pool) x += point.x / static_cast<double>(pool.size());
+    out.push_back({x, mean(pool), 1});
+  }
+  return out;
+}
+
+Worth at(const std::vector<Point>& points, double loss) {
+  Worth out;
+  if (points.size() < 2) return out;
+  if (loss > points.front().y) return {std::exp(points.front().x), -1};
+  if (loss < points.back().y) return {std::exp(points.back().x), 1};
+  size_t i = 1;
+  while (points[i].y > loss) ++i;
+  const Point &a = points[i - 1], &b = points[i];
+  out.times = std::exp(a.x + (b.x - a.x) * (a.y - loss) / (a.y - b.y));
+  return out;
+}
+
+double resampled_mean(const std::vector<double>& values, Random& random) {
+  double sum = 0;
+  for (size_t i = 0; i < values.size(); ++i) sum += values[static_cast<size_t>(random.below(std::ssize(values)))];
+  return sum / static_cast<double>(values.size());
+}
+
+}  // namespace
+
+Worth worth_of(std::vector<Budget> budgets, const std::vector<double>& losses) {
+  std::erase_if(budgets, [](const Budget& budget) { return budget.losses.empty(); });
+  std::ranges::sort(budgets, {}, &Budget::times);
+  if (budgets.size() < 2 || losses.empty()) return {};
+  const auto points = [&](auto&& mean) {
+    std::vector<Point> out;
+    for (const Budget& budget : budgets)
+      out.push_back({std::log(budget.times), mean(budget.losses), static_cast<double>(budget.losses.size())});
+    return falling(out);
+  };
+  Worth out = at(points([](const std::vector<double>& of) { return spread_of(of).mean; }), spread_of(losses).mean);
+  Random random(0, stream_of("worth"));
+  std::vector<double> drawn;
+  for (int i = 0; i < repeats; ++i) {
+    const auto again = [&](const std::vector<double>& of) { return resampled_mean(of, random); };
+    const std::vector<Point> curve = points(again);
+    if (const double times = at(curve, again(losses)).times; std::isfinite(times)) drawn.push_back(times);
+  }
+  if (drawn.size() < repeats / 2) return out;
+  std::ranges::sort(drawn);
+  out.low = drawn[drawn.size() / 40], out.high = drawn[drawn.size() - 1 - drawn.size() / 40];
+  return out;
+}
+
+}  // namespace crossply

@@ -1,0 +1,120 @@
+#include "train/lab/machines.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cli/format.h"
+#include "engine/io/file.h"
+#include "engine/io/json.h"
+#include "engine/io/json_file.h"
+
+namespace crossply {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// Losses of the same 20 steps: the order of sums differs between kinds of CPU, and each step carries on what the last
+// one rounded. In bf16 every value is rounded to three digits.
+constexpr double rounding_f32 = 1e-3, rounding_bf16 = 2e-2;
+
+// What is compared of a finished run of the backbone.
+struct Finished {
+  std::vector<double> first;
+  double loss = NAN;
+  std::string machine;
+  bool bf16 = false;
+};
+
+std::string text_at(const json& object, const char* key) {
+  return object.is_object() && object.contains(key) && object[key].is_string() ? object[key].get<std::string>() : "";
+}
+
+// By the name of the run's directory.
+std::map<std::string, Finished> finished_backbone(const SweepTable& table, const std::string& records) {
+  std::map<std::string, Finished> out;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(records, ignored)) {
+    if (entry.path().extension() != ".json") continue;
+    const json record = read_json(entry.path().string());
+    if (text_at(record, "name") != table.comparison.runs[0].choice.text || text_at(record, "state") != "done") continue;
+    Finished run;
+    for (const json& loss : record.value("first_losses", json::array()))
+      if (loss.is_number()) run.first.push_back(loss.get<double>());
+    if (const json loss = record.value("test_loss", json()); loss.is_number()) run.loss = loss.get<double>();
+    const json environment = record.value("environment", json::object());
+    run.machine = text_at(environment.value("machine", json::object()), "cpu") + ", commit " +
+                  text_at(environment.value("build", json::object()), "commit");
+    run.bf16 = text_at(record.value("flags", json::object()), "dtype") == "bf16";
+    out[text_at(record, "directory")] = std::move(run);
+  }
+  return out;
+}
+
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double most = 0;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) most = std::max(most, std::abs(a[i] - b[i]) / std::abs(a[i]));
+  return most;
+}
+
+// Half of Welch's 95 % interval around the difference of two means.
+double welch_interval(const Spread& a, const Spread& b) {
+  const double u = a.error() * a.error(), v = b.error() * b.error();
+  if (!(u + v > 0)) return 0;
+  const double degrees =
+      (u + v) * (u + v) / (u * u / static_cast<double>(a.n - 1) + v * v / static_cast<double>(b.n - 1));
+  return std::sqrt(u + v) * student_t95(std::max<int64_t>(1, static_cast<int64_t>(degrees)));
+}
+
+std::string compare_machines(const SweepTable& table, const std::string& here, const std::string& there) {
+  const auto ours = finished_backbone(table, here), theirs = finished_backbone(table, there);
+  double rounding = 0;
+  bool bf16 = false;
+  std::string machines;
+  std::vector<double> a, b;
+  for (const auto& [name, run] : theirs) {
+    const auto same = ours.find(name);
+    if (same == ours.end()) continue;
+    rounding = std::max(rounding, largest_difference(same->second.first, run.first));
+    bf16 = run.bf16, machines = same->second.machine + "; " + run.machine;
+    a.push_back(same->second.loss), b.push_back(run.loss);
+  }
+  const std::string& name = table.planned.name;
+  if (a.size() < 2)
+    fail(Exit::usage, there, ": fewer than two runs of ", table.comparison.runs[0].choice.text, " are also in ", here,
+         ", so that nobody can say whether these losses may stand in one table; --part trains them on every machine");
+  const Spread of_a = spread_of(a), of_b = spread_of(b);
+  const double difference = of_b.mean - of_a.mean, interval = welch_interval(of_a, of_b);
+  const std::string said = str(name, ": ", machines, ": 20 steps differ by up to ", format_number("%.2g", rounding),
+                               " of the loss, ", a.size(), " runs on average by ", format_number("%+.4f", difference),
+                               " (told apart beyond ", format_number("%.4f", interval), ")");
+  if (rounding > (bf16 ? rounding_bf16 : rounding_f32) || std::abs(difference) > interval)
+    fail(Exit::usage, there, " is not merged with ", here, ". ", said);
+  return said + ".\n";
+}
+
+}  // namespace
+
+std::string merge_sweeps(std::vector<SweepTable>& tables, const std::string& first,
+                         const std::vector<std::string>& others) {
+  std::string notes;
+  const SweepPlan plan = read_sweep_plan(plan_in(first));
+  for (const std::string& other : others) {
+    if (read_sweep_plan(plan_in(other)).text != plan.text)
+      fail(Exit::usage, other, " is a sweep of another plan than ", first, "; compare ", plan_in(other), " with ",
+           plan_in(first));
+    for (SweepTable& table : tables) {
+      const std::string here = first + "/" + table.planned.name + "/records",
+                        there = other + "/" + table.planned.name + "/records";
+      if (!path_exists(there)) continue;
+      if (table.planned.of.empty()) notes += compare_machines(table, here, there);
+      take_records(table.comparison, there);
+    }
+  }
+  return notes.empty() ? "" : "Machines:\n\n" + notes + "\n";
+}
+
+}  // namespace crossply

@@ -1,0 +1,98 @@
+#include "train/lab/sweep_tables.h"
+
+#include <sys/file.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "cli/program.h"
+#include "engine/io/file.h"
+#include "train/lab/experiment.h"
+
+namespace crossply {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What a table cannot say.
+constexpr const char* flags_of_sweep[] = {"--out", "--resume", "--dry-run", "--time", "--jobs", "--seed", "--profile"};
+
+Experiment read_table(const PlannedTable& planned) {
+  Experiment experiment;
+  Settings& settings = experiment.settings;
+  for (const std::string& flag : planned.flags)
+    if (std::ranges::find(flags_of_sweep, flag) != std::end(flags_of_sweep))
+      fail(Exit::usage, planned.where, ": ", flag.substr(2), " is not for a plan");
+  if (planned.flag("--data").empty()) fail(Exit::usage, planned.where, ": the table has no data");
+  if (planned.flag("--backbone") == "gpt2") use_gpt2(settings.config);
+  const std::string preset = planned.flag("--preset");
+  if (!preset.empty()) apply_preset(preset, settings);
+  CommandLine app("", "sweep");
+  parse_words(app, [&] { add_experiment_flags(app, experiment); }, planned.flags, planned.where);
+  complete_experiment(app, experiment, !preset.empty());
+  return experiment;
+}
+
+// All of a sweep's runs go on where they are.
+void let_resume(Comparison& comparison) {
+  for (ComparedRun& run : comparison.runs) run.plan.resume = true;
+}
+
+// The finished cells of another place, unless they are of other data.
+std::string take_stored(Comparison& comparison, const std::string& directory) {
+  if (!path_exists(directory)) return "";
+  try {
+    take_records(comparison, directory);
+  } catch (const Error& error) {
+    if (error.code != Exit::bad_data) throw;
+    return str(error.what(), "; so the first architecture is trained here, too");
+  }
+  return "";
+}
+
+}  // namespace
+
+SweepTable open_table(const PlannedTable& planned, const SweepCall& call) {
+  Experiment experiment = read_table(planned);
+  const std::string out = call.out + "/" + planned.name;
+  experiment.settings.out = out;
+  std::set<std::string> only;
+  for (const ArchChoice& choice : call.arch.empty() ? std::vector<ArchChoice>() : parse_arch_list(call.arch)) {
+    only.insert(choice.text);
+    const std::vector<ArchChoice> planned_archs = parse_arch_list(experiment.archs);
+    const bool known = std::ranges::any_of(planned_archs, [&](const auto& one) { return one.text == choice.text; });
+    if (!known && planned.of.empty()) experiment.archs += "," + choice.text;
+  }
+  SweepTable table{planned, plan_comparison(experiment, [&](const TrainPlan&) { return out; })};
+  Comparison& comparison = table.comparison;
+  comparison.part = call.part, comparison.only = only;
+  if (!call.dry) comparison.claims = std::make_shared<Claims>(call.out + "/claims/" + planned.name);
+  let_resume(comparison);
+  if (path_exists(out)) take_up(comparison);
+  if (!call.records.empty()) table.note = take_stored(comparison, call.records + "/" + planned.name);
+  extend(comparison);
+  return table;
+}
+
+Descriptor hold_table(const std::string& out, const PlannedTable& planned) {
+  const std::string path = out + "/" + planned.name;
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) fail_io("create", path, error.value());
+  Descriptor lock;
+  if (!lock_directory(path, LOCK_SH, &lock))
+    fail(Exit::usage, path, " is in use by a comparison; wait for it or choose another --out");
+  return lock;
+}
+
+std::vector<Budget> budgets_of(const std::vector<SweepTable>& tables, const SweepTable& table) {
+  std::vector<Budget> out;
+  for (const SweepTable& one : tables) {
+    if (&one != &table && one.planned.of != table.planned.name) continue;
+    const std::vector<Arm> arms = arms_of(one.comparison);
+    out.push_back({one.planned.budget, losses_of(one.comparison, arms[0]).losses()});
+  }
+  return out;
+}
+
+}  // namespace crossply

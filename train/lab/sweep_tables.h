@@ -1,0 +1,41 @@
+// The tables of a sweep's plan as comparisons, each in a directory of its own.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "train/lab/comparison.h"
+#include "train/lab/comparison_dir.h"
+#include "train/lab/equal_cost.h"
+#include "train/lab/step_times.h"
+#include "train/lab/sweep_plan.h"
+
+namespace crossply {
+
+struct SweepTable {
+  PlannedTable planned;
+  Comparison comparison;
+  std::string note = {};                   // on what is trained anew
+  std::map<std::string, StepTime> times = {};  // of a step by architecture; none: not measured
+};
+
+// What the command line says beside the plan.
+struct SweepCall {
+  std::string out;           // the directory of the sweep; a table's is in it
+  std::string arch;          // architectures beside the plan's, which alone are trained; "": all of the plan's are
+  std::string records;       // finished cells of the plan, a directory for each table; "": none
+  MachinePart part = {};
+  bool dry = false;          // nothing is written
+};
+
+// One table. Takes up what is done: in its directory, and in --records, where the data is the same. Throws Exit::usage
+// for flags that are none of compare's, or not for a table, with the plan's line.
+SweepTable open_table(const PlannedTable& planned, const SweepCall& call);
+// The directory of a table, which `compare` cannot have while this is held.
+Descriptor hold_table(const std::string& out, const PlannedTable& planned);
+
+// The backbone's losses by steps, of a table and its budgets.
+std::vector<Budget> budgets_of(const std::vector<SweepTable>& tables, const SweepTable& table);
+
+}  // namespace crossply
