@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cli/svg.h"
-#include "eval/statistics.h"
 
 namespace crossply::figures {
 
@@ -30,9 +29,9 @@ Scale scale_of(const DotChart& chart) {
   if (chart.shares && !chart.difference) low = 0, high = 1;
   for (const DotGroup& group : chart.groups)
     for (const DotRow& row : group.rows) {
-      const double half = std::isfinite(row.half) ? row.half : 0, mean = spread_of(row.values).mean;
-      for (const double value : row.values)
-        low = std::min({low, value, mean - half}), high = std::max({high, value, mean + half});
+      const double half = std::isfinite(row.half) ? row.half : 0, middle = row.middle();
+      low = std::fmin(low, middle - half), high = std::fmax(high, middle + half);
+      for (const double value : row.values) low = std::min(low, value), high = std::max(high, value);
     }
   if (!(low <= high)) low = 0, high = 1;
   const double edge = chart.shares && !chart.difference ? 0 : std::max(0.05 * (high - low), 1e-9);
@@ -66,23 +65,22 @@ std::string axis(const DotChart& chart, const Scale& scale, double bottom) {
 }
 
 std::string row_svg(const DotChart& chart, const Scale& scale, const DotRow& row, double y) {
-  const Spread spread = spread_of(row.values);
-  const bool known = std::isfinite(row.half), tells = known && std::abs(spread.mean) > row.half;
-  const std::string colour = !chart.difference ? blue : !tells ? grey : spread.mean < 0 ? blue : red;
+  const double middle = row.middle();
+  const bool known = std::isfinite(row.half), tells = known && std::abs(middle) > row.half;
+  const std::string colour = !chart.difference ? blue : !tells ? grey : middle < 0 ? blue : red;
   std::string out = text(left - 10, y + 4, "text-anchor=\"end\" fill=\"#1f2933\"", row.label, 36);
   if (known)
-    out += line(scale.at(spread.mean - row.half), y, scale.at(spread.mean + row.half), y,
+    out += line(scale.at(middle - row.half), y, scale.at(middle + row.half), y,
                 "stroke=\"" + colour + "\" stroke-width=\"1.4\"");
   for (const double value : row.values)
     out += "<circle cx=\"" + px(scale.at(value)) + "\" cy=\"" + px(y) + "\" r=\"3.2\" fill=\"" + colour +
            "\" fill-opacity=\"0.4\"/>\n";
-  out += line(scale.at(spread.mean), y - 6, scale.at(spread.mean), y + 6,
-              "stroke=\"" + colour + "\" stroke-width=\"2.4\"");
-  const std::string mean = number(chart, spread.mean, chart.difference);
+  out += line(scale.at(middle), y - 6, scale.at(middle), y + 6, "stroke=\"" + colour + "\" stroke-width=\"2.4\"");
+  const std::string mean = number(chart, middle, chart.difference);
   return out + text(width - right + 12, y + 4, "fill=\"" + colour + "\"",
-                    mean + (known           ? " \u00B1 " + number(chart, row.half, false)
-                            : spread.n == 1 ? " (one seed)"
-                                            : ""));
+                    mean + (known                    ? " \u00B1 " + number(chart, row.half, false)
+                            : row.values.size() == 1 ? " (one seed)"
+                                                     : ""));
 }
 
 }  // namespace
@@ -92,12 +90,12 @@ std::string dots_svg(const DotChart& chart) {
   std::string rows;
   double y = top;
   for (const DotGroup& group : chart.groups) {
-    const bool any = std::ranges::any_of(group.rows, [](const DotRow& row) { return !row.values.empty(); });
+    const bool any = std::ranges::any_of(group.rows, [](const DotRow& row) { return std::isfinite(row.middle()); });
     if (!any) continue;
     y += group.caption.empty() ? 6 : caption_height;
     if (!group.caption.empty()) rows += text(24, y - 4, "font-weight=\"600\" fill=\"#1f2933\"", group.caption, 110);
     for (const DotRow& row : group.rows) {
-      if (row.values.empty()) continue;
+      if (!std::isfinite(row.middle())) continue;
       rows += row_svg(chart, scale, row, y + row_height / 2);
       y += row_height;
     }

@@ -5,12 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "eval/statistics.h"
+
 namespace crossply::figures {
 
 struct DotRow {
   std::string label;
   std::vector<double> values;  // by seed
-  double half = NAN;           // of the interval around their mean; NaN: none is drawn
+  double half = NAN;           // of the interval around the mean; NaN: none is drawn
+  double mean = NAN;           // NaN: that of the values
+  double middle() const { return std::isfinite(mean) ? mean : spread_of(values).mean; }
 };
 struct DotGroup {
   std::string caption;  // may be empty
