@@ -19,12 +19,6 @@ struct Scale {
   double at(double x) const { return left + (x - low) / (high - low) * (width - left - right); }
 };
 
-double mean_of(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) sum += value;
-  return sum / static_cast<double>(values.size());
-}
-
 // 1, 2 or 5 times a power of ten, about a sixth of the range.
 double tick_step(double range) {
   const double raw = range / 6, unit = std::pow(10, std::floor(std::log10(raw)));
@@ -36,9 +30,9 @@ Scale scale_of(const DotChart& chart) {
   if (chart.shares && !chart.difference) low = 0, high = 1;
   for (const DotGroup& group : chart.groups)
     for (const DotRow& row : group.rows) {
-      const double half = std::isfinite(row.half) ? row.half : 0, mean = mean_of(row.values);
-      for (const double value : row.values)
-        low = std::min({low, value, mean - half}), high = std::max({high, value, mean + half});
+      const double half = std::isfinite(row.half) ? row.half : 0, middle = row.middle();
+      low = std::fmin(low, middle - half), high = std::fmax(high, middle + half);
+      for (const double value : row.values) low = std::min(low, value), high = std::max(high, value);
     }
   if (!(low <= high)) low = 0, high = 1;
   const double edge = chart.shares && !chart.difference ? 0 : std::max(0.05 * (high - low), 1e-9);
@@ -72,37 +66,44 @@ std::string axis(const DotChart& chart, const Scale& scale, double bottom) {
 }
 
 std::string row_svg(const DotChart& chart, const Scale& scale, const DotRow& row, double y) {
-  const double mean = mean_of(row.values);
-  const bool known = std::isfinite(row.half), tells = known && std::abs(mean) > row.half;
-  const std::string colour = !chart.difference ? blue : !tells ? grey : mean < 0 ? blue : red;
+  const double middle = row.middle();
+  const bool known = std::isfinite(row.half), tells = known && std::abs(middle) > row.half;
+  const std::string colour = !chart.difference ? blue : !tells ? grey : middle < 0 ? blue : red;
   std::string out = text(left - 10, y + 4, "text-anchor=\"end\" fill=\"#1f2933\"", row.label, 36);
   if (known)
-    out += line(scale.at(mean - row.half), y, scale.at(mean + row.half), y,
+    out += line(scale.at(middle - row.half), y, scale.at(middle + row.half), y,
                 "stroke=\"" + colour + "\" stroke-width=\"1.4\"");
   for (const double value : row.values)
     out += "<circle cx=\"" + px(scale.at(value)) + "\" cy=\"" + px(y) + "\" r=\"3.2\" fill=\"" + colour +
            "\" fill-opacity=\"0.4\"/>\n";
-  out += line(scale.at(mean), y - 6, scale.at(mean), y + 6,
-              "stroke=\"" + colour + "\" stroke-width=\"2.4\"");
+  out += line(scale.at(middle), y - 6, scale.at(middle), y + 6, "stroke=\"" + colour + "\" stroke-width=\"2.4\"");
+  const std::string mean = number(chart, middle, chart.difference);
   return out + text(width - right + 12, y + 4, "fill=\"" + colour + (tells ? "\" font-weight=\"600\"" : "\""),
-                    number(chart, mean, chart.difference) + (known           ? " \u00B1 " + number(chart, row.half, false)
+                    mean + (known                    ? " \u00B1 " + number(chart, row.half, false)
                             : row.values.size() == 1 ? " (one seed)"
-                                            : ""));
+                                                     : ""));
 }
 
 }  // namespace
+
+double DotRow::middle() const {
+  if (std::isfinite(mean)) return mean;
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
 
 std::string dots_svg(const DotChart& chart) {
   const Scale scale = scale_of(chart);
   std::string rows;
   double y = top;
   for (const DotGroup& group : chart.groups) {
-    const bool any = std::ranges::any_of(group.rows, [](const DotRow& row) { return !row.values.empty(); });
+    const bool any = std::ranges::any_of(group.rows, [](const DotRow& row) { return std::isfinite(row.middle()); });
     if (!any) continue;
     y += group.caption.empty() ? 6 : caption_height;
     if (!group.caption.empty()) rows += text(24, y - 4, "font-weight=\"600\" fill=\"#1f2933\"", group.caption, 110);
     for (const DotRow& row : group.rows) {
-      if (row.values.empty()) continue;
+      if (!std::isfinite(row.middle())) continue;
       rows += row_svg(chart, scale, row, y + row_height / 2);
       y += row_height;
     }

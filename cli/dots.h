@@ -10,7 +10,9 @@ namespace crossply {
 struct DotRow {
   std::string label;
   std::vector<double> values;  // by seed
-  double half = NAN;           // of the interval around their mean; NaN: none is drawn
+  double half = NAN;           // of the interval around the mean; NaN: none is drawn
+  double mean = NAN;           // NaN: that of the values
+  double middle() const;
 };
 struct DotGroup {
   std::string caption;  // may be empty

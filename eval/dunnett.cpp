@@ -123,7 +123,7 @@ Verdict welch(const Spread& arm, const Spread& backbone, int64_t arms) {
   const double level = std::pow(family_level, 1 / static_cast<double>(arms));
   // Two arms of the same numbers have no degrees of freedom, and no difference either.
   verdict.interval = verdict.error * student_t(level, std::max<int64_t>(1, static_cast<int64_t>(degrees)));
-  verdict.tested = true;
+  verdict.tested = verdict.welch = true;
   return verdict;
 }
 
@@ -205,7 +205,8 @@ std::vector<size_t> unsteady(const std::vector<ArmLosses>& arms) {
   return out;
 }
 
-FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmLosses>& arms) {
+FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmLosses>& arms,
+                               const std::vector<ArmLosses>& beside) {
   FamilyVerdict out;
   out.arms.resize(arms.size());
   out.correlation = seed_correlation(backbone, arms);
@@ -216,6 +217,9 @@ FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmL
     if (!arm.diverged() && !arm.unsteady && !arm.seeds.empty())
       together.push_back(arm), pool.n.push_back(static_cast<int64_t>(arm.seeds.size()));
   out.blocks = together.size() > 1 && have_same_seeds(together);
+  for (const ArmLosses& other : beside)
+    if (out.blocks && !other.diverged() && !other.unsteady && have_same_seeds({backbone, other}))
+      together.push_back(other);
   const bool own = !out.blocks && base.n >= static_cast<int64_t>(seeds_of_own_deviation);
   if (out.blocks) add_residuals(pool, together);
   else

@@ -50,6 +50,7 @@ struct Verdict {
   double interval = NAN;    // half of it: c times the error
   bool tested = false;      // no: a seed diverged, or there is nothing to know a deviation from
   bool found = false;       // the interval leaves out 0
+  bool welch = false;       // tested with the deviation of its own seeds
 };
 struct FamilyVerdict {
   int64_t backbone_seeds = 0, fewest_seeds = 0;    // the latter of the arms that share a deviation
@@ -60,8 +61,10 @@ struct FamilyVerdict {
   double correlation = NAN;   // of losses from the same seed, backbone and arm, over all arms; NaN: none in common
   std::vector<Verdict> arms;  // in their order
 };
-// Arms without seeds are there to be waited for, and not judged.
-FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmLosses>& arms);
+// Arms without seeds are there to be waited for, and not judged. `beside` are arms of the same table that are compared
+// with others: where seeds are blocks, those that have the same seeds add degrees of freedom to the deviation.
+FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmLosses>& arms,
+                               const std::vector<ArmLosses>& beside = {});
 // Arms, each against a control of its own (first: the control): Student's t with one deviation, pooled over all of
 // them, at the level by which all pairs together raise a false alarm in one table of twenty (Sidak). One verdict each.
 std::vector<FamilyVerdict> against_controls(const std::vector<std::pair<ArmLosses, ArmLosses>>& pairs);

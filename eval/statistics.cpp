@@ -36,8 +36,6 @@ double student_t(double probability, int64_t v) {
   return high;
 }
 
-double student_t95(int64_t v) { return student_t(0.95, v); }
-
 double mean_of_finite(std::span<const double> values) {
   double sum = 0, count = 0;
   for (const double x : values)
@@ -58,9 +56,5 @@ Spread spread_of(const std::vector<double>& values) {
 }
 
 double Spread::error() const { return sd / std::sqrt(static_cast<double>(n)); }
-
-double Spread::interval() const { return n > 1 ? student_t95(n - 1) * error() : NAN; }
-
-bool Spread::differs_from_zero() const { return n > 1 && std::abs(mean) > interval(); }
 
 }  // namespace crossply

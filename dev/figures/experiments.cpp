@@ -18,11 +18,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
+ComparedArms against(const std::string& name, const RecordedArm& yardstick, const std::vector<LabelledArm>& arms) {
+  return {"against " + name, yardstick, arms};
+}
+
+std::vector<RecordedArm> arms_of(const std::vector<ComparedArms>& groups) {
+  std::vector<RecordedArm> all;
+  for (const ComparedArms& group : groups) {
+    all.push_back(group.yardstick);
+    for (const LabelledArm& one : group.arms) all.push_back(one.arm);
+  }
+  return all;
+}
+
 // What is compared with arms of other records, of their seeds alone: a table's rows are then of the same batches.
 RecordedArm of_same_seeds(RecordedArm arm, const Record& record) {
-  std::erase_if(arm.runs, [&](const auto& run) {
-    return std::ranges::none_of(record.arms, [&](const RecordedArm& one) { return one.runs.contains(run.first); });
-  });
+  const auto is_other = [&](uint64_t seed) {
+    return std::ranges::none_of(record.arms, [&](const RecordedArm& one) { return one.runs.contains(seed); });
+  };
+  std::erase_if(arm.runs, [&](const auto& run) { return is_other(run.first); });
+  std::erase_if(arm.lost, is_other);
   return arm;
 }
 
@@ -157,15 +172,15 @@ void twelve(Page& page) {
   page.curves("curves.svg", "Code, equal tokens", all);
   page.differences("differences.svg", "Code: twelve architectures, against LLaMA", {{"", record->arm("llama"), all}});
   // What papers say of each other.
-  const auto against = [&](const std::string& yardstick, std::initializer_list<const char*> names) {
-    ComparedArms group{"against " + yardstick, record->arm(yardstick), {}};
+  const auto named = [&](const char* yardstick, std::initializer_list<const char*> names) {
+    ComparedArms group = against(yardstick, record->arm(yardstick), {});
     for (const char* name : names) group.arms.push_back({name, record->arm(name)});
     return group;
   };
   page.differences("pairs.svg", "Code: architectures against each other",
-                   {against("hyper", {"lime", "lime_static", "lime_dynamic"}), against("lime_static", {"lime_dynamic"}),
-                    against("resformer", {"satformer", "mudd"}), against("denseformer", {"mudd"}),
-                    against("sla", {"vertical"}), against("ala", {"vertical"})},
+                   {named("hyper", {"lime", "lime_static", "lime_dynamic"}), named("lime_static", {"lime_dynamic"}),
+                    named("resformer", {"satformer", "mudd"}), named("denseformer", {"mudd"}),
+                    named("sla", {"vertical"}), named("ala", {"vertical"})},
                    record->arms);
   longer(page);
   equal_work(page, record->arm("llama"), record->arms);
@@ -191,11 +206,14 @@ void newer(Page& page) {
   for (const char* name : {"mhc", "mhc-variants"})
     if (const auto other = page.record(name))
       for (const LabelledArm& arm : arms_but(*other, "")) mhcs.push_back(arm);
-  if (!mhcs.empty())
-    page.differences("mhc.svg", "Code: mHC from another start, against mHC", {{"", record->arm("mhc"), mhcs}});
+  const char *mhc = "mhc", *blocks = "attnres", *whole = "attnres:attn_res_block_size=0";
+  std::vector<ComparedArms> pairs = {
+      against("hyper", of_same_seeds(base->arm("hyper"), *record), {{mhc, record->arm(mhc)}}),
+      against(blocks, record->arm(blocks), {{whole, record->arm(whole)}})};
+  if (!mhcs.empty()) pairs.push_back(against(mhc, record->arm(mhc), mhcs));
   all.insert(all.end(), mhcs.begin(), mhcs.end());
-  std::vector<RecordedArm> arms;
-  for (const LabelledArm& arm : all) arms.push_back(arm.arm);
+  const std::vector<RecordedArm> arms = arms_of({{"", llama, all}});
+  page.differences("pairs.svg", "Code: newer connections against each other", pairs, arms);
   equal_work(page, llama, arms);
 }
 
@@ -208,27 +226,33 @@ void routers(Page& page) {
   for (const LabelledArm& arm : arms_but(*record, "")) arms.push_back(arm);
   arms.push_back({"llama", llama});
   page.differences("differences.svg", "Code: LIMe's routers, against LLaMA", {{"", llama, arms}});
+  const auto reading = [&](const char* which, int j) -> LabelledArm {
+    const std::string name = str("lime:routing=", which, ":window=", j);
+    return {name, record->arm(name)};
+  };
   std::vector<ComparedArms> pairs;
   for (const int j : {2, 4, 6}) {
-    const std::string last = str("lime:routing=last:window=", j), first = str("lime:routing=first:window=", j);
-    pairs.push_back({"against " + last, record->arm(last), {{first, record->arm(first)}, full}});
+    const LabelledArm last = reading("last", j);
+    pairs.push_back(against(last.label, last.arm, {reading("first", j), full}));
+    for (int more = j + 2; more <= 6; more += 2) pairs.back().arms.push_back(reading("last", more));
   }
+  pairs.push_back(against("lime: full", full.arm, {reading("first", 2), reading("first", 4), reading("first", 6)}));
   page.differences("pairs.svg", "Code: LIMe reading the first layers, all, or the last", pairs, record->arms);
 }
 
 void variants(Page& page) {
   const auto base = text_record(page);
   if (!base) return;
-  std::vector<ComparedArms> groups;
+  std::vector<ComparedArms> groups, pairs;
   for (const char* name : {"satformer", "resformer", "denseformer", "hyper", "mudd"})
     if (const auto record = page.record(name)) {
-      ComparedArms group{name,
-                         of_same_seeds(base->arm("llama"), *record),
-                         {{std::string(name) + " (default)", of_same_seeds(base->arm(name), *record)}}};
-      for (const LabelledArm& arm : arms_but(*record, name)) group.arms.push_back(arm);
-      groups.push_back(group);
+      const RecordedArm usual = of_same_seeds(base->arm(name), *record);
+      pairs.push_back(against(name, usual, arms_but(*record, name)));
+      groups.push_back({name, of_same_seeds(base->arm("llama"), *record), pairs.back().arms});
+      groups.back().arms.insert(groups.back().arms.begin(), {std::string(name) + " (default)", usual});
     }
   page.differences("differences.svg", "Code: variants, against LLaMA", groups);
+  page.differences("pairs.svg", "Code: variants, against the default", pairs);
 }
 
 // A default and what a paper or its code has in its place, some of which other experiments have trained.
@@ -239,7 +263,7 @@ void literal(Page& page) {
   const auto add = [&](const std::string& file, const std::string& name, const std::string& only) {
     const auto record = page.record(file);
     if (!record) return;
-    ComparedArms group{"against " + name + " with its defaults", of_same_seeds(base->arm(name), *record), {}};
+    ComparedArms group = against(name, of_same_seeds(base->arm(name), *record), {});
     for (const LabelledArm& arm : arms_but(*record, name))
       if (only.empty() || arm.label == only) group.arms.push_back(arm);
     groups.push_back(group);
@@ -252,8 +276,8 @@ void literal(Page& page) {
   if (const auto plain = page.record("gpt2"))
     if (const auto scaled = page.record("gpt2-index-scaling"))
       groups.push_back(
-          {"against gpt2", plain->arm("gpt2"), {{"gpt2: logits divided by the layer", scaled->arm("gpt2")}}});
-  page.differences("differences.svg", "Code: what the literal choices cost", groups);
+          against("gpt2", plain->arm("gpt2"), {{"gpt2: logits divided by the layer", scaled->arm("gpt2")}}));
+  page.differences("differences.svg", "Code: what the literal choices cost", groups, arms_of(groups));
 }
 
 // --- Depth
@@ -356,24 +380,18 @@ std::string loss_of(const RecordedArm& arm) {
   return format_number("%.3f", loss.mean) + (loss.n > 1 ? format_number(" ± %.3f", loss.sd) : "");
 }
 
-// The spread of an arm depends on its optimizer, so that each difference has an interval of its own: Student's, of the
-// differences by seed.
-void add_difference(DotGroup& dots, const std::string& label, const RecordedArm& arm, const RecordedArm& other) {
-  const std::vector<double> values = differences_of(arm, other, test_loss_of);
-  dots.rows.push_back({label, values, spread_of(values).interval()});
-}
-
-std::string table_of(const std::vector<DotGroup>& groups) {
-  std::string table = format_markdown_row({"", "", "difference", ""}) + "|---|---|---|---|\n";
-  for (const DotGroup& group : groups)
-    for (const DotRow& row : group.rows) {
-      const Spread d = spread_of(row.values);
-      table += format_markdown_row(
-          {group.caption, row.label,
-           (d.mean < 0 ? "-" : "+") + format_number("%.3f", std::abs(d.mean)) + format_number(" ± %.3f", row.half),
-           d.differs_from_zero() ? (d.mean < 0 ? "**lower**" : "**higher**") : "cannot be told"});
-    }
-  return table + "\n";
+// Arms against a yardstick, as rows of the figure and of the table.
+void add_family(DotGroup& dots, std::string& table, const RecordedArm& yardstick,
+                const std::vector<LabelledArm>& arms) {
+  const FamilyVerdict family = judge(yardstick, arms);
+  for (size_t i = 0; i < arms.size(); ++i) {
+    const Verdict& verdict = family.arms[i];
+    dots.rows.push_back(dots_of(arms[i], yardstick, verdict));
+    table += format_markdown_row({dots.caption, arms[i].label, difference_text(verdict, "%.3f"),
+                                  verdict_text(arms[i].arm, yardstick, verdict), format_number("%.4f", family.arms_sd),
+                                  str(family.arms_degrees), format_number("%.3f", family.critical),
+                                  format_number("%.3f", detectable_difference(family))});
+  }
 }
 
 // AdamW with the betas and decays that were tried, then the others.
@@ -421,7 +439,7 @@ void recipe(Page& page) {
   const OptimizerSetting& best = all[0];
   std::vector<LabelledArm> drawn;
   std::string losses = format_markdown_row({"", "LLaMA", "LIMe"}) + "|---|---|---|\n", tried;
-  DotGroup of_llama{"LLaMA, against AdamW", {}}, of_lime{"LIMe, against AdamW", {}}, pairs{"LIMe against LLaMA", {}};
+  std::vector<LabelledArm> llamas, limes;  // of the other optimizers
   for (const OptimizerSetting& one : all) {
     losses += format_markdown_row({one.label, loss_of(one.llama), loss_of(one.lime)});
     for (const RecordedArm& arm : {one.llama, one.lime})
@@ -430,25 +448,29 @@ void recipe(Page& page) {
     const bool adamw = one.label.starts_with("adamw");
     if (adamw && &one != &best) continue;
     drawn.push_back({"llama " + one.label, one.llama}), drawn.push_back({"lime " + one.label, one.lime});
-    if (!adamw) add_difference(of_llama, one.label, one.llama, best.llama);
-    if (!adamw) add_difference(of_lime, one.label, one.lime, best.lime);
-    add_difference(pairs, one.label, one.lime, one.llama);
+    if (!adamw) llamas.push_back({one.label, one.llama}), limes.push_back({one.label, one.lime});
   }
   const OptimizerSetting &muon = all[all.size() - 2], &normuon = all.back();
-  DotGroup of_muon{"NorMuon against Muon", {}};
-  add_difference(of_muon, "llama", normuon.llama, muon.llama), add_difference(of_muon, "lime", normuon.lime, muon.lime);
-  const std::vector<DotGroup> groups = {of_llama, of_lime, of_muon, pairs};
+  std::string table = format_markdown_row({"", "", "difference", "", "deviation", "degrees of freedom",
+                                           "critical value", "seen 8 times in 10"}) +
+                      "|---|---|---|---|---|---|---|---|\n";
+  std::vector<DotGroup> groups = {{"LLaMA, against AdamW", {}},
+                                  {"LIMe, against AdamW", {}},
+                                  {"NorMuon against Muon", {}},
+                                  {"LIMe against LLaMA", {}}};
+  add_family(groups[0], table, best.llama, llamas), add_family(groups[1], table, best.lime, limes);
+  add_family(groups[2], table, muon.llama, {{"llama", normuon.llama}});
+  add_family(groups[2], table, muon.lime, {{"lime", normuon.lime}});
+  for (const OptimizerSetting& one : {best, muon, normuon})
+    add_family(groups[3], table, one.llama, {{one.label, one.lime}});
   page.curves("curves.svg", "English, three optimizers", drawn);
-  page.picture("differences.svg",
-               dots_svg({"English: optimizers",
-                         "difference of test losses, nats (left: better); mean, 95 % interval, one dot per seed",
-                         groups, false, true}));
+  page.picture("differences.svg", dots_svg({"English: optimizers", about_differences, groups, false, true}));
   page.markdown(
       "## Test loss\n\nMean ± standard deviation over the reported seeds, on the test half. AdamW by its loss on the "
       "validation half, best first.\n\n" +
       losses + "\n## Differences\n\n![differences](differences.svg)\n\nAgainst AdamW: " + best.label +
-      ", which the validation half chose. ±: half of Student's 95 % interval, seed by seed.\n\n" + table_of(groups) +
-      tokens_for_the_same_loss(page, all) +
+      ", which the validation half chose. Muon and NorMuon are one family against AdamW; else each line is one.\n\n" +
+      table + "\n" + tokens_for_the_same_loss(page, all) +
       "## Rates that were tried\n\nOne seed, on the validation half: rate and loss. Of muon and normuon the rate is "
       "`--muon-lr`; all their other parameters\nhave AdamW's usual betas.\n\n" +
       format_markdown_row({"", "", "best lr", "tried"}) + "|---|---|---|---|\n" + tried + "\n");

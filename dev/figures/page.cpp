@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <set>
+#include <span>
 
 #include "cli/format.h"
 #include "engine/io/file.h"
@@ -13,46 +14,48 @@
 namespace crossply::figures {
 namespace {
 
-std::string signed_text(double value) { return (value < 0 ? "-" : "+") + format_number("%.4f", std::abs(value)); }
+bool is_yardstick(const LabelledArm& arm, const RecordedArm& yardstick) { return arm.label == yardstick.name; }
 
-std::string verdict_of(double difference, int64_t n, double half) {
-  if (n == 1) return "one seed";
-  if (!std::isfinite(half)) return "";
-  if (std::abs(difference) <= half) return "cannot be told";
-  return difference < 0 ? "**lower**" : "**higher**";
-}
-
-std::vector<std::string> row_of(const LabelledArm& labelled, const RecordedArm& yardstick, const Residual& residual) {
+std::vector<std::string> row_of(const LabelledArm& labelled, const RecordedArm& yardstick, const Verdict& verdict) {
   const RecordedArm& arm = labelled.arm;
   const Spread loss = spread_of(values_of(arm, test_loss_of));
-  const Spread difference = spread_of(differences_of(arm, yardstick, test_loss_of));
-  const double half = residual.interval(difference.n);
   const RecordedRun& run = arm.runs.begin()->second;
-  const bool other = labelled.label != yardstick.name && difference.n > 0;
+  const bool own = is_yardstick(labelled, yardstick);
   return {labelled.label,
           format_count(static_cast<int64_t>(run.parameters)),
           format_number("%.4g", run.flops_per_token),
           rates_of(arm),
-          str(loss.n, arm.lost > 0 ? str(", ", arm.lost, " failed") : ""),
+          str(loss.n, arm.lost.empty() ? "" : str(", ", arm.lost.size(), " failed")),
           format_number("%.4f", loss.mean) + (loss.n > 1 ? format_number(" ± %.4f", loss.sd) : ""),
-          !other ? "" : signed_text(difference.mean) + (std::isfinite(half) ? format_number(" ± %.4f", half) : ""),
-          !other ? "" : verdict_of(difference.mean, difference.n, half)};
+          own ? "" : difference_text(verdict, "%.4f"),
+          own ? "" : verdict_text(arm, yardstick, verdict)};
 }
 
-std::string table_of(const ComparedArms& group, const Residual& residual) {
+std::string table_of(const ComparedArms& group, std::span<const Verdict> verdicts) {
   std::string out = group.caption.empty() ? "" : "**" + group.caption + "**\n\n";
   out += format_markdown_row(
              {"", "parameters", "FLOP/token", "lr", "seeds", "test loss", "against " + group.yardstick.name, ""}) +
          "|---|---|---|---|---|---|---|---|\n";
-  for (const LabelledArm& arm : group.arms) out += format_markdown_row(row_of(arm, group.yardstick, residual));
+  for (size_t i = 0; i < group.arms.size(); ++i)
+    out += format_markdown_row(row_of(group.arms[i], group.yardstick, verdicts[i]));
   return out + "\n";
 }
 
-std::vector<RecordedArm> all_of(const ComparedArms& group) {
-  std::vector<RecordedArm> arms = {group.yardstick};
-  for (const LabelledArm& one : group.arms)
-    if (one.label != group.yardstick.name) arms.push_back(one.arm);
-  return arms;
+// What the intervals of a family come from, in a line; "" where there are none.
+std::string family_text(const RecordedArm& yardstick, const FamilyVerdict& family) {
+  if (!std::isfinite(family.critical)) return "";
+  return str("Against ", yardstick.name, ": deviation", family.blocks ? " of what arms and seeds leave " : " ",
+             format_number("%.4f", family.arms_sd), ", ", family.arms_degrees, " degrees of freedom",
+             family.backbone_degrees == 0
+                 ? ""
+                 : str(" (its own ", format_number("%.4f", family.backbone_sd), ", ", family.backbone_degrees, ")"),
+             ", critical value ", format_number("%.3f", family.critical), "; a difference of ",
+             format_number("%.4f", detectable_difference(family)), " would be seen 8 times in 10.\n\n");
+}
+
+bool have_same_yardstick(const ComparedArms& a, const ComparedArms& b) {
+  return a.yardstick.name == b.yardstick.name &&
+         values_of(a.yardstick, test_loss_of) == values_of(b.yardstick, test_loss_of);
 }
 
 void check_settings(const ComparedArms& group, const std::string& directory) {
@@ -96,19 +99,6 @@ std::string paired_answers(const DotGroup& group) {
   return out;
 }
 
-// The losses of the arms that have all of these seeds, a row each.
-std::vector<std::vector<double>> rows_with(const std::vector<RecordedArm>& arms, const std::set<uint64_t>& seeds,
-                                           RunMeasure measure) {
-  std::vector<std::vector<double>> rows;
-  for (const RecordedArm& arm : arms) {
-    std::vector<double> row;
-    for (const auto& [seed, run] : arm.runs)
-      if (seeds.contains(seed) && std::isfinite(measure(run))) row.push_back(measure(run));
-    if (row.size() == seeds.size()) rows.push_back(row);
-  }
-  return rows;
-}
-
 // ": llama, lime", or how many there are.
 std::string models_of(const std::vector<LabelledArm>& arms) {
   std::string names;
@@ -134,37 +124,37 @@ std::vector<LabelledArm> arms_but(const Record& record, const std::string& name)
   return arms;
 }
 
-void Residual::add(const std::vector<RecordedArm>& arms, RunMeasure measure) {
-  std::set<uint64_t> seeds;
-  std::vector<std::vector<double>> rows;
-  const auto degrees_of = [](const auto& table, const auto& columns) {
-    return table.empty() || columns.empty() ? 0 : (table.size() - 1) * (columns.size() - 1);
-  };
-  for (const RecordedArm& arm : arms) {
-    std::set<uint64_t> own;
-    for (const auto& [seed, run] : arm.runs) own.insert(seed);
-    const auto having = rows_with(arms, own, measure);
-    if (degrees_of(having, own) > degrees_of(rows, seeds)) seeds = own, rows = having;
-  }
-  if (rows.size() < 2 || seeds.size() < 2) return;
-  const double A = static_cast<double>(rows.size()), S = static_cast<double>(seeds.size());
-  std::vector<double> of_seed(seeds.size());
-  double all = 0;
-  for (const auto& row : rows)
-    for (size_t s = 0; s < row.size(); ++s) of_seed[s] += row[s] / A, all += row[s] / (A * S);
-  for (const auto& row : rows) {
-    const double mean = spread_of(row).mean;
-    for (size_t s = 0; s < row.size(); ++s) {
-      const double rest = row[s] - mean - of_seed[s] + all;
-      squares += rest * rest;
-    }
-  }
-  degrees += static_cast<int64_t>((rows.size() - 1) * (seeds.size() - 1));
+std::string difference_text(const Verdict& verdict, const char* format) {
+  if (!std::isfinite(verdict.difference)) return "";
+  return (verdict.difference < 0 ? "-" : "+") + format_number(format, std::abs(verdict.difference)) +
+         (verdict.tested ? " ± " + format_number(format, verdict.interval) : "");
 }
 
-double Residual::interval(int64_t n) const {
-  if (degrees < 1 || n < 1) return NAN;
-  return student_t95(degrees) * std::sqrt(2 * squares / static_cast<double>(degrees) / static_cast<double>(n));
+std::string verdict_text(const RecordedArm& arm, const RecordedArm& yardstick, const Verdict& verdict) {
+  if (losses_of(arm).diverged() || losses_of(yardstick).diverged()) return "a seed failed";
+  if (!verdict.tested) return "one seed";
+  const char* word = !verdict.found ? "cannot be told" : verdict.difference < 0 ? "**lower**" : "**higher**";
+  return word + std::string(verdict.welch ? ", by its own deviation" : "");
+}
+
+FamilyVerdict judge(const RecordedArm& yardstick, const std::vector<LabelledArm>& arms,
+                    const std::vector<RecordedArm>& beside) {
+  std::vector<ArmLosses> losses;
+  std::set<std::string> names = {yardstick.name};
+  for (const LabelledArm& one : arms) {
+    losses.push_back(is_yardstick(one, yardstick) ? ArmLosses{} : losses_of(one.arm));
+    names.insert(one.arm.name);
+  }
+  for (const RecordedArm& arm : beside)
+    if (arm.setting == yardstick.setting && names.insert(arm.name).second) losses.push_back(losses_of(arm));
+  for (const size_t place : unsteady(losses)) losses[place].unsteady = true;
+  const auto end = losses.begin() + static_cast<std::ptrdiff_t>(arms.size());
+  return against_backbone(losses_of(yardstick), {losses.begin(), end}, {end, losses.end()});
+}
+
+DotRow dots_of(const LabelledArm& arm, const RecordedArm& yardstick, const Verdict& verdict) {
+  return {arm.label, differences_of(arm.arm, yardstick, test_loss_of), verdict.tested ? verdict.interval : NAN,
+          verdict.difference};
 }
 
 std::optional<Record> Page::record(const std::string& name) const {
@@ -174,35 +164,34 @@ std::optional<Record> Page::record(const std::string& name) const {
 }
 
 void Page::differences(const std::string& file, const std::string& title, const std::vector<ComparedArms>& groups,
-                       const std::vector<RecordedArm>& pool) {
-  DotChart chart{
-      title, "difference of test losses, nats (left: better); mean, 95 % interval, one dot per seed", {}, false, true};
-  Residual residual;
-  residual.add(pool, test_loss_of);
-  for (const ComparedArms& group : groups) {
-    check_settings(group, directory_);
-    if (pool.empty()) residual.add(all_of(group), test_loss_of);
-  }
+                       const std::vector<RecordedArm>& beside) {
+  DotChart chart{title, about_differences, {}, false, true};
   std::string tables;
-  for (const ComparedArms& group : groups) {
-    DotGroup dots{group.caption, {}};
-    for (const LabelledArm& one : group.arms) {
-      if (one.label == group.yardstick.name) continue;
-      const std::vector<double> values = differences_of(one.arm, group.yardstick, test_loss_of);
-      dots.rows.push_back({one.label, values, residual.interval(static_cast<int64_t>(values.size()))});
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const ComparedArms& group = groups[i];
+    check_settings(group, directory_);
+    std::vector<LabelledArm> family;
+    size_t first = 0;
+    for (const ComparedArms& other : groups) {
+      if (!have_same_yardstick(group, other)) continue;
+      if (&other == &group) first = family.size();
+      family.insert(family.end(), other.arms.begin(), other.arms.end());
     }
+    const FamilyVerdict judged = judge(group.yardstick, family, beside);
+    const auto verdicts = std::span(judged.arms).subspan(first, group.arms.size());
+    DotGroup dots{group.caption, {}};
+    for (size_t k = 0; k < group.arms.size(); ++k)
+      if (!is_yardstick(group.arms[k], group.yardstick))
+        dots.rows.push_back(dots_of(group.arms[k], group.yardstick, verdicts[k]));
     if (dots.rows.empty()) continue;
     chart.groups.push_back(dots);
-    tables += table_of(group, residual);
+    tables += table_of(group, verdicts);
+    if (i + 1 == groups.size() || !have_same_yardstick(group, groups[i + 1]))
+      tables += family_text(group.yardstick, judged);
   }
   if (chart.groups.empty()) return;
   picture(file, dots_svg(chart));
   markdown_ += "## " + title + "\n\n![" + title + "](" + file + ")\n\n" + tables;
-  if (residual.degrees > 0)
-    markdown_ +=
-        str("Intervals: from the residual of architecture + seed, pooled, ", residual.degrees,
-            " degrees of freedom, standard deviation ",
-            format_number("%.4f", std::sqrt(residual.squares / static_cast<double>(residual.degrees))), ".\n\n");
 }
 
 void Page::answers(const std::string& file, const std::string& title, const std::vector<DotGroup>& groups) {

@@ -31,16 +31,16 @@ double hard_answers_of(const RecordedRun& run);
 // The arms of a record under their own names, but for the one of this name.
 std::vector<LabelledArm> arms_but(const Record& record, const std::string& name);
 
-// By how much runs differ by chance: the residual of losses = architecture + seed, pooled over groups. The seeds'
-// own part falls out, since one seed gives all the same batches.
-struct Residual {
-  double squares = 0;
-  int64_t degrees = 0;
-  // Of the seeds of one of the arms and of all arms that have them, so chosen that most degrees of freedom come out.
-  void add(const std::vector<RecordedArm>& arms, RunMeasure measure);
-  // Half of Student's 95 % interval around a difference of two means over n seeds; NaN where nothing is known.
-  double interval(int64_t n) const;
-};
+// Of an arm against its yardstick: "-0.1234 ± 0.0567", and in a word what that says.
+std::string difference_text(const Verdict& verdict, const char* format);
+std::string verdict_text(const RecordedArm& arm, const RecordedArm& yardstick, const Verdict& verdict);
+// All arms of a yardstick, judged together (eval/dunnett.h). A verdict for each, empty of the yardstick itself.
+FamilyVerdict judge(const RecordedArm& yardstick, const std::vector<LabelledArm>& arms,
+                    const std::vector<RecordedArm>& beside = {});
+// Its dots: the differences seed by seed, of the seeds that both have.
+DotRow dots_of(const LabelledArm& arm, const RecordedArm& yardstick, const Verdict& verdict);
+constexpr const char* about_differences =
+    "difference of test losses, nats (left: better); mean, 95 % interval of the family, one dot per seed";
 
 class Page {
  public:
@@ -49,11 +49,11 @@ class Page {
 
   // Nothing where there is no such file. ../ goes to another experiment's.
   std::optional<Record> record(const std::string& name) const;
-  // The difference of test losses from the yardstick's, seed by seed: dot chart and tables. The spread by chance is
-  // that of `pool`, or where that is empty of all groups. Throws Exit::bad_data where two that are compared have other
-  // data, sizes or schedules.
+  // The difference of test losses from the yardstick's: dot chart and tables. All groups of a yardstick are one family,
+  // to whose deviation arms `beside` it contribute. Throws Exit::bad_data where two that are compared have other data,
+  // sizes or schedules.
   void differences(const std::string& file, const std::string& title, const std::vector<ComparedArms>& groups,
-                   const std::vector<RecordedArm>& pool = {});
+                   const std::vector<RecordedArm>& beside = {});
   // The answers after the last step, as a dot chart and a table.
   void answers(const std::string& file, const std::string& title, const std::vector<DotGroup>& groups);
   // Means over the seeds, in bands: answers over updates, or where there are none the test loss over tokens.

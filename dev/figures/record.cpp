@@ -131,7 +131,7 @@ RecordedArm arm_of(const json& listed, const std::vector<RecordedRun>& runs, con
     if (run.name != arch || run.optimizer != optimizer || run.lr != arm.lr || !same_muon || json(run.seed) == choosing)
       continue;
     if (run.state == "done") arm.runs[run.seed] = run;
-    arm.lost += run.state == "failed";
+    if (run.state == "failed") arm.lost.push_back(run.seed);
   }
   return arm;
 }
@@ -188,6 +188,13 @@ const RecordedArm& Record::arm(const std::string& name) const {
   for (const RecordedArm& arm : arms)
     if (arm.name == name) return arm;
   fail(Exit::bad_data, path, ": has no run of ", name, " that is done");
+}
+
+ArmLosses losses_of(const RecordedArm& arm) {
+  ArmLosses losses{arm.name, {}};
+  for (const auto& [seed, run] : arm.runs) losses.seeds.push_back({seed, run.test_loss});
+  for (const uint64_t seed : arm.lost) losses.seeds.push_back({seed, NAN});
+  return losses;
 }
 
 std::vector<double> values_of(const RecordedArm& arm, RunMeasure measure) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "eval/dunnett.h"
 #include "eval/statistics.h"
 
 namespace crossply::figures {
@@ -33,8 +34,8 @@ struct RecordedArm {
   std::string name;
   double lr = NAN;
   bool at_edge = false;  // the smallest or the largest of several rates
-  int64_t lost = 0;      // seeds that failed at this rate
   double muon_lr = NAN;
+  std::vector<uint64_t> lost = {};  // seeds that failed at this rate
   std::vector<RecordedRate> tried = {};
   std::string setting = "";  // data and flags that arms share which may be compared
   std::map<uint64_t, RecordedRun> runs = {};
@@ -56,6 +57,8 @@ std::string make_record(const std::string& directory);
 Record read_record(const std::string& path);
 
 using RunMeasure = double (*)(const RecordedRun&);
+// As eval/dunnett.h wants them; of a seed that failed the loss is NaN.
+ArmLosses losses_of(const RecordedArm& arm);
 // Of every run of an arm, by seed, where it is known.
 std::vector<double> values_of(const RecordedArm& arm, RunMeasure measure);
 // Seed by seed, the arm's minus the yardstick's, of the seeds that both have.

@@ -131,6 +131,24 @@ TEST_CASE("dunnett: seeds that all arms have are blocks") {
   CHECK(two.arms_sd == doctest::Approx(std::sqrt(squares / 4)));
 }
 
+TEST_CASE("dunnett: arms beside a family add to its deviation, where they have the same seeds") {
+  const ArmLosses backbone = arm_of({2, 3, 4}), arm = arm_of({1.98, 2.978, 3.98}), beside = arm_of({2.01, 3.01, 4.04});
+  const FamilyVerdict both = against_backbone(backbone, {arm, beside});
+  ArmLosses wild = beside;
+  wild.unsteady = true;
+  const FamilyVerdict one =
+      against_backbone(backbone, {arm}, {beside, arm_of({2, 3}), arm_of({2, 3, 4}, 2), arm_of({2, NAN, 4}), wild});
+  CHECK(one.arms.size() == 1);
+  CHECK(one.arms_degrees == 4);
+  CHECK(one.arms_sd == both.arms_sd);
+  CHECK(one.critical == dunnett_critical(3, 0, {3}, 4));
+  CHECK(one.arms[0].error == both.arms[0].error);
+  // Without blocks nothing is added.
+  const FamilyVerdict apart = against_backbone(backbone, {arm_of({1.98, 2.978, 3.98}, 4)}, {beside});
+  CHECK(apart.arms_degrees == 4);
+  CHECK(apart.arms_sd == doctest::Approx(1).epsilon(0.01));
+}
+
 TEST_CASE("dunnett: a backbone of many seeds has a deviation of its own") {
   const ArmLosses backbone = arm_of({3, 3.3, 2.7, 3, 3.3, 2.7, 3, 3.3, 2.7});
   const FamilyVerdict two = against_backbone(backbone, {arm_of({3.01, 3.0, 2.99}), arm_of({3.2, 3.21, 3.22})});
@@ -161,6 +179,8 @@ TEST_CASE("dunnett: an arm unlike the others is tested by its own deviation") {
   const FamilyVerdict verdict = against_backbone(backbone, arms);
   CHECK(verdict.arms_sd == doctest::Approx(0.01));
   CHECK(verdict.arms[4].tested);
+  CHECK(verdict.arms[4].welch);
+  CHECK(!verdict.arms[3].welch);
   CHECK(verdict.arms[4].error > 0.5);
   CHECK(verdict.arms[4].interval > 5);  // two degrees of freedom at a level of 99.5 %
 }

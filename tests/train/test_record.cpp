@@ -2,6 +2,7 @@
 #include "dev/figures/record.h"
 
 #include "cli/dots.h"
+#include "cli/format.h"
 #include "dev/figures/page.h"
 #include "engine/io/json.h"
 #include "tests/support/check.h"
@@ -96,7 +97,7 @@ TEST_CASE("record: an architecture is its runs at the rate that the comparison c
   CHECK(lime.lr == 0.1);
   CHECK(lime.at_edge);
   CHECK(values_of(lime, test_loss_of) == std::vector<double>{3.0, 4.0});  // not the one that was stopped
-  CHECK(lime.lost == 0);
+  CHECK(lime.lost.empty());
   CHECK(differences_of(lime, llama, test_loss_of) == std::vector<double>{-1.0, -0.25});
   CHECK(values_of(llama, answers_of).empty());
   check_fails(Exit::bad_data, {"small", "hyper"}, [&] { record.arm("hyper"); });
@@ -107,7 +108,11 @@ TEST_CASE("record: an architecture is its runs at the rate that the comparison c
   CHECK(run.loss == std::vector<double>{9.5, 4.0});
   std::map<std::string, json> other = rates;
   other["lime"] = 0.2;
-  CHECK(record_of(scratch, example, other).arm("lime").lost == 1);
+  const ArmLosses losses = losses_of(record_of(scratch, example, other).arm("lime"));
+  REQUIRE(losses.seeds.size() == 2);
+  CHECK(losses.seeds[1].seed == 2);
+  CHECK(losses.losses() == std::vector<double>{2.5});
+  CHECK(losses.diverged());
 }
 
 TEST_CASE("record: it has the flags that all runs share, each environment once, and no path") {
@@ -140,34 +145,41 @@ TEST_CASE("record: what is no comparison, or no record, is refused") {
   check_fails(Exit::bad_data, {"other.json: is no record"}, [&] { read_record(other); });
 }
 
-TEST_CASE("record: intervals come from the residual of architecture and seed, pooled") {
-  // Without the means of architectures and seeds -0.01, 0 and 0.01 are left of a, and the opposite of b.
-  RecordedArm a{"a"}, b{"b"}, ragged{"ragged"};
-  for (const auto& [seed, x, y] : {std::tuple{1u, 1.00, 2.02}, {2u, 1.10, 2.10}, {3u, 1.20, 2.18}}) {
-    a.runs[seed].test_loss = x;
-    b.runs[seed].test_loss = y;
+TEST_CASE("record: arms of a yardstick are one family, as eval/dunnett.h judges it") {
+  RecordedArm a{"a"}, b{"b"}, c{"c"}, d{"d"}, lost{"lost"}, one{"one"};
+  for (const auto& [seed, x, y, z] : {std::tuple{1u, 1.00, 2.02, 1.5}, {2u, 1.10, 2.10, 1.6}, {3u, 1.20, 2.18, 1.71}}) {
+    a.runs[seed].test_loss = x, b.runs[seed].test_loss = y;
+    c.runs[seed].test_loss = z, d.runs[seed].test_loss = z + x;
+    lost.runs[seed].test_loss = z;
   }
-  ragged.runs[1].test_loss = 7;
-  Residual residual;
-  residual.add({a, b, ragged}, test_loss_of);
-  CHECK(residual.degrees == 2);
-  CHECK(residual.squares == doctest::Approx(4 * 0.01 * 0.01).epsilon(1e-9));
-  // t of 2 degrees is 4.303; of a difference of two means over 3 seeds.
-  CHECK(residual.interval(3) == doctest::Approx(4.3026527 * std::sqrt(2 * 0.0002 / 3)).epsilon(1e-6));
-  CHECK(std::isnan(residual.interval(0)));
-  residual.add({a}, test_loss_of);  // of one alone nothing can be said
-  CHECK(residual.degrees == 2);
-  CHECK(std::isnan(Residual{}.interval(3)));
-  // Two that lack the third seed say more together with a, about two seeds, than a can with none beside it.
-  RecordedArm c{"c"}, d{"d"};
-  for (const uint64_t seed : {1u, 2u}) {
-    c.runs[seed].test_loss = a.runs[seed].test_loss + 1;
-    d.runs[seed].test_loss = a.runs[seed].test_loss + (seed == 1 ? 0.03 : 0);
-  }
-  Residual two;
-  two.add({a, c, d}, test_loss_of);
-  CHECK(two.degrees == 2);
-  CHECK(two.squares == doctest::Approx(2 * 0.005 * 0.005 * 2 + 2 * 0.01 * 0.01).epsilon(1e-9));
+  lost.runs.erase(3), lost.lost = {3};
+  one.runs[1].test_loss = 2;
+  // a itself, and an arm of which a seed failed, are not judged, and leave the others what they are.
+  const FamilyVerdict family = judge(a, {{"a", a}, {"b", b}, {"lost", lost}, {"c", c}});
+  const FamilyVerdict plain = against_backbone(losses_of(a), {losses_of(b), losses_of(c)});
+  CHECK(family.blocks);
+  CHECK(family.arms_degrees == 4);
+  CHECK(family.arms_sd == doctest::Approx(plain.arms_sd).epsilon(1e-12));
+  CHECK(family.critical == plain.critical);
+  CHECK(!family.arms[0].tested);
+  CHECK(!family.arms[2].tested);
+  CHECK(family.arms[1].difference == doctest::Approx(1));
+  CHECK(family.arms[1].interval == plain.arms[0].interval);
+  CHECK(verdict_text(b, a, family.arms[1]) == "**higher**");
+  CHECK(verdict_text(lost, a, family.arms[2]) == "a seed failed");
+  CHECK(difference_text(family.arms[1], "%.2f") == format_number("+1.00 ± %.2f", family.arms[1].interval));
+  // Those beside it count once, of the same data and sizes alone.
+  CHECK(judge(a, {{"b", b}}, {a, b, c, d, lost}).arms_degrees == 6);
+  c.setting = "other";
+  CHECK(judge(a, {{"b", b}}, {a, b, c, d}).arms_degrees == 4);
+  // An arm of fewer seeds makes all of them unpaired.
+  const FamilyVerdict ragged = judge(a, {{"b", b}, {"one", one}});
+  CHECK(!ragged.blocks);
+  CHECK(ragged.arms[1].difference == doctest::Approx(0.9));
+  CHECK(ragged.arms[1].tested);
+  const Verdict alone = judge(one, {{"b of one seed", one}}).arms[0];
+  CHECK(verdict_text(one, one, alone) == "one seed");
+  CHECK(difference_text(alone, "%.4f") == "+0.0000");
 }
 
 TEST_CASE("record: the table calls a difference only where the interval leaves out 0, and compares only the like") {
@@ -175,25 +187,45 @@ TEST_CASE("record: the table calls a difference only where the interval leaves o
   std::vector<Line> lines = example;
   for (const auto& [seed, loss] : {std::pair{1, 4.5}, {2, 4.74}, {3, 5.01}})
     lines.push_back({"worse", 0.2, seed, loss});
+  lines.push_back({"broken", 0.2, 1, 3.0}), lines.push_back({"broken", 0.2, 2, nullptr, "failed"});
   std::map<std::string, json> chosen = rates;
-  chosen["worse"] = 0.2;
+  chosen["worse"] = chosen["broken"] = 0.2;
   const Record record = record_of(scratch, lines, chosen);
+  const RecordedArm &llama = record.arm("llama"), &worse = record.arm("worse");
   Page page(scratch.path.string(), "Title");
-  page.differences("dots.svg", "Differences", {{"all of them", record.arm("llama"), arms_but(record, "")}});
+  const std::vector<LabelledArm> some = {{"llama", llama}, {"worse", worse}}, lime = {{"lime", record.arm("lime")}};
+  page.differences("dots.svg", "Differences", {{"same seeds", llama, some}});
+  page.differences("all.svg", "All", {{"all of them", llama, arms_but(record, "")}});
+  page.differences("two.svg", "Two", {{"first", llama, some}, {"second", llama, lime}});
   page.finish();
   const std::string table = read_text(scratch.file("results.md"));
-  // lime lacks a seed, so the residual is of llama and worse: 0, 0.005, -0.005 and the opposite; 2 degrees of freedom;
-  // 4.3027 sqrt(2 * 1e-4 / 2 / n).
-  CHECK(has(table, "| lime | 1,000 | 6000 | 0.1 (edge) | 2 | 3.5000 ± 0.7071 | -0.6250 ± 0.0304 | **lower** |"));
-  CHECK(has(table, "| worse | 1,000 | 6000 | 0.2 | 3 | 4.7500 ± 0.2551 | +0.5000 ± 0.0248 | **higher** |"));
+  // The residuals of llama and worse are 0, 0.005, -0.005 and the opposite.
+  const double half = dunnett_critical(3, 0, {3}, 2) * std::sqrt(1e-4 / 2 * 2 / 3);
+  const std::string row = "| worse | 1,000 | 6000 | 0.2 | 3 | 4.7500 ± 0.2551 | ";
+  CHECK(has(table, row + format_number("+0.5000 ± %.4f | **higher** |", half)));
   CHECK(has(table, "| llama | 1,000 | 6000 | 0.2 | 3 | 4.2500 ± 0.2500 |  |  |"));
-  CHECK(has(table, "2 degrees of freedom, standard deviation 0.0071"));
-  const std::string picture = read_text(scratch.file("dots.svg"));
-  CHECK(has(picture, "all of them"));
-  CHECK(has(picture, "+0.500 ± 0.025"));
+  CHECK(
+      has(table, "Against llama: deviation of what arms and seeds leave 0.0071, 2 degrees of freedom, critical value " +
+                     format_number("%.3f; a difference of ", dunnett_critical(3, 0, {3}, 2))));
+  // lime lacks a seed, so that nothing is paired: the deviation is that of 3 + 3 + 2 seeds around three means.
+  const FamilyVerdict three = judge(llama, {{"worse", worse}, lime[0]});
+  CHECK(three.arms_degrees == 5);
+  const std::string third = format_number("-0.7500 ± %.4f | cannot be told |", three.arms[1].interval);
+  CHECK(has(table, "| lime | 1,000 | 6000 | 0.1 (edge) | 2 | 3.5000 ± 0.7071 | " + third));
+  CHECK(has(table, row + format_number("+0.5000 ± %.4f | cannot be told |", three.arms[0].interval)));
+  CHECK(has(table, "Against llama: deviation 0.3886, 5 degrees of freedom"));
+  CHECK(has(table, "| broken | 1,000 | 6000 | 0.2 | 1, 1 failed | 3.0000 | -1.2500 | a seed failed |"));
+  // Two groups of one yardstick are one family, of which one line speaks.
+  const std::string two = table.substr(table.find("## Two"));
+  CHECK(has(two, third));
+  CHECK(two.find("Against llama") == two.rfind("Against llama"));
+  const std::string picture = read_text(scratch.file("dots.svg")), all = read_text(scratch.file("all.svg"));
+  CHECK(has(picture, "same seeds"));
+  CHECK(has(picture, format_number("+0.500 ± %.3f", half)));
+  CHECK(has(all, "\u22120.750 ± "));  // of means, though the dots are of the two seeds that both have
   const Record other = record_of(scratch, lines, chosen, "other data");
   check_fails(Exit::bad_data, {"cannot be compared", "other data"}, [&] {
-    page.differences("dots.svg", "D", {{"", record.arm("llama"), arms_but(other, "llama")}});
+    page.differences("dots.svg", "D", {{"", llama, arms_but(other, "llama")}});
   });
 }
 

@@ -66,7 +66,7 @@ double welch_interval(const Spread& a, const Spread& b) {
   if (!(u + v > 0)) return 0;
   const double degrees =
       (u + v) * (u + v) / (u * u / static_cast<double>(a.n - 1) + v * v / static_cast<double>(b.n - 1));
-  return std::sqrt(u + v) * student_t95(std::max<int64_t>(1, static_cast<int64_t>(degrees)));
+  return std::sqrt(u + v) * student_t(0.95, std::max<int64_t>(1, static_cast<int64_t>(degrees)));
 }
 
 std::string compare_machines(const SweepTable& table, const std::string& here, const std::string& there) {

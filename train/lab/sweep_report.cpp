@@ -183,7 +183,7 @@ std::string picture_of(const SweepTable& table, const std::vector<ReportRow>& ro
                  true};
   for (const ReportRow& row : rows) {
     if (!row.judged || row.done == row.lost) continue;
-    DotRow dots{row.arm.name, {}, row.verdict.interval};
+    DotRow dots{row.arm.name, {}, row.verdict.interval, row.verdict.difference};
     const double yardstick = row.loss - row.verdict.difference;
     for (const double loss : losses_of(table.comparison, row.arm).losses()) dots.values.push_back(loss - yardstick);
     chart.groups[0].rows.push_back(dots);
