@@ -11,12 +11,12 @@ using namespace svg;
 
 namespace {
 
-constexpr double width = 860, left = 290, right = 160, row_height = 20, top = 44, caption_height = 26;
-constexpr const char *blue = "#0072B2", *red = "#D55E00", *grey = "#52606d";
+constexpr double chart_width = 860, label_width = 290, right = 160, row_height = 20, top = 44, caption_height = 26;
+constexpr const char *blue = "#0072B2", *red = "#D55E00", *dim = "#52606d";
 
 struct Scale {
   double low, high;
-  double at(double x) const { return left + (x - low) / (high - low) * (width - left - right); }
+  double at(double x) const { return label_width + (x - low) / (high - low) * (chart_width - label_width - right); }
 };
 
 // 1, 2 or 5 times a power of ten, about a sixth of the range.
@@ -62,14 +62,14 @@ std::string axis(const DotChart& chart, const Scale& scale, double bottom) {
   }
   if (chart.difference)
     out += line(scale.at(0), top, scale.at(0), bottom, "stroke=\"#1f2933\" stroke-dasharray=\"3 3\"");
-  return out + text((left + width - right) / 2, bottom + 36, "text-anchor=\"middle\"", chart.x_label);
+  return out + text((label_width + chart_width - right) / 2, bottom + 36, "text-anchor=\"middle\"", chart.x_label);
 }
 
 std::string row_svg(const DotChart& chart, const Scale& scale, const DotRow& row, double y) {
   const double middle = row.middle();
   const bool known = std::isfinite(row.half), tells = known && std::abs(middle) > row.half;
-  const std::string colour = !chart.difference ? blue : !tells ? grey : middle < 0 ? blue : red;
-  std::string out = text(left - 10, y + 4, "text-anchor=\"end\" fill=\"#1f2933\"", row.label, 36);
+  const std::string colour = !chart.difference ? blue : !tells ? dim : middle < 0 ? blue : red;
+  std::string out = text(label_width - 10, y + 4, "text-anchor=\"end\" fill=\"#1f2933\"", row.label, 36);
   if (known)
     out += line(scale.at(middle - row.half), y, scale.at(middle + row.half), y,
                 "stroke=\"" + colour + "\" stroke-width=\"1.4\"");
@@ -78,7 +78,7 @@ std::string row_svg(const DotChart& chart, const Scale& scale, const DotRow& row
            "\" fill-opacity=\"0.4\"/>\n";
   out += line(scale.at(middle), y - 6, scale.at(middle), y + 6, "stroke=\"" + colour + "\" stroke-width=\"2.4\"");
   const std::string mean = number(chart, middle, chart.difference);
-  return out + text(width - right + 12, y + 4, "fill=\"" + colour + (tells ? "\" font-weight=\"600\"" : "\""),
+  return out + text(chart_width - right + 12, y + 4, "fill=\"" + colour + (tells ? "\" font-weight=\"600\"" : "\""),
                     mean + (known                    ? " \u00B1 " + number(chart, row.half, false)
                             : row.values.size() == 1 ? " (one seed)"
                                                      : ""));
@@ -109,7 +109,7 @@ std::string dots_svg(const DotChart& chart) {
     }
   }
   const double bottom = y + 6;
-  return document(width, bottom + 50, chart.title,
+  return document(chart_width, bottom + 50, chart.title,
                   text(24, 28, "font-size=\"15\" font-weight=\"600\" fill=\"#1f2933\"", chart.title, 105) +
                       axis(chart, scale, bottom) + rows);
 }

@@ -105,10 +105,11 @@ double print_work(const std::vector<SweepTable>& tables, int64_t asked) {
                     format_count(plan.steps), format_number("%.2f", share / 3600),
                     format_bytes(work.memory * static_cast<double>(jobs))});
   }
-  std::printf("%s%s cells, about %s hours with %s at a time, of %d thread%s each, by three steps of each arm; "
-              "evaluations come on top, and up to three more rates of an arm where the best is at an edge\n",
-              format_table(rows).c_str(), format_count(cells).c_str(), format_number("%.1f", seconds / 3600).c_str(),
-              format_count(jobs).c_str(), threads, threads == 1 ? "" : "s");
+  const std::string all = str(format_count(cells), " cells, about ", format_number("%.2g", seconds / 3600), " hours with ",
+                              jobs, " at a time, of ", threads, threads == 1 ? " thread" : " threads",
+                              " each, by three steps of each arm; evaluations come on top, and up to three more rates "
+                              "of an arm where the best is at an edge");
+  std::printf("%s%s\n", printable(format_table(rows)).c_str(), wrap(all, 80, 0).c_str());
   return seconds / 3600;
 }
 

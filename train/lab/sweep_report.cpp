@@ -108,7 +108,8 @@ std::vector<const SweepTable*> whole_tables(const std::vector<SweepTable>& table
 
 std::string settings_of(const SweepTable& table) {
   const TrainPlan& plan = table.comparison.runs[0].plan;
-  return str(plan.config.num_hidden_layers, " layers of width ", plan.config.hidden_size, ", ", plan.steps, " steps of ",
+  const int64_t L = plan.config.num_hidden_layers;
+  return str(L, L == 1 ? " layer" : " layers", " of width ", plan.config.hidden_size, ", ", plan.steps, " steps of ",
              plan.batch * plan.accumulate, " sequences of ", plan.data.seq_len, " tokens, ",
              format_count(plan.steps * plan.tokens_per_step()), " tokens in all");
 }
