@@ -216,6 +216,7 @@ add_script(prepare_state programs tests/system/test_prepare_state.sh ${CMAKE_BIN
 add_script(prepare_validation programs tests/system/test_prepare_validation.sh ${CMAKE_BINARY_DIR})
 set_tests_properties(faults_all programs PROPERTIES PROCESSORS 2)
 add_script(compare programs tests/system/test_compare.sh ${CMAKE_BINARY_DIR})
+add_script(sweep programs tests/system/test_sweep.sh ${CMAKE_BINARY_DIR})
 add_script(curves programs tests/system/test_curves.sh ${CMAKE_BINARY_DIR})
 add_script(fine_tuning programs tests/system/test_fine_tuning.sh ${CMAKE_BINARY_DIR})
 add_script(foreign_names programs tests/system/test_foreign_names.sh ${CMAKE_BINARY_DIR})

@@ -71,8 +71,7 @@ json json_of(const Comparison& comparison, const Arm& arm, const std::vector<Fam
               {"lr", number_or_null(arm.lr)},
               {"basins", basins_of(arm)},
               {"seeds_done", loss.n},
-              {"seeds_lost", std::ranges::count_if(
-                                 arm.seeds, [&](size_t i) { return diverged(comparison.runs[i]); })},
+              {"seeds_lost", std::ranges::count_if(arm.seeds, [&](size_t i) { return diverged(comparison.runs[i]); })},
               {"test_loss_mean", number_or_null(loss.mean)},
               {"test_loss_sd", number_or_null(loss.sd)}};
   if (has_muon(arm.optimizer)) out["muon_lr"] = number_or_null(arm.muon_lr);
@@ -125,7 +124,8 @@ constexpr const char* about =
     "steps_valid: shares of 1; test_loss_sequences: how many test sequences test_loss is of, and flags/eval_rule "
     "which (spread: sequence floor((i + 0.5) N / n) of N; spread_then_all: all after the last step; first, and where "
     "there is none: the first ones); ..._step: when the number was measured; null: unknown; "
-    "architectures: with each optimizer, at the rates that were chosen, once lr_settled, by the losses of choosing_seed "
+    "architectures: with each optimizer, at the rates that were chosen, once lr_settled, by the losses of "
+    "choosing_seed "
     "on the first half of the test set (flags/test_part), while the others are tested on the second; basins: by what a "
     "rate may be multiplied or divided for 0.01 nats; found: the rate was not asked for; difference: of mean "
     "test losses from that of difference_from, its standard error, and half of an interval by which all that are "
@@ -267,7 +267,7 @@ void refuse_other_experiment(const Comparison& comparison, const json& old, cons
     const ComparedRun* of_this_name = nullptr;
     bool common = false;
     for (const ComparedRun& run : comparison.runs) {
-      if (saved["name"] != run.choice.text) continue;
+      if (saved["name"] != run.choice.text || !run.rated) continue;  // a rate that is not known yet is not another
       if (of_this_name == nullptr) of_this_name = &run;
       common |= std::any_of(old["runs"].begin(), old["runs"].end(), [&](const json& one) { return is_same(one, run); });
     }
@@ -596,7 +596,8 @@ void take_results(Comparison& comparison, const json& old, const std::string& pa
     refuse_other_experiment(comparison, old, path);
     refuse_other_data(comparison, old);
   }
-  for (const json& saved : saved_runs(read_records(comparison, comparison.out + "/records"), old)) comparison.others.push_back(json_text(saved));
+  for (const json& saved : saved_runs(read_records(comparison, comparison.out + "/records"), old))
+    comparison.others.push_back(json_text(saved));
   extend(comparison);  // takes them up, and what they say is needed
 }
 
@@ -627,7 +628,12 @@ bool take_new_records(Comparison& comparison) {
     const bool here = run.state == RunState::running && !run.elsewhere;
     if (!run.rated || here || !is_unfinished(run)) continue;
     const std::string path = record_path(comparison.out, run);
-    if (path_exists(path)) comparison.others.push_back(json_text(read_record(comparison, path))), any = true;
+    if (!path_exists(path)) continue;
+    const json record = read_record(comparison, path);
+    if (record.value("state", json()) == name_of(RunState::done) &&
+        record.value("steps_done", json(0)) < run.plan.steps)
+      continue;  // of fewer steps: it goes on
+    comparison.others.push_back(json_text(record)), any = true;
   }
   if (any) extend(comparison);
   return any;
