@@ -1,5 +1,7 @@
 #include "eval/dunnett.h"
 
+#include "eval/statistics.h"
+
 #include "engine/rng.h"
 #include "tests/support/check.h"
 
@@ -183,6 +185,21 @@ TEST_CASE("dunnett: an arm unlike the others is tested by its own deviation") {
   CHECK(!verdict.arms[3].welch);
   CHECK(verdict.arms[4].error > 0.5);
   CHECK(verdict.arms[4].interval > 5);  // two degrees of freedom at a level of 99.5 %
+}
+
+TEST_CASE("dunnett: arms against controls of their own are one list with one deviation") {
+  const ArmLosses a{"a", {{1, 2.0}, {2, 2.2}, {3, 2.1}}}, a0{"a@frozen", {{1, 2.5}, {2, 2.7}, {3, 2.6}}};
+  const ArmLosses b{"b", {{1, 2.0}, {2, 2.1}, {3, NAN}}}, b0{"b@frozen", {{1, 2.5}, {2, 2.5}, {3, 2.5}}};
+  const std::vector<FamilyVerdict> verdicts = against_controls({{a0, a}, {b0, b}});
+  REQUIRE(verdicts.size() == 2);
+  CHECK(verdicts[0].arms_sd == doctest::Approx(0.1));
+  CHECK(verdicts[0].arms_degrees == 4);
+  CHECK(verdicts[0].critical == doctest::Approx(student_t(std::sqrt(0.95), 4)));
+  CHECK(verdicts[0].arms[0].difference == doctest::Approx(-0.5));
+  CHECK(verdicts[0].arms[0].interval == doctest::Approx(student_t(std::sqrt(0.95), 4) * 0.1 * std::sqrt(2.0 / 3)));
+  CHECK(verdicts[0].arms[0].found);
+  CHECK(!verdicts[1].arms[0].tested);  // a seed of it diverged
+  CHECK(against_controls({}).empty());
 }
 
 TEST_CASE("dunnett: of tables of nothing but noise, one in twenty raises an alarm") {

@@ -74,10 +74,10 @@ struct Comparison {
   std::vector<double> muon_rates = {};
   std::optional<uint64_t> choosing_seed = {};  // tries the rates and is not reported; none where no arm has a choice
   Rules rules = {};
-  MachinePart part = {};               // of its arms, which this machine trains
-  std::set<std::string> only = {};     // architectures that are trained, with the first; none: all
+  MachinePart part = {};                     // of its arms, which this machine trains
+  std::set<std::string> only = {};           // architectures that are trained, with the first; none: all
   std::shared_ptr<Claims> claims = nullptr;  // where several processes share the runs
-  double weight_decay = 0;  // as in --weight-decay; with rules.hold_decay runs have others
+  double weight_decay = 0;                   // as in --weight-decay; with rules.hold_decay runs have others
 };
 
 // What is compared, by its flags.

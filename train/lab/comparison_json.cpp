@@ -71,8 +71,7 @@ json json_of(const Comparison& comparison, const Arm& arm, const std::vector<Fam
               {"lr", number_or_null(arm.lr)},
               {"basins", basins_of(arm)},
               {"seeds_done", loss.n},
-              {"seeds_lost", std::ranges::count_if(
-                                 arm.seeds, [&](size_t i) { return diverged(comparison.runs[i]); })},
+              {"seeds_lost", std::ranges::count_if(arm.seeds, [&](size_t i) { return diverged(comparison.runs[i]); })},
               {"test_loss_mean", number_or_null(loss.mean)},
               {"test_loss_sd", number_or_null(loss.sd)}};
   if (has_muon(arm.optimizer)) out["muon_lr"] = number_or_null(arm.muon_lr);
@@ -125,7 +124,8 @@ constexpr const char* about =
     "steps_valid: shares of 1; test_loss_sequences: how many test sequences test_loss is of, and flags/eval_rule "
     "which (spread: sequence floor((i + 0.5) N / n) of N; spread_then_all: all after the last step; first, and where "
     "there is none: the first ones); ..._step: when the number was measured; null: unknown; "
-    "architectures: with each optimizer, at the rates that were chosen, once lr_settled, by the losses of choosing_seed "
+    "architectures: with each optimizer, at the rates that were chosen, once lr_settled, by the losses of "
+    "choosing_seed "
     "on the first half of the test set (flags/test_part), while the others are tested on the second; basins: by what a "
     "rate may be multiplied or divided for 0.01 nats; found: the rate was not asked for; difference: of mean "
     "test losses from that of difference_from, its standard error, and half of an interval by which all that are "
@@ -267,7 +267,7 @@ void refuse_other_experiment(const Comparison& comparison, const json& old, cons
     const ComparedRun* of_this_name = nullptr;
     bool common = false;
     for (const ComparedRun& run : comparison.runs) {
-      if (saved["name"] != run.choice.text) continue;
+      if (saved["name"] != run.choice.text || !run.rated) continue;
       if (of_this_name == nullptr) of_this_name = &run;
       common |= std::any_of(old["runs"].begin(), old["runs"].end(), [&](const json& one) { return is_same(one, run); });
     }
@@ -469,7 +469,7 @@ std::vector<std::string> optimizers_in(const json& list, const std::string& path
 void take_rules(const json& old, const std::string& path, Experiment& experiment) {
   Rules& rules = experiment.rules = {};
   if (old.value("backbone_seeds", json::array()) != json::array())
-    rules.backbone_seeds = list_of<uint64_t>(old, "backbone_seeds", "seed", max_number, path);
+    rules.backbone_seeds = list_of<uint64_t>(old, "backbone_seeds", "backbone_seeds", max_number, path);
   const auto truth = [&](const char* key) {
     const json value = old.value(key, json(false));
     if (!value.is_boolean()) fail(Exit::bad_data, path, ": \"", key, "\" cannot be ", json_text(value));
@@ -519,8 +519,9 @@ void take_experiment(const json& old, const std::string& path, Experiment& exper
     if (!holds<uint64_t>(seed)) fail(Exit::bad_data, path, ": \"choosing_seed\" cannot be ", json_text(seed));
     experiment.choosing_seed = seed.get<uint64_t>();
   } else if (experiment.rates.size() > 1) {
-    fail(Exit::usage, "--resume: ", path, " is of a program in which the first seed chose the learning rates; ",
-         "its runs stay, and a new comparison needs another --out");
+    fail(Exit::bad_data, path,
+         ": \"choosing_seed\" is null, as in programs in which the first seed chose among rates; ",
+         "its runs cannot go on by today's rules");
   }
   take_rules(old, path, experiment);
   experiment.optimizers = {settings.optimizer};
@@ -596,7 +597,8 @@ void take_results(Comparison& comparison, const json& old, const std::string& pa
     refuse_other_experiment(comparison, old, path);
     refuse_other_data(comparison, old);
   }
-  for (const json& saved : saved_runs(read_records(comparison, comparison.out + "/records"), old)) comparison.others.push_back(json_text(saved));
+  for (const json& saved : saved_runs(read_records(comparison, comparison.out + "/records"), old))
+    comparison.others.push_back(json_text(saved));
   extend(comparison);  // takes them up, and what they say is needed
 }
 

@@ -223,12 +223,13 @@ std::string further_seeds(const View& view) {
     further.seeds = arm.more;
     const Spread fresh = spread_over(view.comparison, further, test_loss);
     if (arm.more.empty() || fresh.n < static_cast<int64_t>(arm.more.size())) continue;
-    out += str("* ", format_markdown(arm.name), ": ",
-               four_digits(spread_over(view.comparison, arm, test_loss).mean), ", then ", four_digits(fresh.mean),
-               "\n");
+    out += str("* ", format_markdown(arm.name), ": ", four_digits(spread_over(view.comparison, arm, test_loss).mean),
+               ", then ", four_digits(fresh.mean), "\n");
   }
-  return out.empty() ? "" : "Of the best arms, and of those whose spread is unlike the others', three fresh seeds; the "
-                            "best of many looks better than it is:\n\n" + out + "\n";
+  return out.empty() ? ""
+                     : "Of the best arms, and of those whose spread is unlike the others', three fresh seeds; the "
+                       "best of many looks better than it is:\n\n" +
+                           out + "\n";
 }
 
 // How verdicts come about, and what they do not say.
@@ -403,8 +404,7 @@ std::vector<size_t> listed_runs(const View& view) {
   for (const Arm& arm : view.arms) {
     std::vector<size_t> own;
     for (size_t i = 0; i < runs.size(); ++i)
-      if (is_of(runs[i], arm) &&
-          (runs[i].state != RunState::waiting || chooses(view.comparison, runs[i])))
+      if (is_of(runs[i], arm) && (runs[i].state != RunState::waiting || chooses(view.comparison, runs[i])))
         own.push_back(i);
     std::sort(own.begin(), own.end(), [&](size_t a, size_t b) { return order(a) < order(b); });
     all.insert(all.end(), own.begin(), own.end());
@@ -422,11 +422,11 @@ std::string table_of_runs(const View& view) {
     const ComparedRun& run = view.comparison.runs[i];
     const bool tries = chooses(view.comparison, run);
     const auto number = [&](Measure measure, Text text) { return measured_text(run, measure(run), text); };
-    out += format_markdown_row({run.choice.text, run.plan.optimizer,
-                                rates_text(run.plan.optimizer, run.plan.lr, run.plan.muon.lr), std::to_string(run.plan.seed) + (tries ? ", chooses" : ""),
-                                number(train_loss, four_digits), number(test_loss, four_digits),
-                                number(answers, percent_text), number(steps_valid, percent_text), run_directory(run),
-                                is_done(run) ? "done" : remark(run)});
+    out += format_markdown_row(
+        {run.choice.text, run.plan.optimizer, rates_text(run.plan.optimizer, run.plan.lr, run.plan.muon.lr),
+         std::to_string(run.plan.seed) + (tries ? ", chooses" : ""), number(train_loss, four_digits),
+         number(test_loss, four_digits), number(answers, percent_text), number(steps_valid, percent_text),
+         run_directory(run), is_done(run) ? "done" : remark(run)});
   }
   return out + "\n";
 }

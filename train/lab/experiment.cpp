@@ -19,17 +19,20 @@ namespace crossply {
 namespace {
 
 // Those that a comparison refuses, and plan_comparison() says why.
-constexpr const char* flags_of_trainers[] = {
-    "--init",  "--teacher",   "--kd-alpha", "--kd-tau", "--kd-reduction", "--dump-tape", "--dump-tensors",  "--world",
-    "--gpu",   "--node-gpus", "--nvlink",   "--net",    "--rank-rate",    "--branch",    "--freeze-routers", "--from-step"};
+constexpr const char* flags_of_trainers[] = {"--init",         "--teacher",   "--kd-alpha",       "--kd-tau",
+                                             "--kd-reduction", "--dump-tape", "--dump-tensors",   "--world",
+                                             "--gpu",          "--node-gpus", "--nvlink",         "--net",
+                                             "--rank-rate",    "--branch",    "--freeze-routers", "--from-step"};
 
 void refuse_flags_of_trainers(const Settings& settings) {
   if (!settings.init.empty()) fail(Exit::usage, "a comparison trains from scratch; --init is for the trainers");
-  if (!settings.teacher.empty()) fail(Exit::usage, "a comparison trains without a teacher; --teacher is for the trainers");
+  if (!settings.teacher.empty())
+    fail(Exit::usage, "a comparison trains without a teacher; --teacher is for the trainers");
   if (settings.dump_tape || !settings.dump_tensors.empty())
     fail(Exit::usage, "a comparison shows no single step; --dump-tape and --dump-tensors are for the trainers");
   if (settings.world.ranks > 0) fail(Exit::usage, "a comparison plans jobs of one rank; --world is for the trainers");
-  if (settings.freeze_routers) fail(Exit::usage, "--freeze-routers is for the trainers; here it is --arch llama,lime,lime@frozen");
+  if (settings.freeze_routers)
+    fail(Exit::usage, "--freeze-routers is for the trainers; here it is --arch llama,lime,lime@frozen");
   if (!settings.branch.run.empty()) fail(Exit::usage, "a comparison trains from scratch; --branch is for the trainers");
   if (settings.out.empty() && !settings.dry_run) fail(Exit::usage, "--out is needed: the directory for the runs");
   if (settings.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");

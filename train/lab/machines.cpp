@@ -56,7 +56,8 @@ std::map<std::string, Finished> finished_backbone(const SweepTable& table, const
 
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
   double most = 0;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) most = std::max(most, std::abs(a[i] - b[i]) / std::abs(a[i]));
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+    most = std::max(most, std::abs(a[i] - b[i]) / std::abs(a[i]));
   return most;
 }
 

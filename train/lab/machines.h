@@ -13,7 +13,8 @@ namespace crossply {
 // that says how far its backbone's losses are from the first one's: of 20 steps of the same run, which have to agree to
 // rounding, and of the seeds that both have, whose means must not be told apart (Welch's test, 5 %). Throws Exit::usage
 // where these do not hold, where nothing can be compared, or for another plan; Exit::bad_data for other data.
-std::string merge_sweeps(std::vector<SweepTable>& tables, const std::string& first, const std::vector<std::string>& others);
+std::string merge_sweeps(std::vector<SweepTable>& tables, const std::string& first,
+                         const std::vector<std::string>& others);
 
 // The plan of a sweep, which `sweep run` keeps in its directory.
 inline std::string plan_in(const std::string& out) { return out + "/sweep.plan"; }

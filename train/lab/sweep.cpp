@@ -105,8 +105,8 @@ double print_work(const std::vector<SweepTable>& tables, int64_t asked) {
                     format_count(plan.steps), format_number("%.2f", share / 3600),
                     format_bytes(work.memory * static_cast<double>(jobs))});
   }
-  const std::string all = str(format_count(cells), " cells, about ", format_number("%.2g", seconds / 3600), " hours with ",
-                              jobs, " at a time, of ", threads, threads == 1 ? " thread" : " threads",
+  const std::string all = str(format_count(cells), " cells, about ", format_number("%.2g", seconds / 3600),
+                              " hours with ", jobs, " at a time, of ", threads, threads == 1 ? " thread" : " threads",
                               " each, by three steps of each arm; evaluations come on top, and up to three more rates "
                               "of an arm where the best is at an edge");
   std::printf("%s%s\n", printable(format_table(rows)).c_str(), wrap(all, 80, 0).c_str());
@@ -277,7 +277,8 @@ Exit time_sweep(const Options& o) {
     const std::vector<StepTime> times = time_steps(plans, o.rounds);
     for (size_t i = 0; i < times.size(); ++i) {
       const StepTime& t = times[i];
-      all[table.planned.name][names[i]] = {{"seconds", t.seconds}, {"ratio", t.ratio}, {"low", t.low}, {"high", t.high}};
+      all[table.planned.name][names[i]] = {
+          {"seconds", t.seconds}, {"ratio", t.ratio}, {"low", t.low}, {"high", t.high}};
       rows.push_back({names[i], format_number("%.1f", 1e3 * t.seconds), format_number("%.3fx", t.ratio),
                       format_number("%.3f", t.low) + format_number(" to %.3f", t.high)});
     }
@@ -309,7 +310,8 @@ Exit report_sweep(Options& o) {
 
 int main(int argc, char** argv) {
   CommandLine program(
-      "Trains the tables of a plan: comparisons of one size each, with tuned learning rates and enough seeds. A plan is a "
+      "Trains the tables of a plan: comparisons of one size each, with tuned learning rates and enough seeds. A plan "
+      "is a "
       "file of compare's flags (docs/sweep.md).",
       "sweep");
   CLI::App& app = program;
@@ -330,7 +332,8 @@ int main(int argc, char** argv) {
     add_number(*run, "--hours", o.hours, 0, 1e6,
                "as many steps as fit into so many hours; a sweep that was begun keeps its steps");
     add_text(*run, "--part", o.part, "K/N", "the K-th of N machines: some of the arms, and the first one's check");
-    add_text(*run, "--arch", o.call.arch, "LIST", "train these alone, beside the plan's; and the first, where it is not stored");
+    add_text(*run, "--arch", o.call.arch, "LIST",
+             "train these alone, beside the plan's; and the first, where it is not stored");
     add_text(*run, "--records", o.call.records, "DIR", "finished cells of this plan, a directory for each table");
     add_integer(*run, "--jobs", o.jobs, 0, 4096, "cells at a time, each with its share of the threads (0: chosen)");
     add_integer(*time, "--rounds", o.rounds, 3, 1000, "steps of each");

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t max_plan = 1 << 20;
 constexpr const char* axes[] = {"width", "heads", "ffn"};  // as many values of each, or one
-constexpr const char* lists[] = {"arch",  "optimizer", "lr",   "muon-lr", "seeds", "backbone-seeds",
+constexpr const char* lists[] = {"arch",    "optimizer", "lr",    "muon-lr", "seeds", "backbone-seeds",
                                  "budgets", "layers",    "width", "heads",   "ffn"};
 
 // A key and its value, in the order of the file; a later one of the same key takes the place of an earlier one.
@@ -90,7 +90,8 @@ class Reader {
     const size_t equals = inside.find('=');
     entry_ = {trimmed(inside.substr(0, equals)), "", equals == std::string::npos};
     if (!entry_.is_switch) entry_.value = trimmed(inside.substr(equals + 1));
-    if (entry_.key.empty() || entry_.key.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-") != std::string::npos)
+    if (entry_.key.empty() || entry_.key[0] == '-' ||
+        entry_.key.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-") != std::string::npos)
       fail(Exit::bad_data, where(), ": a line is a flag of compare without its dashes, '", excerpt(entry_.key),
            "' is none; tables begin with [NAME]");
   }

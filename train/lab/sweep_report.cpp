@@ -19,11 +19,13 @@ using Cells = std::vector<std::string>;
 constexpr const char* about =
     "loss: mean test loss over the reported seeds, of the half of the test set by which nothing was chosen. "
     "difference: from the first architecture; +- half of an interval by which all arms of a table together raise a "
-    "false alarm once in twenty tables (Dunnett's test; by Welch's where an arm's spread is unlike the others'). steps: "
+    "false alarm once in twenty tables (Dunnett's test; by Welch's where an arm's spread is unlike the others'). "
+    "steps: "
     "the first architecture would need so many times the steps for this loss, by its own runs of other lengths, each "
     "trained to its end; in brackets 95 % of repeats with seeds drawn anew. a FLOP, a second, a byte of memory: the "
     "same over the arm's cost, so that above 1 it is worth it. FLOPs and bytes: a token, forward and backward, of the "
-    "tape; bytes: every tensor that an op names, once. time: of a step, one beside the other on an idle machine. tried: "
+    "tape; bytes: every tensor that an op names, once. time: of a step, one beside the other on an idle machine. "
+    "tried: "
     "learning rates. basin: the rate times that, or by that, costs 0.01 nats. further: three seeds more of the best "
     "three, which look better than they are, and of those whose spread is unlike the others'.";
 
@@ -124,8 +126,7 @@ std::string families_text(const SweepTable& table) {
     out += str("Against ", family.yardstick->name, ": a difference of ", four(seen),
                " would be found in 80 % of repeats with ", v.fewest_seeds, " seeds an arm and ", v.backbone_seeds,
                " of ", family.yardstick->name, "; deviations ", four(v.backbone_sd), " and ", four(v.arms_sd),
-               v.blocks ? " of what arms and seeds leave" : "", "; critical value ",
-               format_number("%.3f", v.critical));
+               v.blocks ? " of what arms and seeds leave" : "", "; critical value ", format_number("%.3f", v.critical));
     if (std::isfinite(v.correlation)) out += "; losses of one seed correlate by " + two(v.correlation);
     out += ".\n";
   }
@@ -139,27 +140,41 @@ std::string controls_text(const SweepTable& table) {
     const Arm& arm = *family.arms[0];
     out += str("* ", format_markdown(arm.name), ": ", verdict_text(table.comparison, family, arm), "\n");
   }
-  return out.empty() ? "" : "What the routers' learning is worth, against the same with frozen routers:\n\n" + out + "\n";
+  return out.empty() ? ""
+                     : "What the routers' learning is worth, against the same with frozen routers:\n\n" + out + "\n";
 }
 
 // --- the page ----------------------------------------------------------------------------------------------------
 
 std::string markdown_table(const std::vector<ReportRow>& rows) {
-  const Cells head = {"architecture", "loss",   "deviation", "difference", "found",  "steps",    "a FLOP",
-                      "a second",     "a byte", "parameters", "FLOPs",     "bytes",  "time",     "memory",
-                      "lr",           "basin",  "tried",     "seeds",      "further", "pairs"};
+  const Cells head = {"architecture", "loss",   "deviation",  "difference", "found",   "steps", "a FLOP",
+                      "a second",     "a byte", "parameters", "FLOPs",      "bytes",   "time",  "memory",
+                      "lr",           "basin",  "tried",      "seeds",      "further", "pairs"};
   std::string out = format_markdown_row(head) + "|";
   for (size_t i = 0; i < head.size(); ++i) out += "---|";
   out += "\n";
   for (const ReportRow& row : rows) {
     const Costs cost = costs_of(row, backbone_of(rows, row));
-    out += format_markdown_row({row.arm.name, four(row.loss), four(row.sd), difference_text(row), found_text(row),
-                                worth_text(row.worth, 1), worth_text(row.worth, cost.flops),
-                                worth_text(row.worth, cost.seconds), worth_text(row.worth, cost.memory),
-                                format_count(row.planned.accounting.parameters), times(cost.flops), times(cost.bytes),
-                                times(cost.seconds), times(cost.memory), rates_text(row.arm) + (row.arm.at_edge ? " (edge)" : ""), basins_text(row.arm),
-                                str(row.tried), str(row.done - row.lost, " of ", row.arm.seeds.size()),
-                                four(row.further), std::isfinite(row.pairs) ? format_number("%.1f %%", 100 * row.pairs) : "-"});
+    out += format_markdown_row({row.arm.name,
+                                four(row.loss),
+                                four(row.sd),
+                                difference_text(row),
+                                found_text(row),
+                                worth_text(row.worth, 1),
+                                worth_text(row.worth, cost.flops),
+                                worth_text(row.worth, cost.seconds),
+                                worth_text(row.worth, cost.memory),
+                                format_count(row.planned.accounting.parameters),
+                                times(cost.flops),
+                                times(cost.bytes),
+                                times(cost.seconds),
+                                times(cost.memory),
+                                rates_text(row.arm) + (row.arm.at_edge ? " (edge)" : ""),
+                                basins_text(row.arm),
+                                str(row.tried),
+                                str(row.done - row.lost, " of ", row.arm.seeds.size()),
+                                four(row.further),
+                                std::isfinite(row.pairs) ? format_number("%.1f %%", 100 * row.pairs) : "-"});
   }
   return out + "\n";
 }
@@ -169,10 +184,12 @@ std::string budgets_text(const std::vector<SweepTable>& tables, const SweepTable
   for (const Budget& budget : budgets_of(tables, table)) {
     const Spread spread = spread_of(budget.losses);
     if (spread.n > 0)
-      out += format_markdown_row({format_number("%g", budget.times), four(spread.mean), four(spread.sd), str(spread.n)});
+      out +=
+          format_markdown_row({format_number("%g", budget.times), four(spread.mean), four(spread.sd), str(spread.n)});
   }
-  return out.empty() ? "" : format_markdown_row({"times the steps", "loss", "deviation", "seeds"}) + "|---|---|---|---|\n" +
-                                out + "\n";
+  return out.empty() ? ""
+                     : format_markdown_row({"times the steps", "loss", "deviation", "seeds"}) + "|---|---|---|---|\n" +
+                           out + "\n";
 }
 
 // Differences from the first architecture, a dot for each seed; the interval is around their mean.
@@ -334,7 +351,9 @@ void write_sweep_report(const std::vector<SweepTable>& tables, const std::string
     for (const ReportRow& row : rows) all.push_back(json_of(*table, row, backbone_of(rows, row)));
   }
   write_file_atomically(out + "/report.md", page);
-  write_file_atomically(out + "/results.json", json_text_mended(json{{"format", "crossply sweep"}, {"about", about}, {"rows", all}}, 2) + "\n");
+  write_file_atomically(
+      out + "/results.json",
+      json_text_mended(json{{"format", "crossply sweep"}, {"about", about}, {"rows", all}}, 2) + "\n");
   write_file_atomically(out + "/results.csv", csv_of(all));
 }
 

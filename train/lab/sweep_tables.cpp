@@ -28,7 +28,8 @@ Experiment read_table(const PlannedTable& planned) {
   const std::string preset = planned.flag("--preset");
   if (!preset.empty()) apply_preset(preset, settings);
   CommandLine app("", "sweep");
-  parse_words(app, [&] { add_experiment_flags(app, experiment); }, planned.flags, planned.where);
+  parse_words(
+      app, [&] { add_experiment_flags(app, experiment); }, planned.flags, planned.where);
   complete_experiment(app, experiment, !preset.empty());
   return experiment;
 }

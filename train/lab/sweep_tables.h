@@ -16,17 +16,17 @@ namespace crossply {
 struct SweepTable {
   PlannedTable planned;
   Comparison comparison;
-  std::string note = {};                   // on what is trained anew
+  std::string note = {};                       // on what is trained anew
   std::map<std::string, StepTime> times = {};  // of a step by architecture; none: not measured
 };
 
 // What the command line says beside the plan.
 struct SweepCall {
-  std::string out;           // the directory of the sweep; a table's is in it
-  std::string arch;          // architectures beside the plan's, which alone are trained; "": all of the plan's are
-  std::string records;       // finished cells of the plan, a directory for each table; "": none
+  std::string out;      // the directory of the sweep; a table's is in it
+  std::string arch;     // architectures beside the plan's, which alone are trained; "": all of the plan's are
+  std::string records;  // finished cells of the plan, a directory for each table; "": none
   MachinePart part = {};
-  bool dry = false;          // nothing is written
+  bool dry = false;  // nothing is written
 };
 
 // One table. Takes up what is done: in its directory, and in --records, where the data is the same. Throws Exit::usage
