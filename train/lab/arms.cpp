@@ -365,6 +365,24 @@ const Arm* first_optimizer(const std::vector<Arm>& arms, const Arm& arm) {
   return nullptr;
 }
 
+std::string rates_text(const std::string& optimizer, double lr, double muon_lr) {
+  return lr_text(lr) + (has_muon(optimizer) ? ", muon " + lr_text(muon_lr) : "");
+}
+
+std::string rates_text(const Arm& arm) {
+  if (std::isnan(arm.lr)) return "-";
+  return rates_text(arm.optimizer, arm.lr, arm.muon_lr) + (arm.settled ? "" : ", so far");
+}
+
+std::string basins_text(const Arm& arm) {
+  std::string out;
+  for (const RateAxis& axis : arm.axes)
+    if (axis.settled && std::isfinite(axis.choice.basin))
+      out += (out.empty() ? "" : ", ") + std::string(axis.muon ? "muon x" : "x") +
+             format_number("%.2g", axis.choice.basin);
+  return out.empty() ? "-" : out;
+}
+
 const Arm* control_of(const std::vector<Arm>& arms, const Arm& arm) {
   return find_arm(arms, arm.arch + "@frozen", arm.optimizer);
 }

@@ -41,10 +41,6 @@ std::string measured_text(const ComparedRun& run, const Measured& number, Text t
   return text(number.value) + (is_done(run) ? "" : str(" @", number.step));
 }
 
-std::string rates_text(const std::string& optimizer, double lr, double muon_lr) {
-  return lr_text(lr) + (has_muon(optimizer) ? ", muon " + lr_text(muon_lr) : "");
-}
-
 // A comparison and its arms, of which the first is the yardstick. several: seeds or rates.
 struct View {
   explicit View(const Comparison& c)
@@ -509,20 +505,6 @@ void draw(const View& view) {
 }
 
 }  // namespace
-
-std::string rates_text(const Arm& arm) {
-  if (std::isnan(arm.lr)) return "-";
-  return rates_text(arm.optimizer, arm.lr, arm.muon_lr) + (arm.settled ? "" : ", so far");
-}
-
-std::string basins_text(const Arm& arm) {
-  std::string out;
-  for (const RateAxis& axis : arm.axes)
-    if (axis.settled && std::isfinite(axis.choice.basin))
-      out += (out.empty() ? "" : ", ") + std::string(axis.muon ? "muon x" : "x") +
-             format_number("%.2g", axis.choice.basin);
-  return out.empty() ? "-" : out;
-}
 
 std::string results_table(const Comparison& comparison, size_t width) {
   const View view(comparison);

@@ -1,12 +1,12 @@
-// sweep: a plan of tables (sweep_plan.h), each a comparison of one size: plans, trains, goes on and reports. A cell is an
-// ordinary run directory; once it is done its record is enough. Several processes of one machine share the work, several
-// machines take a part each.
+// sweep: a plan of tables (sweep_plan.h), each a comparison of one size: plans, trains, goes on and reports. A cell is
+// an ordinary run directory; once it is done its record is enough. Several processes of one machine share the work,
+// several machines take a part each.
 //
 //   sweep run table.plan --out runs/table --dry-run     # cells, hours and memory
 //   sweep run table.plan --out runs/table --jobs 2      # train, or go on
 //   sweep time table.plan --out runs/table              # steps beside each other, on an idle machine
 //   sweep report runs/table                             # the page, figures, CSV and JSON
-//   sweep run table.plan --out runs/mine --arch mine --records dev/experiments/table     # add a row
+//   sweep run table.plan --out runs/mine --arch mine --records records     # add a row
 #include <omp.h>
 
 #include <CLI/CLI.hpp>
