@@ -144,8 +144,8 @@ void name_directories(Comparison& comparison);
 // Returns whether anything changed.
 bool extend(Comparison& comparison);
 
-// The run to begin next, of this machine's part: first the rates, then seed after seed, so that what is there at any time is of all
-// architectures. None where all are done, or wait for one that is running.
+// The run to begin next, of this machine's part: first the rates, then seed after seed, so that what is there at any
+// time is of all architectures. None where all are done, or wait for one that is running.
 std::optional<size_t> next_run(const Comparison& comparison);
 // Those of an arm that are needed, as far as they are known: its rates, and once they are settled its seeds.
 std::vector<size_t> needed(const Arm& arm);
