@@ -394,7 +394,7 @@ std::vector<size_t> listed_runs(const View& view) {
   const std::vector<ComparedRun>& runs = view.comparison.runs;
   const auto order = [&](size_t i) {
     const bool reported = !chooses(view.comparison, runs[i]);
-    return std::tuple(rate_of(runs[i]), reported, i);
+    return std::tuple(rate_of(runs[i]), reported, runs[i].plan.lr, runs[i].plan.seed, i);
   };
   std::vector<size_t> all;
   for (const Arm& arm : view.arms) {

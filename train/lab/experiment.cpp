@@ -148,10 +148,11 @@ void add_rate_flags(CLI::App& app, Experiment& o) {
       .default_str(format_number("%g", o.settings.lr))
       .group("Optimiser");
   needs(app,
-        add_parsed(app, "--muon-lr", setter("--muon-lr", o.muon_rates), "FLOAT,...",
-                   "Muon's base learning rate, or several between commas (default: of each --lr, with --muon-scale rms "
-                   "five times that, with original 0.03)\nOf several, seed 0 tries all at the middle --lr, and at the "
-                   "best of them half that --lr and twice")
+        add_parsed(
+            app, "--muon-lr", setter("--muon-lr", o.muon_rates), "FLOAT,...",
+            "Muon's base learning rate, or several between commas: seed 0 tries them at the middle --lr, then at the "
+            "best half that --lr and twice (default: of each --lr, with --muon-scale rms five times that, with "
+            "original 0.03)")
             .group("Optimiser"),
         {{"--optimizer", {"muon", "normuon"}}});
 }
@@ -207,7 +208,6 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
                  "the yardstick's, where it has others; with eight or more it has a deviation of its own");
   add_switch(app, "--more-seeds", o.rules.more_seeds,
              "three more seeds for the three best, and for those whose spread is unlike the others'");
-  needs(app, flag_named(app, "--more-seeds"), {{"--seeds"}});
   add_text(app, "--pairs", o.rules.pairs, "DIR",
            "after each reported run also its accuracy on minimal pairs: .jsonl files like BLiMP's");
   add_integer(app, "--jobs", o.jobs, 0, 4096,
