@@ -62,9 +62,7 @@ CommandLine::CommandLine(const std::string& about, const std::string& name)
 CommandLine::~CommandLine() = default;
 
 // A later flag replaces an earlier one.
-static void take_last(CLI::App& app) {
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-}
+static void take_last(CLI::App& app) { app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); }
 
 int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& flags,
                 const std::function<Exit()>& body) {

@@ -6,7 +6,8 @@
 #include <set>
 #include <tuple>
 
-#include "engine/rng.h"
+#include "eval/deviations.h"
+#include "eval/draw.h"
 #include "eval/statistics.h"
 
 namespace crossply {
@@ -15,45 +16,6 @@ namespace {
 constexpr int64_t tables = 100'000;  // of a critical value: its level is then 5 % to 0.07
 constexpr int64_t repeats = 10'000;  // of the difference that could be seen
 constexpr double family_level = 0.95, cochran_level = 0.99, seen_level = 0.8;
-
-// What is drawn in sequence.
-class Draw {
- public:
-  explicit Draw(const char* what) : random_(0, stream_of(what)) {}
-  double normal() {
-    const double first = random_.uniform();
-    return normal_of(first, random_.uniform());
-  }
-  // A variance of so many degrees of freedom, whose mean is 1: two of them are an exponential number.
-  double variance(int64_t degrees) {
-    double sum = 0;
-    for (int64_t i = 0; i + 1 < degrees; i += 2) sum -= 2 * std::log(1 - random_.uniform());
-    if (degrees % 2 == 1) {
-      const double z = normal();
-      sum += z * z;
-    }
-    return sum / static_cast<double>(degrees);
-  }
-
- private:
-  Random random_;
-};
-
-double quantile(std::vector<double> values, double level) {
-  const auto at = values.begin() + static_cast<std::ptrdiff_t>(level * static_cast<double>(values.size()));
-  std::nth_element(values.begin(), at, values.end());
-  return *at;
-}
-
-// simulate() once for each of these sizes in a program.
-template <class Key, class F>
-double once_for(const Key& key, F&& simulate) {
-  static std::mutex mutex;
-  static std::map<Key, double> known;
-  const std::scoped_lock lock(mutex);
-  const auto found = known.find(key);
-  return found != known.end() ? found->second : known[key] = simulate();
-}
 
 double squared_sum(const std::vector<double>& values) {
   const Spread spread = spread_of(values);
@@ -161,6 +123,33 @@ double dunnett_critical(int64_t n0, int64_t backbone_degrees, const std::vector<
   });
 }
 
+// The same where arms' variances are drawn, too, around `common` of 1, and each arm's own has degrees[i]. ratio: of the
+// backbone's deviation to the common one.
+static double critical_of_unequal(int64_t n0, int64_t backbone_degrees, double ratio, const std::vector<int64_t>& n,
+                                  const std::vector<int64_t>& degrees, int64_t arms_degrees, double prior) {
+  // In steps of an eighth and a tenth, so that a program that judges many tables simulates few of them.
+  const auto prior_degrees = std::max<int64_t>(1, std::llround(std::exp(std::round(8 * std::log(prior)) / 8)));
+  ratio = std::exp(std::round(10 * std::log(ratio)) / 10);
+  return once_for(std::tuple(n0, backbone_degrees, ratio, n, degrees, prior_degrees), [&] {
+    Draw draw("dunnett of unequal deviations");
+    std::vector<double> largest;
+    for (int64_t i = 0; i < tables / 10; ++i) {
+      const CommonVariance common{static_cast<double>(prior_degrees), draw.variance(arms_degrees)};
+      const double v0 = ratio * ratio * draw.variance(backbone_degrees) / static_cast<double>(n0);
+      const double mean0 = ratio * draw.normal() / std::sqrt(static_cast<double>(n0));
+      double most = 0;
+      for (size_t k = 0; k < n.size(); ++k) {
+        const double variance = 1 / draw.variance(prior_degrees), count = static_cast<double>(n[k]);
+        const double difference = draw.normal() * std::sqrt(variance / count) - mean0;
+        const double known = common.moderated(variance * draw.variance(degrees[k]), degrees[k]) / count;
+        most = std::max(most, difference * difference / (v0 + known));
+      }
+      largest.push_back(std::sqrt(most));
+    }
+    return quantile(std::move(largest), family_level);
+  });
+}
+
 double cochran_limit(const std::vector<int64_t>& degrees) {
   std::vector<int64_t> sorted = degrees;
   std::sort(sorted.begin(), sorted.end());
@@ -205,6 +194,38 @@ std::vector<size_t> unsteady(const std::vector<ArmLosses>& arms) {
   return out;
 }
 
+// Where the backbone has a deviation of its own and the arms' are unlike each other: each arm's is moderated by what
+// all have in common. False where they are not.
+static bool judge_unequal(const Spread& backbone, const std::vector<ArmLosses>& arms, FamilyVerdict& out) {
+  std::vector<double> variances;
+  std::vector<int64_t> degrees, n;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < arms.size(); ++i) {
+    const Spread arm = spread_of(arms[i].losses());
+    if (arms[i].diverged() || arm.n < 2) continue;
+    variances.push_back(arm.sd * arm.sd), degrees.push_back(arm.n - 1), n.push_back(arm.n), places.push_back(i);
+  }
+  const CommonVariance common = common_variance(variances, degrees);
+  if (common.equal()) return false;
+  int64_t all_degrees = 0;
+  for (const int64_t of_one : degrees) all_degrees += of_one;
+  out.prior_degrees = common.degrees;
+  out.arms_sd = std::sqrt(common.variance), out.arms_degrees = all_degrees;
+  out.fewest_seeds = *std::ranges::min_element(n), out.seeds = n;
+  out.critical = critical_of_unequal(backbone.n, backbone.n - 1, backbone.sd / out.arms_sd, n, degrees, all_degrees,
+                                     common.degrees);
+  for (size_t k = 0; k < places.size(); ++k) {
+    Verdict& verdict = out.arms[places[k]];
+    const double variance = common.moderated(variances[k], degrees[k]);
+    verdict.error =
+        std::sqrt(backbone.sd * backbone.sd / static_cast<double>(backbone.n) + variance / static_cast<double>(n[k]));
+    verdict.interval = out.critical * verdict.error;
+    verdict.tested = true;
+    verdict.found = std::abs(verdict.difference) > verdict.interval;
+  }
+  return true;
+}
+
 FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmLosses>& arms,
                                const std::vector<ArmLosses>& beside) {
   FamilyVerdict out;
@@ -228,15 +249,17 @@ FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmL
   out.backbone_sd = own ? base.sd : pool.sd(), out.backbone_degrees = own ? base.n - 1 : 0;
   const bool testable = !backbone.diverged() && base.n > 0 && pool.degrees > 0 && !pool.n.empty();
   out.backbone_seeds = base.n;
+  out.seeds = pool.n;
   if (testable) {
     out.fewest_seeds = *std::min_element(pool.n.begin(), pool.n.end());
     out.critical = dunnett_critical(base.n, out.backbone_degrees, pool.n, pool.degrees);
   }
   const auto judged = std::ranges::count_if(arms, [](const ArmLosses& arm) { return !arm.seeds.empty(); });
+  for (size_t i = 0; i < arms.size(); ++i) out.arms[i].difference = spread_of(arms[i].losses()).mean - base.mean;
+  if (own && testable && judge_unequal(base, arms, out)) return out;
   for (size_t i = 0; i < arms.size(); ++i) {
     const Spread arm = spread_of(arms[i].losses());
     Verdict& verdict = out.arms[i];
-    verdict.difference = arm.mean - base.mean;
     if (arms[i].diverged() || arm.n == 0 || backbone.diverged()) continue;
     if (arms[i].unsteady) {
       verdict = welch(arm, base, judged);
@@ -256,7 +279,7 @@ std::vector<FamilyVerdict> against_controls(const std::vector<std::pair<ArmLosse
   for (const auto& [control, arm] : pairs)
     if (!control.diverged() && !arm.diverged()) pool.add(control.losses()), pool.add(arm.losses());
   std::vector<FamilyVerdict> out;
-  const double level = std::pow(family_level, 1 / static_cast<double>(pairs.size()));
+  const double level = std::pow(family_level, 1 / static_cast<double>(std::max<size_t>(1, pairs.size())));
   for (const auto& [control, arm] : pairs) {
     const Spread a = spread_of(arm.losses()), c = spread_of(control.losses());
     FamilyVerdict one;
@@ -277,8 +300,43 @@ std::vector<FamilyVerdict> against_controls(const std::vector<std::pair<ArmLosse
   return out;
 }
 
+// Of a backbone with a deviation of its own, by the whole procedure: in each repeat it is found out anew whether the
+// arms' deviations are unlike each other.
+static double detectable_of_own(const FamilyVerdict& of) {
+  const auto n0 = static_cast<double>(of.backbone_seeds), n = static_cast<double>(of.fewest_seeds);
+  const double ratio = of.backbone_sd / of.arms_sd;
+  const auto prior = static_cast<int64_t>(std::isfinite(of.prior_degrees) ? std::max(1.0, of.prior_degrees) : 0);
+  std::vector<int64_t> degrees, seeds = of.seeds;
+  std::ranges::sort(seeds);
+  int64_t all_degrees = 0;
+  for (const int64_t count : seeds) degrees.push_back(count - 1), all_degrees += count - 1;
+  Draw draw("detectable difference");
+  std::vector<double> needed;
+  for (int64_t i = 0; i < repeats; ++i) {
+    std::vector<double> variances;
+    double first = 1;  // the true variance of the arm with the fewest seeds; all over the common one
+    for (const int64_t of_one : degrees) {
+      const double variance = prior > 0 ? 1 / draw.variance(prior) : 1;
+      if (variances.empty()) first = variance;
+      variances.push_back(variance * draw.variance(of_one));
+    }
+    const CommonVariance common = common_variance(variances, degrees);
+    const double critical =
+        common.equal() ? dunnett_critical(of.backbone_seeds, of.backbone_degrees, seeds, all_degrees)
+                       : critical_of_unequal(of.backbone_seeds, of.backbone_degrees, ratio / std::sqrt(common.variance),
+                                             seeds, degrees, all_degrees, common.degrees);
+    const double error = std::sqrt(ratio * ratio * draw.variance(of.backbone_degrees) / n0 +
+                                   common.moderated(variances[0], degrees[0]) / n);
+    const double noise = draw.normal() * std::sqrt(first / n) - draw.normal() * ratio / std::sqrt(n0);
+    needed.push_back(critical * error - noise);
+  }
+  return of.arms_sd * quantile(std::move(needed), seen_level);
+}
+
 double detectable_difference(const FamilyVerdict& of) {
   if (!std::isfinite(of.critical)) return NAN;
+  const bool each_known = std::ranges::all_of(of.seeds, [](int64_t count) { return count > 1; });
+  if (of.backbone_degrees > 0 && of.seeds.size() > 2 && each_known) return detectable_of_own(of);
   const auto n0 = static_cast<double>(of.backbone_seeds), n = static_cast<double>(of.fewest_seeds);
   Draw draw("detectable difference");
   std::vector<double> needed;  // in each repeat, on top of its noise

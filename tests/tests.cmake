@@ -149,6 +149,7 @@ add_fuzz_target(run_directory 400)
 add_fuzz_target(safetensors 12000)
 add_fuzz_target(score_request 10000)
 add_fuzz_target(shards 8000)
+add_fuzz_target(sweep_plan 5000)
 add_fuzz_target(tokenizer 5000)
 add_fuzz_target(tokens 600)
 

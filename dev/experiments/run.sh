@@ -4,7 +4,8 @@
 # `make figures`.
 #   dev/experiments/run.sh [NAME...]     small arith prosqa twelve longer newer routers variants literal depth recipe
 #                                        operator1 depth_2026 arith_grid; only if they are named: speed (on an idle
-#                                        machine), fine_tuning, arith_long and operator1_d12 (hours)
+#                                        machine), fine_tuning, arith_long and operator1_d12 (hours), words (the text
+#                                        of docs/table.plan)
 #   BUILD=build OUT=runs/experiments RECORDS=dev/experiments SEEDS=1,2,3 JOBS=0 (runs side by side; 0: compare chooses)
 # arith, prosqa and small make their own data; recipe trains on the text of `make text`, the others on the sources of
 # Python's library. Both need Python with `pip install tokenizers` once.
@@ -163,15 +164,17 @@ arith_long() {
   part arith/updates-7812 --preset arith --arch llama,lime --seeds 1,2,3,4,5 --steps 7812 --warmup 195 --answer-samples 512
 }
 
-# The text of `make text` in 260 tokens, nearly bytes. The first half of what is held out is the validation part, which
-# chooses the learning rates; the second half is the test part.
-english() {
-  [ ! -e "$out/english/held/manifest.json" ] || return 0
-  mkdir -p "$out/english"
-  [ -e "$out/english/text/corpus.json" ] || run "${PYTHON:-python3}" dev/text/make_text.py "$out/english/text"
-  run "$build/prepare" --vocab 260 --val 0 --out "$out/english/tokens" "$out/english/text/train.jsonl"
-  run "$build/prepare" --tokenizer "$out/english/tokens" --val 0 --out "$out/english/held" \
-    "$out/english/text/validation.jsonl" "$out/english/text/test.jsonl"
+# The text of `make text` in 260 tokens, nearly bytes; words: in 2,048. The first half of what is held out is the
+# validation part, which chooses the learning rates; the second half is the test part.
+english() { text_in 260 "$out/english"; }
+words() { text_in 2048 "$out/words"; }
+text_in() {
+  [ ! -e "$2/held/manifest.json" ] || return 0
+  mkdir -p "$out/english" "$2"
+  local text=$out/english/text
+  [ -e "$text/corpus.json" ] || run "${PYTHON:-python3}" dev/text/make_text.py "$text"
+  run "$build/prepare" --vocab "$1" --val 0 --out "$2/tokens" "$text/train.jsonl"
+  run "$build/prepare" --tokenizer "$2/tokens" --val 0 --out "$2/held" "$text/validation.jsonl" "$text/test.jsonl"
 }
 
 # AdamW, Muon and NorMuon, each at its own best rate, for LLaMA and LIMe; and AdamW with other betas and decays, each again
@@ -268,7 +271,7 @@ main() {
   for experiment in "$@"; do
     case $experiment in
       small | arith | arith_grid | arith_long | prosqa | twelve | longer | newer | speed | routers | variants | literal | \
-        depth | fine_tuning | recipe | operator1 | operator1_d4 | operator1_d6 | operator1_d8 | operator1_d12 | depth_2026)
+        depth | words | fine_tuning | recipe | operator1 | operator1_d4 | operator1_d6 | operator1_d8 | operator1_d12 | depth_2026)
         "$experiment" ;;
       *) echo "error: $experiment is no experiment; see the head of $0" >&2 && exit 64 ;;
     esac

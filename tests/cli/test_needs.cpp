@@ -163,7 +163,8 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       "--layers --heads --kv-heads --head-width --ffn --rope-theta --norm-eps --tie --qk-norm --engram-layers --loop "
       "--block-norm "
       "--backbone --teacher "
-      "--steps --batch --accumulate --lr --router-lr --schedule --warmup --weight-decay --beta1 --beta2 --adam-eps "
+      "--steps --batch --accumulate --lr --router-lr --freeze-routers --schedule --warmup --weight-decay --beta1 "
+      "--beta2 --adam-eps "
       "--clip --optimizer --decay-schedule --out --resume --branch --eval-every --eval-samples --save-every --save-at "
       "--keep "
       "--tensorboard --csv --dry-run --dump-tape --dump-tensors --profile --device --dtype --matmul --sum "
@@ -192,7 +193,7 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       {"train_moda", "--depth-start --depth-window --ffn-kv"},
       {"train_inheritune",
        "--reference --start --grow --mode --inherit-positions --inherit-final-norm --tolerance --rounds"},
-      {"compare", "--arch --seeds --jobs"},
+      {"compare", "--arch --seeds --backbone-seeds --more-seeds --hold-decay --pairs --jobs"},
       {"generate",
        "--model --prompt --prompts --tokenizer --max-new --keep-last --stop --temperature "
        "--repetition-penalty --show-special --dtype --device"},

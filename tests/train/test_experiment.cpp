@@ -1,4 +1,4 @@
-// Comparisons of several rates and seeds.
+// Comparisons of several seeds.
 #include <cmath>
 #include <filesystem>
 
@@ -16,25 +16,24 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// Every architecture at rates 0.001, 0.003, 0.01 from seeds 1, 2, 3: nothing done yet.
-Comparison experiment(const std::vector<double>& rates = {0.001, 0.003, 0.01},
-                      const std::vector<uint64_t>& seeds = {1, 2, 3}, const std::string& out = "nowhere") {
+// LLaMA and LIMe at one rate from several seeds: nothing done yet.
+Comparison experiment(const std::vector<uint64_t>& seeds = {1, 2, 3}, double lr = 0.001,
+                      const std::string& out = "nowhere") {
   Comparison comparison{"text:x", out, {}};
   for (const char* arch : {"llama", "lime"})
-    for (const double lr : rates)
-      for (const uint64_t seed : seeds) {
-        ComparedRun run = run_of(arch, RunState::waiting);
-        run.plan.lr = lr, run.plan.seed = seed;
-        run.directory = str(arch, "-", lr, "-", seed);
-        comparison.runs.push_back(run);
-      }
-  comparison.rates = rates;
+    for (const uint64_t seed : seeds) {
+      ComparedRun run = run_of(arch, RunState::waiting);
+      run.plan.lr = lr, run.plan.seed = seed;
+      run.directory = str(arch, "-", lr, "-", seed);
+      comparison.runs.push_back(run);
+    }
+  comparison.rates = {lr};
   return comparison;
 }
 
-ComparedRun& run_at(Comparison& comparison, const std::string& arch, double lr, uint64_t seed) {
+ComparedRun& run_at(Comparison& comparison, const std::string& arch, uint64_t seed) {
   for (ComparedRun& run : comparison.runs)
-    if (run.choice.text == arch && run.plan.lr == lr && run.plan.seed == seed) return run;
+    if (run.choice.text == arch && run.plan.seed == seed) return run;
   throw std::logic_error("no such run");
 }
 
@@ -52,137 +51,53 @@ void fail_with(ComparedRun& run, Exit code) {
   run.tried = true;
 }
 
-// Trains what is next until nothing is, by a rule for the loss; the order of it, by the names of the runs.
+// Trains what is next until nothing is, by a rule for the loss.
 template <class Loss>
-std::vector<std::string> train_all(Comparison& comparison, Loss&& loss) {
-  std::vector<std::string> order;
+void train_all_runs(Comparison& comparison, Loss&& loss) {
   while (const auto next = next_run(comparison)) {
     ComparedRun& run = comparison.runs[*next];
-    order.push_back(run_name(comparison, run));
     if (const double value = loss(run); std::isfinite(value)) finish(run, value);
     else fail_with(run, Exit::not_finite);
   }
-  return order;
 }
 
 }  // namespace
 
-TEST_CASE("comparison: rates are tried with the first seed, the other seeds get the best one, seed after seed") {
+TEST_CASE(
+    "comparison: an architecture of which a seed diverges has failed, and so has one of which a run could not end") {
   Comparison comparison = experiment();
-  CHECK(runs_in_all(comparison) == 10);
-  const auto order = train_all(comparison, [](const ComparedRun& run) {
-    const double best = run.choice.text == "llama" ? 0.003 : 0.01;
-    return 2 + std::abs(run.plan.lr - best) + 0.001 * static_cast<double>(run.plan.seed);
-  });
-  const std::vector<std::string> want = {"llama lr 0.001 seed 1", "llama lr 0.003 seed 1", "llama lr 0.01 seed 1",
-                                         "lime lr 0.001 seed 1",  "lime lr 0.003 seed 1",  "lime lr 0.01 seed 1",
-                                         "llama lr 0.003 seed 2", "lime lr 0.01 seed 2",   "llama lr 0.003 seed 3",
-                                         "lime lr 0.01 seed 3"};
-  CHECK(order == want);
-  const std::vector<Arm> arms = arms_of(comparison);
-  CHECK(arms[0].rate == 0.003);
-  CHECK(arms[1].rate == 0.01);
-  CHECK(!arms[0].at_edge);
-  CHECK(arms[1].at_edge);
-  CHECK(spread_over(comparison, arms[0], test_loss).n == 3);
-  CHECK(runs_in_all(comparison) == 10);
-  CHECK(has(results_markdown(comparison), "so that one beyond may be better: lime."));
-}
-
-TEST_CASE("comparison: a rate at which a seed diverges is not the best one, and ends nothing") {
-  Comparison comparison = experiment();
-  const auto order = train_all(comparison, [](const ComparedRun& run) {
-    if (run.plan.lr == 0.01) return double{NAN};
-    if (run.choice.text == "lime" && run.plan.lr == 0.003 && run.plan.seed == 2) return double{NAN};
-    return 2 - run.plan.lr;
-  });
-  CHECK(order.size() == 11);  // lime went on at 0.001 with two seeds
-  const std::vector<Arm> arms = arms_of(comparison);
-  CHECK(arms[0].rate == 0.003);
-  CHECK(arms[1].rate == 0.001);
-  CHECK(arms[1].works);
-  CHECK(failures_of(comparison).empty());
-  const std::string table = results_table(comparison);
-  CHECK(has(table, "\ndiverged at lr 0.01: llama, lime\n"));
-  CHECK(has(table, "\nlime lr 0.003 seed 2: failed after step"));
-  for (const std::string& line : lines_of(table)) CHECK_MESSAGE(line.size() <= 80, line);
-}
-
-TEST_CASE("comparison: an architecture without a rate that works has failed; so has one of which a run could not end") {
-  Comparison comparison = experiment();
-  train_all(comparison, [](const ComparedRun& run) { return run.choice.text == "lime" ? double{NAN} : 1.0; });
+  train_all_runs(comparison, [](const ComparedRun& run) { return run.choice.text == "lime" ? double{NAN} : 1.0; });
   REQUIRE(failures_of(comparison).size() == 1);
   CHECK(failures_of(comparison)[0]->choice.text == "lime");
   CHECK(failures_of(comparison)[0]->result.code == Exit::not_finite);
   CHECK(has(results_verdicts(comparison), "no seed has ended for both: cannot be told"));
-  fail_with(run_at(comparison, "llama", 0.01, 1), Exit::io);
+  fail_with(run_at(comparison, "llama", 1), Exit::io);
   REQUIRE(failures_of(comparison).size() == 2);
   CHECK(failures_of(comparison)[0]->result.code == Exit::io);
+  CHECK(runs_unfinished(comparison) == 1);
+  run_at(comparison, "llama", 1).tried = false;  // resumed
+  CHECK(run_name(comparison, comparison.runs[*next_run(comparison)]) == "llama seed 1");
 }
 
-TEST_CASE("comparison: a rate is settled when its runs are done or diverged; what failed otherwise is tried again") {
-  Comparison comparison = experiment({0.001, 0.003}, {1, 2});
-  finish(run_at(comparison, "llama", 0.001, 1), 1);
-  finish(run_at(comparison, "llama", 0.003, 1), 2);
-  finish(run_at(comparison, "lime", 0.001, 1), 1);
-  ComparedRun& killed = run_at(comparison, "lime", 0.003, 1);
-  fail_with(killed, Exit::device);
-  CHECK(train_all(comparison, [](const ComparedRun&) { return 1.0; }) ==
-        std::vector<std::string>{"llama lr 0.001 seed 2"});
-  CHECK(runs_left(comparison) == 0);
-  CHECK(runs_unfinished(comparison) == 2);
-  REQUIRE(failures_of(comparison).size() == 1);
-  CHECK(failures_of(comparison)[0]->result.code == Exit::device);
-  const json lime = known_json(results_json(comparison))["architectures"][1];
-  CHECK(lime["lr_settled"] == false);
-  CHECK(lime["lr_at_edge"] == false);
-  CHECK(lime["difference_mean"].is_null());
-  CHECK(has(results_verdicts(comparison), "  lime: a best rate is not known yet: cannot be told\n"));
-  CHECK(has(results_table(comparison), "\n2 runs are still to be done\n"));
-  killed.tried = false;  // resumed
-  CHECK(run_name(comparison, comparison.runs[*next_run(comparison)]) == "lime lr 0.003 seed 1");
-  finish(killed, 0.5);
-  ComparedRun& second = run_at(comparison, "lime", 0.003, 2);
-  fail_with(second, Exit::io);
-  CHECK(arms_of(comparison)[1].rate == 0.003);  // that rate is not at fault
-  CHECK(!next_run(comparison));
-  CHECK(failures_of(comparison)[0]->result.code == Exit::io);
-}
-
-TEST_CASE("comparison: after a stop it says what is left to do, and settles no rate") {
-  Comparison comparison = experiment({0.001, 0.003}, {1, 2});
-  finish(run_at(comparison, "llama", 0.001, 1), 1);
-  ComparedRun& stopped = run_at(comparison, "llama", 0.003, 1);
+TEST_CASE("comparison: after a stop it says what is left to do, with the last numbers") {
+  Comparison comparison = experiment({1, 2});
+  finish(run_at(comparison, "llama", 1), 1);
+  ComparedRun& stopped = run_at(comparison, "llama", 2);
   stopped.state = RunState::stopped, stopped.tried = true;
-  CHECK(has(results_table(comparison), "\n5 runs are still to be done\n"));
-  const std::string text = results_markdown(comparison);
-  CHECK(!has(text, "At the edge"));
-  CHECK(!has(text, "too good"));
-  CHECK(known_json(results_json(comparison))["architectures"][0]["lr_settled"] == false);
-  Comparison seeds = experiment({0.001}, {1, 2});
+  CHECK(has(results_table(comparison), "\n3 runs are still to be done\n"));
+  CHECK(has(results_table(comparison), "  1 of 2  "));
+  Comparison seeds = experiment({1, 2});
   seeds.runs[0].state = RunState::stopped;
   seeds.runs[0].result.curves = run_of("llama", RunState::stopped).result.curves;
   CHECK(has(results_table(seeds), "  2.100 @2"));
 }
 
-TEST_CASE("comparison: runs side by side wait for all rates before the other seeds begin") {
-  Comparison comparison = experiment({0.001, 0.003}, {1, 2});
-  for (int i = 0; i < 4; ++i) comparison.runs[*next_run(comparison)].state = RunState::running;
-  CHECK(!next_run(comparison));
-  CHECK(runs_left(comparison) == 6);
-  finish(run_at(comparison, "lime", 0.001, 1), 1);
-  CHECK(!next_run(comparison));
-  finish(run_at(comparison, "lime", 0.003, 1), 2);
-  REQUIRE(next_run(comparison));
-  CHECK(run_name(comparison, comparison.runs[*next_run(comparison)]) == "lime lr 0.001 seed 2");
-}
-
 TEST_CASE("comparison: differences of means, and their verdict by Dunnett's test") {
-  Comparison comparison = experiment({0.001}, {1, 2, 3});
+  Comparison comparison = experiment();
   const double llama[] = {2.0, 3.0, 4.0}, lime[] = {1.98, 2.978, 3.98};  // seeds differ, lime's lead does not
   for (uint64_t seed = 1; seed <= 3; ++seed) {
-    finish(run_at(comparison, "llama", 0.001, seed), llama[seed - 1]);
-    finish(run_at(comparison, "lime", 0.001, seed), lime[seed - 1]);
+    finish(run_at(comparison, "llama", seed), llama[seed - 1]);
+    finish(run_at(comparison, "lime", seed), lime[seed - 1]);
   }
   // Of one arm and the same seeds it is Student's of the differences, as far as that is simulated.
   const std::vector<Arm> arms = arms_of(comparison);
@@ -205,20 +120,20 @@ TEST_CASE("comparison: differences of means, and their verdict by Dunnett's test
   CHECK(arm["larger_than_spread"] == true);
   CHECK(arm["difference_interval"].get<double>() == verdict.interval);
 
-  finish(run_at(comparison, "lime", 0.001, 3), 4.5);
+  finish(run_at(comparison, "lime", 3), 4.5);
   CHECK(has(results_verdicts(comparison), "  lime: higher by 0.1527 +- 0.7"));
   CHECK(has(results_verdicts(comparison), ": within the spread of seeds\n"));
-  run_at(comparison, "lime", 0.001, 3).state = RunState::stopped;
+  run_at(comparison, "lime", 3).state = RunState::stopped;
   CHECK(has(results_verdicts(comparison), " (2 seeds): within the spread of seeds"));  // the third is no block
   CHECK(has(results_table(comparison), "  2 of 3  "));
-  fail_with(run_at(comparison, "lime", 0.001, 3), Exit::not_finite);
+  fail_with(run_at(comparison, "lime", 3), Exit::not_finite);
   CHECK(has(results_verdicts(comparison), "; a seed of lime diverged: not judged"));
-  run_at(comparison, "lime", 0.001, 3).state = RunState::waiting;
-  run_at(comparison, "lime", 0.001, 2).state = RunState::waiting;
-  for (const uint64_t seed : {2, 3}) run_at(comparison, "llama", 0.001, seed).state = RunState::waiting;
+  run_at(comparison, "lime", 3).state = RunState::waiting;
+  run_at(comparison, "lime", 2).state = RunState::waiting;
+  for (const uint64_t seed : {2, 3}) run_at(comparison, "llama", seed).state = RunState::waiting;
   CHECK(has(results_markdown(comparison), "with one seed: whether seeds differ by as much cannot be told"));
   CHECK(known_json(results_json(comparison))["architectures"][1]["larger_than_spread"].is_null());
-  run_at(comparison, "llama", 0.001, 1).result.answers = 0.5;  // of a task there is more to say
+  run_at(comparison, "llama", 1).result.answers = 0.5;  // of a task there is more to say
   comparison.data = "arith:3";
   CHECK(has(results_markdown(comparison), "which also draw the task's data"));
   for (const std::string& line : lines_of(results_table(comparison) + results_verdicts(comparison)))
@@ -239,7 +154,7 @@ TEST_CASE("comparison: of several rates and seeds as many runs at a time as --jo
 
 TEST_CASE("comparison: the picture of several seeds has bands") {
   const TempDir scratch;
-  Comparison comparison = experiment({0.001}, {1, 2}, scratch.path);
+  Comparison comparison = experiment({1, 2}, 0.001, scratch.path);
   for (ComparedRun& run : comparison.runs) {
     finish(run, 1);
     run.result.curves.loss[1] += static_cast<double>(run.plan.seed);
@@ -251,43 +166,43 @@ TEST_CASE("comparison: the picture of several seeds has bands") {
   CHECK(has(svg, ">training loss, mean over the seeds<"));
 }
 
-TEST_CASE("comparison: resumed with more or fewer seeds and rates, it keeps every run") {
+TEST_CASE("comparison: resumed with more or fewer seeds and architectures, it keeps every run") {
   const TempDir scratch;
-  Comparison before = experiment({0.001, 0.003}, {1, 2}, scratch.path);
-  train_all(before, [](const ComparedRun& run) { return 2 - run.plan.lr; });
+  Comparison before = experiment({1, 2}, 0.001, scratch.path);
+  train_all_runs(before, [](const ComparedRun& run) { return 2 - run.plan.lr; });
   for (const ComparedRun& run : before.runs) fs::create_directory(scratch.file(run.directory));
   write_results(before);
   Experiment read;
   REQUIRE(take_comparison_settings(scratch.path, read));
-  CHECK(read.rates == std::vector<double>{0.001, 0.003});
+  CHECK(read.rates == std::vector<double>{0.001});
   CHECK(read.seeds == std::vector<uint64_t>{1, 2});
 
-  Comparison more = experiment({0.001, 0.003}, {1, 2, 3}, scratch.path);
+  Comparison more = experiment({1, 2, 3}, 0.001, scratch.path);
   for (ComparedRun& run : more.runs) run.directory = "new-" + run.directory;
   take_up(more);
   CHECK(runs_left(more) == 2);
-  CHECK(run_at(more, "lime", 0.003, 2).directory == "lime-0.003-2");
-  CHECK(run_at(more, "lime", 0.003, 3).directory == "new-lime-0.003-3");
+  CHECK(run_at(more, "lime", 2).directory == "lime-0.001-2");
+  CHECK(run_at(more, "lime", 3).directory == "new-lime-0.001-3");
 
-  Comparison fewer = experiment({0.003}, {1}, scratch.path);
+  Comparison fewer = experiment({1}, 0.001, scratch.path);
   fewer.runs.resize(1);  // llama's
   take_up(fewer);
   CHECK(runs_left(fewer) == 0);
-  CHECK(fewer.others.size() == 5);
+  CHECK(fewer.others.size() == 3);
   write_results(fewer);
-  CHECK(known_json(read_text(scratch.file("results.json")))["others"].size() == 5);
-  Comparison again = experiment({0.001, 0.003}, {1, 2}, scratch.path);
+  CHECK(known_json(read_text(scratch.file("results.json")))["others"].size() == 3);
+  Comparison again = experiment({1, 2}, 0.001, scratch.path);
   take_up(again);
   CHECK(runs_left(again) == 0);
   CHECK(again.others.empty());
 
-  Comparison other = experiment({0.5}, {1}, scratch.path);
-  CHECK(has(error_of([&] { take_up(other); }).what(), "--lr 0.003, the flags say 0.5"));
+  Comparison other = experiment({1}, 0.5, scratch.path);
+  CHECK(has(error_of([&] { take_up(other); }).what(), "--lr 0.001, the flags say 0.5"));
   json changed = read_json(scratch.file("results.json"));
   for (const json& damaged : {json("../x"), json(""), json(3), json(".git")}) {
     changed["runs"][0]["directory"] = damaged;
     write_text(scratch.file("results.json"), json_text(changed));
-    Comparison copy = experiment({0.001, 0.003}, {1, 2}, scratch.path);
+    Comparison copy = experiment({1, 2}, 0.001, scratch.path);
     CHECK_MESSAGE(error_of([&] { take_up(copy); }).code == Exit::bad_data, json_text(damaged));
   }
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <map>
 
 #include "engine/io/json.h"
 #include "models/disk/checkpoint.h"
@@ -15,6 +16,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny.h"
 #include "tests/support/weights.h"
+#include "train/settings/resolve.h"
 #include "train/step/trainer.h"
 
 using namespace crossply;
@@ -329,6 +331,30 @@ TEST_CASE("train: a frozen row never moves, whatever the flags of decay and rout
     const Parameter& own = trainer.params().at(layer_name(1, "self_attn.value_residual_mixing.lambda2"));
     CHECK((trainer.params().read(own.value)[0] == 0.5F) == (scale == "frozen"));
   }
+}
+
+TEST_CASE("train: with frozen routers, routers and scalars stay what they start with, and everything else learns") {
+  const Counting data(10);
+  for (const char* arch : {"lime", "hyper", "mhc", "denseformer", "satformer", "mudd"})
+    for (const char* optimizer : {"adamw", "muon"}) {
+      CAPTURES(arch, optimizer);
+      TrainPlan plan = tiny_options(arch);
+      plan.freeze_routers = true, plan.decay_all = true, plan.optimizer = optimizer;
+      choose_muon(plan);
+      Trainer trainer(plan, data);
+      std::map<std::string, std::vector<float>> before;
+      for (const Parameter& row : trainer.params().rows()) before[row.name] = trainer.params().read(row.value);
+      for (int i = 0; i < 3; ++i) trainer.step();
+      bool any = false;
+      for (const Parameter& row : trainer.params().rows()) {
+        CAPTURE(row.name);
+        const bool stays = trainer.params().read(row.value) == before[row.name];
+        any |= row.weighs();
+        if (row.weighs()) CHECK(stays);
+        else if (row.role == Role::input_projection || row.role == Role::output_projection) CHECK(!stays);
+      }
+      CHECK(any);
+    }
 }
 
 // Found out by the device: of a GPU in a plain run, in the first replay of the recording, or in a later one.

@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t seeds_between_twins = 100;
 constexpr size_t more_seeds = 3, best_arms = 3;  // of Rules::more_seeds
-constexpr size_t seeds_of_check = 3;              // of the yardstick on every machine
+constexpr size_t seeds_of_check = 3;             // of the yardstick on every machine
 
 template <class T>
 void add_new(std::vector<T>& values, T value) {
@@ -27,8 +27,8 @@ void set_rates(const Comparison& comparison, TrainPlan& plan, double lr, double 
   if (has_muon(plan.optimizer)) plan.muon.lr = muon_lr;
   if (!comparison.rules.hold_decay) return;
   const bool muon = has_muon(plan.optimizer);
-  plan.adamw.weight_decay = comparison.weight_decay * middle(muon ? comparison.muon_rates : comparison.rates) /
-                            (muon ? muon_lr : lr);
+  plan.adamw.weight_decay =
+      comparison.weight_decay * middle(muon ? comparison.muon_rates : comparison.rates) / (muon ? muon_lr : lr);
 }
 
 // --- the rates of an arm -----------------------------------------------------------------------------------------
@@ -37,8 +37,8 @@ std::vector<Tried> numbers_of(const Comparison& comparison, const RateAxis& axis
   std::vector<Tried> out;
   for (const size_t i : axis.tried) {
     const ComparedRun& run = comparison.runs[i];
-    out.push_back({axis.muon ? run.plan.muon.lr : run.plan.lr, is_done(run) ? run.result.test_loss : NAN,
-                   !is_unfinished(run)});
+    out.push_back(
+        {axis.muon ? run.plan.muon.lr : run.plan.lr, is_done(run) ? run.result.test_loss : NAN, !is_unfinished(run)});
   }
   return out;
 }
@@ -52,8 +52,8 @@ RateAxis axis_of(const Comparison& comparison, bool muon, size_t asked, std::vec
   std::stable_sort(axis.tried.begin(), axis.tried.end(), [&](size_t a, size_t b) { return rate(a) < rate(b); });
   const std::vector<Tried> numbers = numbers_of(comparison, axis);
   axis.choice = choose_rate(numbers);
-  axis.settled = axis.tried.size() >= asked && std::ranges::all_of(numbers, &Tried::ended) &&
-                 !rate_beyond(numbers, asked);
+  axis.settled =
+      axis.tried.size() >= asked && std::ranges::all_of(numbers, &Tried::ended) && !rate_beyond(numbers, asked);
   axis.choice.at_edge = axis.choice.at_edge && axis.settled;
   return axis;
 }
@@ -223,8 +223,8 @@ bool add_more_seeds(Comparison& comparison) {
 
 // Those of the arm that a run is of, in a list.
 const Arm* find_arm(const std::vector<Arm>& arms, const std::string& arch, const std::string& optimizer) {
-  const auto found = std::ranges::find_if(
-      arms, [&](const Arm& arm) { return arm.arch == arch && arm.optimizer == optimizer; });
+  const auto found =
+      std::ranges::find_if(arms, [&](const Arm& arm) { return arm.arch == arch && arm.optimizer == optimizer; });
   return found == arms.end() ? nullptr : &*found;
 }
 
@@ -273,7 +273,8 @@ std::vector<Arm> arms_of(const Comparison& comparison) {
   }
   for (size_t i = 0; i < arms.size(); ++i) {
     const Arm* leader = leaders[i].empty() ? nullptr : find_arm(arms, leaders[i], arms[i].optimizer);
-    if (leader != nullptr) arms[i].settled = leader->settled, arms[i].lr = leader->lr, arms[i].muon_lr = leader->muon_lr;
+    if (leader != nullptr)
+      arms[i].settled = leader->settled, arms[i].lr = leader->lr, arms[i].muon_lr = leader->muon_lr;
     arms[i].works = works(comparison, arms[i], !(leader != nullptr ? leader : &arms[i])->axes.empty());
   }
   share_out(comparison, leaders, arms);
@@ -362,6 +363,24 @@ const Arm* first_optimizer(const std::vector<Arm>& arms, const Arm& arm) {
   for (const Arm& other : arms)
     if (other.arch == arm.arch) return other.optimizer == arm.optimizer ? nullptr : &other;
   return nullptr;
+}
+
+std::string rates_text(const std::string& optimizer, double lr, double muon_lr) {
+  return lr_text(lr) + (has_muon(optimizer) ? ", muon " + lr_text(muon_lr) : "");
+}
+
+std::string rates_text(const Arm& arm) {
+  if (std::isnan(arm.lr)) return "-";
+  return rates_text(arm.optimizer, arm.lr, arm.muon_lr) + (arm.settled ? "" : ", so far");
+}
+
+std::string basins_text(const Arm& arm) {
+  std::string out;
+  for (const RateAxis& axis : arm.axes)
+    if (axis.settled && std::isfinite(axis.choice.basin))
+      out += (out.empty() ? "" : ", ") + std::string(axis.muon ? "muon x" : "x") +
+             format_number("%.2g", axis.choice.basin);
+  return out.empty() ? "-" : out;
 }
 
 const Arm* control_of(const std::vector<Arm>& arms, const Arm& arm) {

@@ -44,7 +44,7 @@ void print_time(const Comparison& comparison) {
 std::string describe_runs(const Comparison& comparison, const std::vector<Arm>& arms) {
   size_t runs = 0, fewest = SIZE_MAX, most = 1;
   for (const Arm& arm : arms) {
-    const size_t rates = std::max<size_t>(1, arm.sweep.size());
+    const size_t rates = std::max<size_t>(1, runs_planned(arm) - arm.seeds.size());
     runs += runs_planned(arm), fewest = std::min(fewest, rates), most = std::max(most, rates);
   }
   const size_t optimizers = optimizers_of(comparison).size(), seeds = seeds_of(comparison).size();
@@ -54,7 +54,8 @@ std::string describe_runs(const Comparison& comparison, const std::vector<Arm>& 
   if (optimizers > 1) line += str(" x ", optimizers, " optimizers");
   if (most > 1) {
     line += str("; each ", fewest < most ? str(fewest, " to ") : "", most, " learning rates with seed ",
-                *comparison.choosing_seed, ", then ", seeds, seeds > 1 ? " seeds" : " seed", " at what that chooses");
+                *comparison.choosing_seed, ", then ", seeds, seeds > 1 ? " seeds" : " seed",
+                " at the rate that this chooses");
   } else if (seeds > 1) {
     line += str(" x ", seeds, " seeds");
   }

@@ -162,6 +162,10 @@ std::string run_directory(const ComparedRun& run) {
   return run.directory.empty() ? run.choice.file_name() : run.directory;
 }
 
+std::string record_path(const Comparison& comparison, const ComparedRun& run) {
+  return comparison.out + "/records/" + run_directory(run) + ".json";
+}
+
 Spread spread_over(const Comparison& comparison, const Arm& arm, Measure measure) {
   std::vector<double> values;
   for (const size_t i : arm.seeds)

@@ -74,10 +74,10 @@ struct Comparison {
   std::vector<double> muon_rates = {};
   std::optional<uint64_t> choosing_seed = {};  // tries the rates and is not reported; none where no arm has a choice
   Rules rules = {};
-  MachinePart part = {};               // of its arms, which this machine trains
-  std::set<std::string> only = {};     // architectures that are trained, with the first; none: all
+  MachinePart part = {};                     // of its arms, which this machine trains
+  std::set<std::string> only = {};           // architectures that are trained, with the first; none: all
   std::shared_ptr<Claims> claims = nullptr;  // where several processes share the runs
-  double weight_decay = 0;  // as in --weight-decay; with rules.hold_decay runs have others
+  double weight_decay = 0;                   // as in --weight-decay; with rules.hold_decay runs have others
 };
 
 // What is compared, by its flags.
@@ -122,7 +122,8 @@ struct Arm {
 };
 bool is_of(const ComparedRun& run, const Arm& arm);
 std::vector<Arm> arms_of(const Comparison& comparison);
-std::vector<uint64_t> seeds_of(const Comparison& comparison);  // those that are reported, but for the backbone's own
+// Those that are reported, but for the backbone's own.
+std::vector<uint64_t> seeds_of(const Comparison& comparison);
 std::vector<std::string> optimizers_of(const Comparison& comparison);
 std::string arm_name(const Comparison& comparison, const ComparedRun& run);  // of the arm that a run is of
 bool chooses(const Comparison& comparison, const ComparedRun& run);          // is it of the seed that tries the rates?
@@ -143,8 +144,8 @@ void name_directories(Comparison& comparison);
 // Returns whether anything changed.
 bool extend(Comparison& comparison);
 
-// The run to begin next, of this machine's part: first the rates, then seed after seed, so that what is there at any time is of all
-// architectures. None where all are done, or wait for one that is running.
+// The run to begin next, of this machine's part: first the rates, then seed after seed, so that what is there at any
+// time is of all architectures. None where all are done, or wait for one that is running.
 std::optional<size_t> next_run(const Comparison& comparison);
 // Those of an arm that are needed, as far as they are known: its rates, and once they are settled its seeds.
 std::vector<size_t> needed(const Arm& arm);
@@ -164,6 +165,7 @@ std::vector<const ComparedRun*> failures_of(const Comparison& comparison);
 // As far as it tells the runs of the comparison apart: "lime lr 0.003 seed 2".
 std::string run_name(const Comparison& comparison, const ComparedRun& run);
 std::string run_directory(const ComparedRun& run);
+std::string record_path(const Comparison& comparison, const ComparedRun& run);
 // A rate as short as it is exact: 0.003, 1e-05.
 std::string lr_text(double lr);
 const char* name_of(RunState state);
@@ -221,6 +223,7 @@ double relative_memory(const Comparison& comparison, const ComparedRun& run);
 
 // "0.004", with Muon's own behind it "0.004, muon 0.02", while rates are being tried ", so far"; "-": none is known.
 std::string rates_text(const Arm& arm);
+std::string rates_text(const std::string& optimizer, double lr, double muon_lr);
 // By what a rate may be multiplied or divided for 0.01 nats: "x1.8"; of Muon's both rates: "muon x1.8, x2.4".
 std::string basins_text(const Arm& arm);
 

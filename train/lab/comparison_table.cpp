@@ -41,10 +41,6 @@ std::string measured_text(const ComparedRun& run, const Measured& number, Text t
   return text(number.value) + (is_done(run) ? "" : str(" @", number.step));
 }
 
-std::string rates_text(const std::string& optimizer, double lr, double muon_lr) {
-  return lr_text(lr) + (has_muon(optimizer) ? ", muon " + lr_text(muon_lr) : "");
-}
-
 // A comparison and its arms, of which the first is the yardstick. several: seeds or rates.
 struct View {
   explicit View(const Comparison& c)
@@ -223,12 +219,13 @@ std::string further_seeds(const View& view) {
     further.seeds = arm.more;
     const Spread fresh = spread_over(view.comparison, further, test_loss);
     if (arm.more.empty() || fresh.n < static_cast<int64_t>(arm.more.size())) continue;
-    out += str("* ", format_markdown(arm.name), ": ",
-               four_digits(spread_over(view.comparison, arm, test_loss).mean), ", then ", four_digits(fresh.mean),
-               "\n");
+    out += str("* ", format_markdown(arm.name), ": ", four_digits(spread_over(view.comparison, arm, test_loss).mean),
+               ", then ", four_digits(fresh.mean), "\n");
   }
-  return out.empty() ? "" : "Of the best arms, and of those whose spread is unlike the others', three fresh seeds; the "
-                            "best of many looks better than it is:\n\n" + out + "\n";
+  return out.empty() ? ""
+                     : "Of the best arms, and of those whose spread is unlike the others', three fresh seeds; the "
+                       "best of many looks better than it is:\n\n" +
+                           out + "\n";
 }
 
 // How verdicts come about, and what they do not say.
@@ -397,14 +394,13 @@ std::vector<size_t> listed_runs(const View& view) {
   const std::vector<ComparedRun>& runs = view.comparison.runs;
   const auto order = [&](size_t i) {
     const bool reported = !chooses(view.comparison, runs[i]);
-    return std::tuple(rate_of(runs[i]), reported, i);
+    return std::tuple(rate_of(runs[i]), reported, runs[i].plan.lr, runs[i].plan.seed, i);
   };
   std::vector<size_t> all;
   for (const Arm& arm : view.arms) {
     std::vector<size_t> own;
     for (size_t i = 0; i < runs.size(); ++i)
-      if (is_of(runs[i], arm) &&
-          (runs[i].state != RunState::waiting || chooses(view.comparison, runs[i])))
+      if (is_of(runs[i], arm) && (runs[i].state != RunState::waiting || chooses(view.comparison, runs[i])))
         own.push_back(i);
     std::sort(own.begin(), own.end(), [&](size_t a, size_t b) { return order(a) < order(b); });
     all.insert(all.end(), own.begin(), own.end());
@@ -422,11 +418,11 @@ std::string table_of_runs(const View& view) {
     const ComparedRun& run = view.comparison.runs[i];
     const bool tries = chooses(view.comparison, run);
     const auto number = [&](Measure measure, Text text) { return measured_text(run, measure(run), text); };
-    out += format_markdown_row({run.choice.text, run.plan.optimizer,
-                                rates_text(run.plan.optimizer, run.plan.lr, run.plan.muon.lr), std::to_string(run.plan.seed) + (tries ? ", chooses" : ""),
-                                number(train_loss, four_digits), number(test_loss, four_digits),
-                                number(answers, percent_text), number(steps_valid, percent_text), run_directory(run),
-                                is_done(run) ? "done" : remark(run)});
+    out += format_markdown_row(
+        {run.choice.text, run.plan.optimizer, rates_text(run.plan.optimizer, run.plan.lr, run.plan.muon.lr),
+         std::to_string(run.plan.seed) + (tries ? ", chooses" : ""), number(train_loss, four_digits),
+         number(test_loss, four_digits), number(answers, percent_text), number(steps_valid, percent_text),
+         run_directory(run), is_done(run) ? "done" : remark(run)});
   }
   return out + "\n";
 }
@@ -509,20 +505,6 @@ void draw(const View& view) {
 }
 
 }  // namespace
-
-std::string rates_text(const Arm& arm) {
-  if (std::isnan(arm.lr)) return "-";
-  return rates_text(arm.optimizer, arm.lr, arm.muon_lr) + (arm.settled ? "" : ", so far");
-}
-
-std::string basins_text(const Arm& arm) {
-  std::string out;
-  for (const RateAxis& axis : arm.axes)
-    if (axis.settled && std::isfinite(axis.choice.basin))
-      out += (out.empty() ? "" : ", ") + std::string(axis.muon ? "muon x" : "x") +
-             format_number("%.2g", axis.choice.basin);
-  return out.empty() ? "-" : out;
-}
 
 std::string results_table(const Comparison& comparison, size_t width) {
   const View view(comparison);

@@ -19,17 +19,20 @@ namespace crossply {
 namespace {
 
 // Those that a comparison refuses, and plan_comparison() says why.
-constexpr const char* flags_of_trainers[] = {
-    "--init",  "--teacher",   "--kd-alpha", "--kd-tau", "--kd-reduction", "--dump-tape", "--dump-tensors",  "--world",
-    "--gpu",   "--node-gpus", "--nvlink",   "--net",    "--rank-rate",    "--branch",    "--freeze-routers", "--from-step"};
+constexpr const char* flags_of_trainers[] = {"--init",         "--teacher",   "--kd-alpha",       "--kd-tau",
+                                             "--kd-reduction", "--dump-tape", "--dump-tensors",   "--world",
+                                             "--gpu",          "--node-gpus", "--nvlink",         "--net",
+                                             "--rank-rate",    "--branch",    "--freeze-routers", "--from-step"};
 
 void refuse_flags_of_trainers(const Settings& settings) {
   if (!settings.init.empty()) fail(Exit::usage, "a comparison trains from scratch; --init is for the trainers");
-  if (!settings.teacher.empty()) fail(Exit::usage, "a comparison trains without a teacher; --teacher is for the trainers");
+  if (!settings.teacher.empty())
+    fail(Exit::usage, "a comparison trains without a teacher; --teacher is for the trainers");
   if (settings.dump_tape || !settings.dump_tensors.empty())
     fail(Exit::usage, "a comparison shows no single step; --dump-tape and --dump-tensors are for the trainers");
   if (settings.world.ranks > 0) fail(Exit::usage, "a comparison plans jobs of one rank; --world is for the trainers");
-  if (settings.freeze_routers) fail(Exit::usage, "--freeze-routers is for the trainers; here it is --arch llama,lime,lime@frozen");
+  if (settings.freeze_routers)
+    fail(Exit::usage, "--freeze-routers is for the trainers; here it is --arch llama,lime,lime@frozen");
   if (!settings.branch.run.empty()) fail(Exit::usage, "a comparison trains from scratch; --branch is for the trainers");
   if (settings.out.empty() && !settings.dry_run) fail(Exit::usage, "--out is needed: the directory for the runs");
   if (settings.steps == 0) fail(Exit::usage, "--steps 0: there is nothing to compare");
@@ -145,10 +148,11 @@ void add_rate_flags(CLI::App& app, Experiment& o) {
       .default_str(format_number("%g", o.settings.lr))
       .group("Optimiser");
   needs(app,
-        add_parsed(app, "--muon-lr", setter("--muon-lr", o.muon_rates), "FLOAT,...",
-                   "Muon's base learning rate, or several between commas (default: of each --lr, with --muon-scale rms "
-                   "five times that, with original 0.03)\nOf several, seed 0 tries all at the middle --lr, and at the "
-                   "best of them half that --lr and twice")
+        add_parsed(
+            app, "--muon-lr", setter("--muon-lr", o.muon_rates), "FLOAT,...",
+            "Muon's base learning rate, or several between commas: seed 0 tries them at the middle --lr, then at the "
+            "best half that --lr and twice (default: of each --lr, with --muon-scale rms five times that, with "
+            "original 0.03)")
             .group("Optimiser"),
         {{"--optimizer", {"muon", "normuon"}}});
 }
@@ -204,7 +208,6 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
                  "the yardstick's, where it has others; with eight or more it has a deviation of its own");
   add_switch(app, "--more-seeds", o.rules.more_seeds,
              "three more seeds for the three best, and for those whose spread is unlike the others'");
-  needs(app, flag_named(app, "--more-seeds"), {{"--seeds"}});
   add_text(app, "--pairs", o.rules.pairs, "DIR",
            "after each reported run also its accuracy on minimal pairs: .jsonl files like BLiMP's");
   add_integer(app, "--jobs", o.jobs, 0, 4096,

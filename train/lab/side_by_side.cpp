@@ -39,7 +39,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int reply_descriptor = 3;
 constexpr int64_t tokens_of_pairs = 8192;  // in a batch
-constexpr double max_to_try = 2e11;  // FLOPs of a step that is timed: of larger ones threads have enough to do
+constexpr double max_to_try = 2e11;        // FLOPs of a step that is timed: of larger ones threads have enough to do
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -157,7 +157,8 @@ std::string request_for(const ComparedRun& run, const std::string& label, const 
 
 RunProcess::RunProcess(const Comparison& comparison, size_t place, const std::string& label)
     : place_(place), label_(label), metrics_(comparison.runs[place].plan.out + "/metrics.jsonl") {
-  std::string name = own_program(), flag = "--one-run", request = request_for(comparison.runs[place], label, pairs_of(comparison, comparison.runs[place]));
+  std::string name = own_program(), flag = "--one-run",
+              request = request_for(comparison.runs[place], label, pairs_of(comparison, comparison.runs[place]));
   char* arguments[] = {name.data(), flag.data(), request.data(), nullptr};
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;

@@ -19,7 +19,8 @@ struct Jobs {
 // each, are a tenth faster than one after the other with all threads; both are timed for a moment. Otherwise one.
 Jobs choose_jobs(const Comparison& comparison, int64_t asked);
 
-// Trains all runs that are needed until none is left, but for those that other processes have, or a signal asks to stop.
+// Trains all runs that are needed until none is left, but for those that other processes have, or a signal asks to
+// stop.
 // After each run it writes records and results, an error of which does not end the runs. Returns the error of the last
 // such attempt; "" where all is written.
 std::string train_all(Comparison& comparison, int64_t jobs);

@@ -90,7 +90,7 @@ class Reader {
     const size_t equals = inside.find('=');
     entry_ = {trimmed(inside.substr(0, equals)), "", equals == std::string::npos};
     if (!entry_.is_switch) entry_.value = trimmed(inside.substr(equals + 1));
-    if (entry_.key.empty() ||
+    if (entry_.key.empty() || entry_.key[0] == '-' ||
         entry_.key.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-") != std::string::npos)
       fail(Exit::bad_data, where(), ": a line is a flag of compare without its dashes, '", excerpt(entry_.key),
            "' is none; tables begin with [NAME]");

@@ -11,16 +11,16 @@ namespace crossply {
 // A rate that was tried, or is to be.
 struct Tried {
   double rate;
-  double loss = NAN;   // not finite: it diverged, or has not ended
+  double loss = NAN;  // not finite: it diverged, or has not ended
   bool ended = false;
 };
 
 // What comes out of rates in ascending order.
 struct RateChoice {
-  double best = NAN;    // the rate of the lowest loss; NaN: none is finite
-  double rate = NAN;    // by the parabola; the best itself where there is none
-  double basin = NAN;   // the loss rises by basin_height where the rate is so many times larger, or smaller
-  bool at_edge = false; // the best is the smallest or the largest of several
+  double best = NAN;     // the rate of the lowest loss; NaN: none is finite
+  double rate = NAN;     // by the parabola; the best itself where there is none
+  double basin = NAN;    // the loss rises by basin_height where the rate is so many times larger, or smaller
+  bool at_edge = false;  // the best is the smallest or the largest of several
 };
 constexpr double basin_height = 0.01;  // nats
 

@@ -21,9 +21,9 @@ struct TrainResult {
   double tokens_per_second = 0;
   double peak = 0;  // FLOP/s of all its devices by their data sheets; 0: not known
   size_t memory = 0;
-  double planned_memory = 0;  // of the whole run, as a dry run says; set by plan_training
+  double planned_memory = 0;   // of the whole run, as a dry run says; set by plan_training
   double bytes_per_token = 0;  // of the tape, each tensor that an op names once; set by plan_training
-  double train_loss = 0;      // mean over the last fiftieth of the steps
+  double train_loss = 0;       // mean over the last fiftieth of the steps
   double test_loss = 0;
   double answers = -1, steps_valid = -1;  // -1: the data is no task
   std::string run_dir;

@@ -27,7 +27,8 @@ std::string take_word(ArchChoice& choice, const std::string& text) {
   choice.leader = text.substr(0, at);
   choice.frozen = word == "frozen";
   if (word == "again") choice.again = 1;
-  else if (number.size() == 1 && number[0] >= '2' && number[0] <= '9') choice.again = static_cast<uint64_t>(number[0] - '0');
+  else if (number.size() == 1 && number[0] >= '2' && number[0] <= '9')
+    choice.again = static_cast<uint64_t>(number[0] - '0');
   if (!choice.frozen && choice.again == 0)
     fail(Exit::usage, "--arch ", text, ": behind @ stands frozen, again, or again2 to again9");
   return choice.leader;
