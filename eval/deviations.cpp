@@ -9,7 +9,8 @@ namespace {
 
 constexpr int64_t equal_tables = 20'000;
 constexpr double equal_share = 0.75;  // of tables of equals that are taken for such
-// Equal losses have a variance of 0, whose logarithm is not finite: none is taken for less than this share of the median.
+// Equal losses have a variance of 0, whose logarithm is not finite. None is taken for less than this share of the
+// median.
 constexpr double min_share = 1e-5;
 
 // How much further the logarithms are apart than those of equal variances are on average.

@@ -92,5 +92,6 @@ fi
 
 others="analyze average compare curves evaluate figures generate gradients prepare score tokenize transplant"
 for program in $(cd "$build" && echo train_*) $others; do "$build/$program" --help-all || failures=1; done >"$work/help"
+for part in run time report; do "$build/sweep" $part --help || failures=1; done >>"$work/help"
 "$python" tests/docs.py . "$work/help" || failures=$((failures + 1))
 [ $failures = 0 ] && echo "docs: as the programs are"
