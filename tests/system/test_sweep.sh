@@ -180,6 +180,7 @@ bad 65 'bad.plan:1: a line is a flag' '\xff\x00\x01 = 3\n[one]\n'
 bad 65 'bad.plan:1: an indented line' '  3\n[one]\n'
 bad 65 'bad.plan:1: a table is named' '[..]\n'
 for flag in out resume jobs seed; do bad 64 "bad.plan:2: .*$flag is not for a plan" "data = arith:3\n[one]\n$flag = 3\n"; done
+bad 65 "layers are whole numbers, '../../2' is none" 'data = arith:3\n[one]\nlayers = 1, ../../2\n'
 bad 65 'ffn has 2 values, width 3' 'data = arith:3\n[one]\nwidth = 8, 16, 32\nffn = 8, 16\n'
 bad 64 'bad.plan:2: one: --arch lime@frozen: ' 'data = arith:3\n[one]\narch = llama, lime, lime@frozen\nlayers = 1\n'
 [ ! -e refused ] || fail "what is refused leaves a directory"

@@ -18,6 +18,7 @@ namespace crossply {
 namespace {
 
 constexpr uint64_t max_plan = 1 << 20;
+constexpr size_t max_tables = 1000;
 constexpr const char* axes[] = {"width", "heads", "ffn"};  // as many values of each, or one
 constexpr const char* lists[] = {"arch",    "optimizer", "lr",    "muon-lr", "seeds", "backbone-seeds",
                                  "budgets", "layers",    "width", "heads",   "ffn"};
@@ -133,15 +134,23 @@ PlannedTable table_of(const Section& section, const std::string& name, const Ent
   return table;
 }
 
+void refuse_many_tables(size_t tables, const std::string& where) {
+  if (tables > max_tables)
+    fail(Exit::bad_data, where, ": that makes ", tables, " tables, more than ", max_tables, "; split the plan");
+}
+
 // The same table for each of several layers, then for each of several widths.
 std::vector<PlannedTable> sizes_of(const Section& section, const Entries& entries) {
   std::vector<PlannedTable> out = {table_of(section, section.name, entries)};
   const auto spread = [&](const char* key, const char* letter, auto&& set_all) {
     const std::vector<std::string> values = split_commas(out[0].flag(std::string("--") + key));
     if (values.size() < 2) return;
+    refuse_many_tables(out.size() * values.size(), section.where);
     std::vector<PlannedTable> more;
     for (const PlannedTable& table : out)
       for (size_t i = 0; i < values.size(); ++i) {
+        if (values[i].empty() || values[i].find_first_not_of("0123456789") != std::string::npos)  // it is in a path
+          fail(Exit::bad_data, section.where, ": ", key, " are whole numbers, '", excerpt(values[i]), "' is none");
         more.push_back(table);
         more.back().name += str("-", letter, values[i]);
         set_all(more.back(), i, values.size());
@@ -168,7 +177,9 @@ std::vector<PlannedTable> sizes_of(const Section& section, const Entries& entrie
 std::vector<PlannedTable> budgets_of(const PlannedTable& whole, const std::string& list, const std::string& where) {
   std::vector<PlannedTable> out;
   const auto steps = parse_number(whole.flag("--steps"));
-  for (const std::string& text : split_commas(list)) {
+  const std::vector<std::string> texts = split_commas(list);
+  refuse_many_tables(texts.size(), where);
+  for (const std::string& text : texts) {
     const auto budget = parse_number(text);
     if (!budget || !(*budget > 0 && *budget <= 100) || *budget == 1)
       fail(Exit::bad_data, where, ": budgets are numbers above 0 and other than 1, '", excerpt(text), "' is none");
@@ -212,6 +223,7 @@ SweepPlan parse_sweep_plan(const std::string& text, const std::string& path) {
       plan.tables.push_back(table);
       if (!budgets.empty())
         for (PlannedTable& budget : budgets_of(table, budgets, section.where)) plan.tables.push_back(std::move(budget));
+      refuse_many_tables(plan.tables.size(), section.where);
     }
   }
   std::map<std::string, std::string> names;
