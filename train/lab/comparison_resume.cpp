@@ -401,7 +401,12 @@ bool take_new_records(Comparison& comparison) {
     const bool here = run.state == RunState::running && !run.elsewhere;
     if (!run.rated || here || !is_unfinished(run)) continue;
     const std::string path = record_path(comparison, run);
-    if (path_exists(path)) comparison.others.push_back(json_text(read_record(comparison, path))), any = true;
+    if (!path_exists(path)) continue;
+    const json record = read_record(comparison, path);
+    if (record.value("state", json()) == name_of(RunState::done) &&
+        record.value("steps_done", json(0)) < run.plan.steps)
+      continue;  // of fewer steps: it goes on
+    comparison.others.push_back(json_text(record)), any = true;
   }
   if (any) extend(comparison);
   return any;

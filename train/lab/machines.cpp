@@ -25,6 +25,7 @@ constexpr double rounding_f32 = 1e-3, rounding_bf16 = 2e-2;
 struct Finished {
   std::vector<double> first;
   double loss = NAN;
+  std::string seed;  // with the optimizer; "" of the one that chooses among the rates
   std::string machine;
   bool bf16 = false;
 };
@@ -48,7 +49,10 @@ std::map<std::string, Finished> finished_backbone(const SweepTable& table, const
     const json environment = record.value("environment", json::object());
     run.machine = text_at(environment.value("machine", json::object()), "cpu") + ", commit " +
                   text_at(environment.value("build", json::object()), "commit");
-    run.bf16 = text_at(record.value("flags", json::object()), "dtype") == "bf16";
+    const json flags = record.value("flags", json::object()), seed = flags.value("seed", json());
+    if (seed != json(table.comparison.choosing_seed.value_or(-1)))
+      run.seed = text_at(flags, "optimizer") + " " + json_text(seed);
+    run.bf16 = text_at(flags, "dtype") == "bf16";
     out[text_at(record, "directory")] = std::move(run);
   }
   return out;
@@ -61,37 +65,46 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
   return most;
 }
 
-// Half of Welch's 95 % interval around the difference of two means.
-double welch_interval(const Spread& a, const Spread& b) {
+// Half of Welch's interval around the difference of two means.
+double welch_interval(const Spread& a, const Spread& b, double level) {
   const double u = a.error() * a.error(), v = b.error() * b.error();
   if (!(u + v > 0)) return 0;
   const double degrees =
       (u + v) * (u + v) / (u * u / static_cast<double>(a.n - 1) + v * v / static_cast<double>(b.n - 1));
-  return std::sqrt(u + v) * student_t(0.95, std::max<int64_t>(1, static_cast<int64_t>(degrees)));
+  return std::sqrt(u + v) * student_t(level, std::max<int64_t>(1, static_cast<int64_t>(degrees)));
 }
 
-std::string compare_machines(const SweepTable& table, const std::string& here, const std::string& there) {
-  const auto ours = finished_backbone(table, here), theirs = finished_backbone(table, there);
-  double rounding = 0;
-  bool bf16 = false;
-  std::string machines;
+// The losses of the reported seeds that both have: their rates may differ in the last digit.
+std::pair<Spread, Spread> common_seeds(const std::map<std::string, Finished>& ours,
+                                       const std::map<std::string, Finished>& theirs) {
   std::vector<double> a, b;
+  for (const auto& [_, run] : theirs)
+    for (const auto& [__, other] : ours)
+      if (!run.seed.empty() && run.seed == other.seed) a.push_back(other.loss), b.push_back(run.loss);
+  return {spread_of(a), spread_of(b)};
+}
+
+std::string compare_machines(const SweepTable& table, const std::string& here, const std::string& there, double level) {
+  const auto records = [&](const std::string& sweep) { return sweep + "/" + table.planned.name + "/records"; };
+  const auto ours = finished_backbone(table, records(here)), theirs = finished_backbone(table, records(there));
+  double rounding = 0;
+  bool bf16 = false, any = false;
+  std::string machines;
   for (const auto& [name, run] : theirs) {
     const auto same = ours.find(name);
     if (same == ours.end()) continue;
     rounding = std::max(rounding, largest_difference(same->second.first, run.first));
-    bf16 = run.bf16, machines = same->second.machine + "; " + run.machine;
-    a.push_back(same->second.loss), b.push_back(run.loss);
+    any = true, bf16 = run.bf16, machines = same->second.machine + "; " + run.machine;
   }
-  const std::string& name = table.planned.name;
-  if (a.size() < 2)
-    fail(Exit::usage, there, ": fewer than two runs of ", table.comparison.runs[0].choice.text, " are also in ", here,
+  const std::string &name = table.planned.name, &backbone = table.comparison.runs[0].choice.text;
+  const auto [of_a, of_b] = common_seeds(ours, theirs);
+  if (!any || of_a.n < 2 || of_b.n < 2)
+    fail(Exit::usage, there, ": fewer than two seeds of ", backbone, " in table ", name, " are also in ", here,
          ", so that nobody can say whether these losses may stand in one table; --part trains them on every machine");
-  const Spread of_a = spread_of(a), of_b = spread_of(b);
-  const double difference = of_b.mean - of_a.mean, interval = welch_interval(of_a, of_b);
+  const double difference = of_b.mean - of_a.mean, interval = welch_interval(of_a, of_b, level);
   const std::string said = str(name, ": ", machines, ": 20 steps differ by up to ", format_number("%.2g", rounding),
-                               " of the loss, ", a.size(), " runs on average by ", format_number("%+.4f", difference),
-                               " (told apart beyond ", format_number("%.4f", interval), ")");
+                               " of the loss, ", of_a.n, " seeds on average by ", format_number("%+.4f", difference),
+                               " (chance alone: up to ", format_number("%.4f", interval), ")");
   if (rounding > (bf16 ? rounding_bf16 : rounding_f32) || std::abs(difference) > interval)
     fail(Exit::usage, there, " is not merged with ", here, ". ", said);
   return said + ".\n";
@@ -103,15 +116,16 @@ std::string merge_sweeps(std::vector<SweepTable>& tables, const std::string& fir
                          const std::vector<std::string>& others) {
   std::string notes;
   const SweepPlan plan = read_sweep_plan(plan_in(first));
+  const auto compared = static_cast<double>(tables.size() * others.size());
+  const double level = std::pow(0.95, 1 / std::max(1.0, compared));  // of all together (Sidak)
   for (const std::string& other : others) {
     if (read_sweep_plan(plan_in(other)).text != plan.text)
       fail(Exit::usage, other, " is a sweep of another plan than ", first, "; compare ", plan_in(other), " with ",
            plan_in(first));
     for (SweepTable& table : tables) {
-      const std::string here = first + "/" + table.planned.name + "/records",
-                        there = other + "/" + table.planned.name + "/records";
+      const std::string there = other + "/" + table.planned.name + "/records";
       if (!path_exists(there)) continue;
-      if (table.planned.of.empty()) notes += compare_machines(table, here, there);
+      if (table.planned.of.empty()) notes += compare_machines(table, first, other, level);
       take_records(table.comparison, there);
     }
   }

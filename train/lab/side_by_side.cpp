@@ -82,6 +82,7 @@ void train_or_record(ComparedRun& run, const std::string& label, int64_t runs_af
   Settings settings = run.plan;
   settings.label = label;
   settings.runs_after = runs_after;
+  settings.resume = settings.resume && path_exists(settings.out);
   try {
     run.result = train_run(settings, evaluated);
     run.state = run.result.code == Exit::stopped ? RunState::stopped : RunState::done;

@@ -1,12 +1,12 @@
-// sweep: a plan of tables (sweep_plan.h), each a comparison of one size: plans, trains, goes on and reports. A cell is
-// an ordinary run directory; once it is done its record is enough. Several processes of one machine share the work,
-// several machines take a part each.
+// sweep: trains the tables of a plan (sweep_plan.h), each a comparison of one size, and reports. A cell is an ordinary
+// run directory; once it is done its record is enough. Several processes of one machine share the cells, several
+// machines take a part each.
 //
 //   sweep run table.plan --out runs/table --dry-run     # cells, hours and memory
 //   sweep run table.plan --out runs/table --jobs 2      # train, or go on
 //   sweep time table.plan --out runs/table              # steps beside each other, on an idle machine
 //   sweep report runs/table                             # the page, figures, CSV and JSON
-//   sweep run table.plan --out runs/mine --arch mine --records records     # add a row
+//   sweep run table.plan --out runs/mine --arch mine --records runs/table     # add a row
 #include <omp.h>
 
 #include <CLI/CLI.hpp>
@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "cli/format.h"
@@ -29,6 +30,7 @@
 #include "train/lab/machines.h"
 #include "train/lab/side_by_side.h"
 #include "train/lab/sweep_report.h"
+#include "train/run/environment.h"
 #include "train/run/inputs.h"
 
 using namespace crossply;
@@ -40,7 +42,7 @@ using nlohmann::json;
 
 struct Options {
   SweepCall call;
-  std::string plan, part, program;
+  std::string plan, part, to, program;
   std::vector<std::string> dirs;  // of report
   int64_t jobs = 0, rounds = 15;
   double hours = 0;
@@ -88,9 +90,9 @@ int64_t jobs_of(const SweepTable& table, int64_t asked) {
   return std::max<int64_t>(1, choose_jobs(table.comparison, asked).count);
 }
 
-// Prints the work of each table; returns all of it in hours.
+// Prints the work of each table; returns all of it in seconds.
 double print_work(const std::vector<SweepTable>& tables, int64_t asked) {
-  std::vector<std::vector<std::string>> rows = {{"table", "arms", "cells left", "steps", "hours", "memory"}};
+  std::vector<std::vector<std::string>> rows = {{"table", "arms", "cells left", "steps", "time", "memory"}};
   const int64_t jobs = jobs_of(tables[0], asked);
   const int threads = std::max(1, static_cast<int>(omp_get_max_threads() / jobs));
   double seconds = 0;
@@ -102,15 +104,16 @@ double print_work(const std::vector<SweepTable>& tables, int64_t asked) {
     const double share = work.seconds / static_cast<double>(jobs);
     seconds += share, cells += work.cells;
     rows.push_back({table.planned.name, str(arms_of(table.comparison).size()), format_count(work.cells),
-                    format_count(plan.steps), format_number("%.2f", share / 3600),
+                    format_count(plan.steps), format_seconds(share),
                     format_bytes(work.memory * static_cast<double>(jobs))});
   }
-  const std::string all = str(format_count(cells), " cells, about ", format_number("%.2g", seconds / 3600),
-                              " hours with ", jobs, " at a time, of ", threads, threads == 1 ? " thread" : " threads",
-                              " each, by three steps of each arm; evaluations come on top, and up to three more rates "
-                              "of an arm where the best is at an edge");
+  const std::string all =
+      str(format_count(cells), cells == 1 ? " cell: " : " cells: ", format_seconds(seconds), " for the steps, ", jobs,
+          " at a time with ", threads, threads == 1 ? " thread" : " threads", " each. Three steps of each arm were ",
+          "timed. Evaluations and checkpoints come on top. So do up to three more learning rates for each arm whose ",
+          "best rate is at an edge.");
   std::printf("%s%s\n", printable(format_table(rows)).c_str(), wrap(all, 80, 0).c_str());
-  return seconds / 3600;
+  return seconds;
 }
 
 // The plan with other numbers of steps: each line of steps, warmup, cooldown and eval-every times `factor`.
@@ -133,45 +136,54 @@ std::string scaled_plan(const std::string& text, double factor) {
 
 // --- the commands ------------------------------------------------------------------------------------------------
 
-// The plan that is trained: with --hours that of before, if there is one, or this one with as many steps as fit.
-SweepPlan choose_plan(const Options& o) {
+// A plan may grow while it is trained: other tables, architectures and seeds beside those that are there.
+void refuse_other_plan(const SweepPlan& plan, const Options& o) {
+  if (!path_exists(plan_in(o.call.out))) return;
+  for (const PlannedTable& table : read_sweep_plan(plan_in(o.call.out)).tables) {
+    const auto now = std::ranges::find(plan.tables, table.name, &PlannedTable::name);
+    if (now == plan.tables.end())
+      fail(Exit::usage, o.call.out, " was begun with a table ", table.name, ", which ", o.plan,
+           " does not have; put it back, or choose another --out");
+    if (const std::string was = table.flag("--steps"), is = now->flag("--steps"); was != is)
+      fail(Exit::usage, now->where, ": ", table.name, " was begun with steps = ", was, " in ", o.call.out, ", not ", is,
+           "; put that back, or choose another --out");
+  }
+}
+
+// The text of the plan that is trained: with --hours that of before, if there is one, or this one with as many steps as
+// fit.
+std::string choose_plan(const Options& o) {
   const std::string kept = plan_in(o.call.out);
-  if (o.hours > 0 && path_exists(kept)) return read_sweep_plan(kept);
-  SweepPlan plan = read_sweep_plan(o.plan);
-  std::string text = read_file(o.plan, 1 << 20);
-  if (o.hours > 0) {
-    std::printf("measuring, for --hours %g\n", o.hours);
-    Options dry = o;
-    dry.call.dry = true;
-    const double hours = print_work(open_tables(plan, dry), o.jobs);
-    text = scaled_plan(text, o.hours / hours);
-    plan = parse_sweep_plan(text, o.plan + " for these hours");
-    for (const PlannedTable& table : plan.tables)
-      std::printf("%s: %s steps\n", table.name.c_str(), table.flag("--steps").c_str());
-  }
-  if (!o.dry) {
-    fs::create_directories(o.call.out);
-    write_file_atomically(kept, text);
-  }
-  return plan;
+  if (o.hours > 0 && path_exists(kept)) return read_file(kept, 1 << 20);
+  const SweepPlan plan = read_sweep_plan(o.plan);
+  const std::string text = read_file(o.plan, 1 << 20);
+  if (o.hours == 0) return text;
+  if (o.call.part.of > 1)
+    fail(Exit::usage, "--hours with --part: each machine would choose other steps; use --hours on one machine, then ",
+         "give its ", kept, " to all");
+  for (const PlannedTable& table : plan.tables)
+    if (table.flag("--steps").empty())
+      fail(Exit::usage, table.where, ": --hours changes steps; write them into the plan");
+  std::printf("with the plan's steps:\n");
+  Options dry = o;
+  dry.call.dry = true;
+  const double seconds = print_work(open_tables(plan, dry), o.jobs);
+  return scaled_plan(text, 3600 * o.hours / seconds);
 }
 
-bool waits_for_others(const std::vector<SweepTable>& tables) {
-  return std::ranges::any_of(tables, [](const SweepTable& table) {
-    return std::ranges::any_of(table.comparison.runs, [](const ComparedRun& run) { return run.elsewhere; });
-  });
+bool waits_for_others(const SweepTable& table) {
+  return std::ranges::any_of(table.comparison.runs, &ComparedRun::elsewhere);
 }
 
-// Trains what is left, table by table, and again while other processes have cells on which others may depend. Returns
-// the error of the last attempt to write a table's files.
+// Trains what is left, table by table, and again while other processes have cells on which others may depend: these may
+// end, or be killed. Returns the error of the last attempt to write a table's files.
 std::string train_tables(std::vector<SweepTable>& tables, int64_t asked) {
   const int64_t jobs = jobs_of(tables[0], asked);
   std::string error;
   bool waiting = false;
   while (true) {
     for (SweepTable& table : tables) {
-      if (waiting) take_new_records(table.comparison);
-      if (runs_left(table.comparison) == 0) continue;
+      if (runs_left(table.comparison) == 0 && !waits_for_others(table)) continue;
       if (!waiting)
         std::printf("== %s: %lld of %lld cells left\n", table.planned.name.c_str(),
                     static_cast<long long>(runs_left(table.comparison)),
@@ -179,8 +191,8 @@ std::string train_tables(std::vector<SweepTable>& tables, int64_t asked) {
       error = train_all(table.comparison, jobs);
       if (stop_requested()) return error;
     }
-    if (!waits_for_others(tables)) return error;
-    if (!waiting) std::printf("other processes have the cells that are left\n");
+    if (std::ranges::none_of(tables, waits_for_others)) return error;
+    if (!waiting) std::printf("waiting for other processes, which train the cells that are left\n");
     std::fflush(stdout);
     waiting = true;
     for (int i = 0; i < 20 && !stop_requested(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -188,20 +200,29 @@ std::string train_tables(std::vector<SweepTable>& tables, int64_t asked) {
   }
 }
 
+// As it was given, to be pasted.
+std::string same_command(const Options& o) {
+  const std::vector<std::string> words = command_line();
+  std::string out = shell_command(o.program);
+  for (auto word = std::ranges::find(words, "run"); word != words.end(); ++word) out += " " + shell_word(*word);
+  return out;
+}
+
 // The exit code, and what failed.
 Exit conclude(const std::vector<SweepTable>& tables, const Options& o, const std::string& unwritten) {
   int64_t left = 0;
-  for (const SweepTable& table : tables) left += runs_left(table.comparison);
   std::string failed;
   Exit code = Exit::done;
-  for (const SweepTable& table : tables)
-    for (const ComparedRun& run : table.comparison.runs)
-      if (run.state == RunState::failed && !diverged(run))
-        failed += "\n  " + table.planned.name + "/" + run_name(table.comparison, run) + ": " + run.error,
-            code = run.result.code;
+  for (const SweepTable& table : tables) {
+    left += runs_left(table.comparison);
+    for (const ComparedRun& run : table.comparison.runs) {
+      if (run.state != RunState::failed || diverged(run)) continue;
+      failed += "\n  " + table.planned.name + "/" + run_name(table.comparison, run) + ": " + run.error;
+      code = run.result.code;
+    }
+  }
   if (stop_requested()) {
-    std::printf("\nstopped; the same command goes on: %s run %s --out %s\n", shell_command(o.program).c_str(),
-                shell_word(o.plan).c_str(), shell_word(o.call.out).c_str());
+    std::printf("\nto continue: %s\n", same_command(o).c_str());
     return Exit::stopped;
   }
   if (!failed.empty()) fail(code, "cells failed; the same command tries them again:", failed);
@@ -234,56 +255,82 @@ void take_times(std::vector<SweepTable>& tables, const std::string& out) {
   }
 }
 
+// What the tables say before they are trained, each line once.
+void print_notes(const std::vector<SweepTable>& tables) {
+  std::set<std::string> said;
+  for (const SweepTable& table : tables)
+    for (const std::string& note : table.notes)
+      if (!note.empty() && said.insert(note).second)
+        std::printf("%s\n", wrap(printable(table.planned.name + ": " + note), 80, 2).c_str());
+}
+
 Exit run_sweep(Options& o) {
   read_part(o);
   o.call.dry = o.dry;
-  const SweepPlan plan = choose_plan(o);
-  std::vector<Descriptor> held;
-  if (!o.dry)
-    for (const PlannedTable& planned : plan.tables) held.push_back(hold_table(o.call.out, planned));
+  const std::string text = choose_plan(o);
+  const SweepPlan plan = parse_sweep_plan(text, o.plan);
+  refuse_other_plan(plan, o);
+  std::vector<Descriptor> held;  // what is there already, before anything looks into it; and the rest, if all is well
+  for (const PlannedTable& table : plan.tables)
+    if (!o.dry && path_exists(o.call.out + "/" + table.name)) held.push_back(hold_table(o.call.out, table));
   std::vector<SweepTable> tables = open_tables(plan, o);
-  for (const SweepTable& table : tables)
-    if (!table.note.empty()) std::printf("note: %s\n", printable(table.note).c_str());
+  if (!o.dry) {
+    for (const SweepTable& table : tables) held.push_back(hold_table(o.call.out, table.planned));
+    if (!file_holds(plan_in(o.call.out), text)) write_file_atomically(plan_in(o.call.out), text);
+  }
+  print_notes(tables);
   if (o.dry || !o.call.arch.empty()) print_work(tables, o.jobs);
   if (o.dry) return Exit::done;
   for (const SweepTable& table : tables) check_device(table.comparison);
+  catch_stop_signals();
   const std::string unwritten = train_tables(tables, o.jobs);
   take_times(tables, o.call.out);
   write_sweep_report(tables, o.call.out, "");
   std::printf("%s", printable(sweep_summary(tables)).c_str());
   for (const SweepTable& table : tables)
     for (const std::string& arch : table.comparison.only)
-      std::printf("\n%s", wrap(printable(place_of(tables, table, arch)), 80, 0).c_str());
+      if (const std::string place = place_of(tables, table, arch); !place.empty())
+        std::printf("\n%s\n", wrap(printable(place), 80, 0).c_str());
   std::printf("\nreport:   %s/report.md, results.csv, results.json\n", printable(o.call.out).c_str());
   return conclude(tables, o, unwritten);
+}
+
+// What is timed of a table: a run of each architecture, the first one first.
+std::vector<const ComparedRun*> timed_runs(const SweepTable& table) {
+  std::vector<const ComparedRun*> out;
+  for (const Arm& arm : arms_of(table.comparison)) {
+    const ComparedRun& run = table.comparison.runs[arm.seeds[0]];
+    const bool is_new = std::ranges::none_of(out, [&](const auto* one) { return one->choice.text == arm.arch; });
+    if (is_new && arm.mine && run.choice.again == 0) out.push_back(&run);
+  }
+  return out;
 }
 
 Exit time_sweep(const Options& o) {
   const SweepPlan plan = read_sweep_plan(path_exists(plan_in(o.call.out)) ? plan_in(o.call.out) : o.plan);
   Options dry = o;
   dry.call.dry = true;
-  json all = json::object();
-  for (SweepTable& table : open_tables(plan, dry)) {
+  json all = path_exists(times_in(o.call.out)) ? read_json(times_in(o.call.out)) : json::object();
+  bool noisy = false;
+  for (const SweepTable& table : open_tables(plan, dry)) {
     if (!table.planned.of.empty()) continue;
+    const std::vector<const ComparedRun*> runs = timed_runs(table);
     std::vector<TrainPlan> plans;
-    std::vector<std::string> names;
-    for (const Arm& arm : arms_of(table.comparison)) {
-      const ComparedRun& run = table.comparison.runs[arm.seeds[0]];
-      if (run.choice.again > 0 || std::ranges::find(names, arm.arch) != names.end()) continue;
-      plans.push_back(run.plan), plans.back().resume = false, plans.back().out.clear();
-      names.push_back(arm.arch);
-    }
+    for (const ComparedRun* run : runs)
+      plans.push_back(run->plan), plans.back().resume = false, plans.back().out.clear();
     std::vector<std::vector<std::string>> rows = {{table.planned.name, "ms a step", "time", "quartiles"}};
     const std::vector<StepTime> times = time_steps(plans, o.rounds);
     for (size_t i = 0; i < times.size(); ++i) {
       const StepTime& t = times[i];
-      all[table.planned.name][names[i]] = {
-          {"seconds", t.seconds}, {"ratio", t.ratio}, {"low", t.low}, {"high", t.high}};
-      rows.push_back({names[i], format_number("%.1f", 1e3 * t.seconds), format_number("%.3fx", t.ratio),
+      const std::string& name = runs[i]->choice.text;
+      all[table.planned.name][name] = {{"seconds", t.seconds}, {"ratio", t.ratio}, {"low", t.low}, {"high", t.high}};
+      rows.push_back({name, format_number("%.1f", 1e3 * t.seconds), format_number("%.3fx", t.ratio),
                       format_number("%.3f", t.low) + format_number(" to %.3f", t.high)});
+      noisy |= t.high - t.low > 0.1 * t.ratio;
     }
     std::printf("%s\n", printable(format_table(rows)).c_str());
   }
+  if (noisy) std::printf("note: some quartiles are far apart: use an idle machine, or more --rounds\n");
   fs::create_directories(o.call.out);
   write_file_atomically(times_in(o.call.out), all.dump(2) + "\n");
   std::printf("times: %s\n", printable(times_in(o.call.out)).c_str());
@@ -291,17 +338,16 @@ Exit time_sweep(const Options& o) {
 }
 
 Exit report_sweep(Options& o) {
-  const std::string first = o.dirs[0];
+  const std::string first = o.dirs[0], out = o.to.empty() ? first : o.to;
   for (const std::string& dir : o.dirs)
     if (!path_exists(plan_in(dir))) fail(Exit::no_input, dir, " is no sweep: it has no sweep.plan");
-  const std::string out = o.call.out.empty() ? first : o.call.out;
   o.call.out = first, o.call.dry = true;
   std::vector<SweepTable> tables = open_tables(read_sweep_plan(plan_in(first)), o);
   const std::string notes = merge_sweeps(tables, first, {o.dirs.begin() + 1, o.dirs.end()});
   take_times(tables, first);
   fs::create_directories(out);
   write_sweep_report(tables, out, notes);
-  std::printf("%s%s\nreport:   %s/report.md, results.csv, results.json\n", printable(notes).c_str(),
+  std::printf("%s%s\nreport:   %s/report.md, results.csv, results.json\n", wrap(printable(notes), 80, 0).c_str(),
               printable(sweep_summary(tables)).c_str(), printable(out).c_str());
   return Exit::done;
 }
@@ -325,21 +371,28 @@ int main(int argc, char** argv) {
     time = app.add_subcommand("time", "time a step of each arm beside the first one's, on an idle machine");
     report = app.add_subcommand("report", "the page, figures, CSV and JSON of what has ended");
     for (CLI::App* part : {run, time}) {
-      add_text(*part, "plan", o.plan, "PLAN", "the plan").required();
+      add_text(*part, "plan", o.plan, "PLAN", "the plan, a file").required();
       add_text(*part, "--out", o.call.out, "DIR", "directory of the sweep: a directory for each table").required();
     }
-    add_switch(*run, "--dry-run", o.dry, "print cells, hours and memory, by measured steps, and stop");
+    add_switch(*run, "--dry-run", o.dry, "print cells, time and memory, by measured steps, and stop");
     add_number(*run, "--hours", o.hours, 0, 1e6,
                "as many steps as fit into so many hours; a sweep that was begun keeps its steps");
-    add_text(*run, "--part", o.part, "K/N", "the K-th of N machines: some of the arms, and the first one's check");
-    add_text(*run, "--arch", o.call.arch, "LIST",
-             "train these alone, beside the plan's; and the first, where it is not stored");
-    add_text(*run, "--records", o.call.records, "DIR", "finished cells of this plan, a directory for each table");
+    add_text(*run, "--part", o.part, "K/N",
+             "the K-th of N machines: trains a part of the arms, and the first architecture as a check");
     add_integer(*run, "--jobs", o.jobs, 0, 4096, "cells at a time, each with its share of the threads (0: chosen)");
     add_integer(*time, "--rounds", o.rounds, 3, 1000, "steps of each");
-    add_texts(*report, "sweeps", o.dirs, "DIR...", "directories of sweeps, of parts of one plan").required();
-    add_text(*report, "--out", o.call.out, "DIR", "where the report goes (default: the first directory)");
-    if (argc > 1 && std::string(argv[1]) != "--one-run") app.require_subcommand(1);
+    add_texts(*report, "sweeps", o.dirs, "DIR...", "directories of sweeps: parts of one plan").required();
+    add_text(*report, "--out", o.to, "DIR", "where the report goes (default: the first directory)");
+    for (CLI::App* part : {run, time, report}) {
+      const char* what = part == run
+                             ? "architectures beside the plan's: train only these, and the first if no record of "
+                               "it is in --records"
+                             : "architectures beside the plan's";
+      add_text(*part, "--arch", o.call.arch, "LIST", what);
+      if (part != time)
+        add_text(*part, "--records", o.call.records, "DIR", "a finished sweep of this plan, whose cells count, too");
+    }
+    if (argc < 2 || std::string(argv[1]) != "--one-run") app.require_subcommand(1);
   };
   return run_program(app, argc, argv, flags, [&] {
     if (!request.empty()) return train_for_parent(request);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "cli/curve.h"
@@ -16,18 +17,28 @@ namespace {
 using nlohmann::json;
 using Cells = std::vector<std::string>;
 
+constexpr size_t screen = 80;  // columns
 constexpr const char* about =
-    "loss: mean test loss over the reported seeds, of the half of the test set by which nothing was chosen. "
-    "difference: from the first architecture; +- half of an interval by which all arms of a table together raise a "
-    "false alarm once in twenty tables (Dunnett's test; by Welch's where an arm's spread is unlike the others'). "
-    "steps: "
-    "the first architecture would need so many times the steps for this loss, by its own runs of other lengths, each "
-    "trained to its end; in brackets 95 % of repeats with seeds drawn anew. a FLOP, a second, a byte of memory: the "
-    "same over the arm's cost, so that above 1 it is worth it. FLOPs and bytes: a token, forward and backward, of the "
-    "tape; bytes: every tensor that an op names, once. time: of a step, one beside the other on an idle machine. "
-    "tried: "
-    "learning rates. basin: the rate times that, or by that, costs 0.01 nats. further: three seeds more of the best "
-    "three, which look better than they are, and of those whose spread is unlike the others'.";
+    "* **loss**: the mean test loss of the reported seeds. If learning rates were chosen, it is of the half of the "
+    "test "
+    "set that chose none. **deviation**: the standard deviation over seeds.\n"
+    "* **difference**: from the first architecture, with half of its interval. All arms of a table are judged together "
+    "by Dunnett's test: of twenty tables of equals, one has a false alarm. An arm whose spread is unlike the others' "
+    "is "
+    "judged by Welch's test. **found**: the interval leaves out 0.\n"
+    "* **steps**: the first architecture needs so many times the steps for this loss, by its own runs of other "
+    "lengths, "
+    "each trained to its end. In brackets: 95 % of repeats with seeds drawn anew.\n"
+    "* **per FLOP**, **per second**, **per byte**: steps divided by the arm's FLOPs, time and memory. Above 1, the arm "
+    "is "
+    "worth its cost.\n"
+    "* **FLOPs**, **bytes**: of a token, forward and backward. Bytes count each tensor once for each op that reads or "
+    "writes it. **time**: of a step, measured beside a step of the first architecture. **memory**: of the plan.\n"
+    "* **lr**: the learning rate. (edge): the best rate is the smallest or the largest that was tried. **basin**: a "
+    "rate "
+    "so many times larger or smaller costs 0.01 nats. **tried**: learning rates, none of a control.\n"
+    "* **further**: the mean of three more seeds, for the three best, which look better than they are, and for arms "
+    "whose spread is unlike the others'. **pairs**: accuracy on minimal pairs.\n";
 
 std::string four(double value) { return std::isfinite(value) ? format_number("%.4f", value) : "-"; }
 std::string two(double value) { return std::isfinite(value) ? format_number("%.2f", value) : "-"; }
@@ -59,9 +70,12 @@ struct Costs {
 };
 Costs costs_of(const ReportRow& row, const ReportRow& backbone) {
   const auto ratio = [](double a, double b) { return b > 0 ? a / b : NAN; };
+  const bool timed = row.time.seconds > 0, same = row.arm.arch == backbone.arm.arch;  // whose own ratio is noise
   return {ratio(row.planned.accounting.flops_per_token, backbone.planned.accounting.flops_per_token),
           ratio(row.planned.bytes_per_token, backbone.planned.bytes_per_token),
-          row.time.seconds > 0 ? row.time.ratio : NAN,
+          !timed ? NAN
+          : same ? 1
+                 : row.time.ratio,
           ratio(static_cast<double>(row.planned.memory), static_cast<double>(backbone.planned.memory))};
 }
 
@@ -123,11 +137,12 @@ std::string families_text(const SweepTable& table) {
     const FamilyVerdict& v = family.verdict;
     const double seen = detectable_difference(v);
     if (!std::isfinite(seen)) continue;
-    out += str("Against ", family.yardstick->name, ": a difference of ", four(seen),
-               " would be found in 80 % of repeats with ", v.fewest_seeds, " seeds an arm and ", v.backbone_seeds,
-               " of ", family.yardstick->name, "; deviations ", four(v.backbone_sd), " and ", four(v.arms_sd),
-               v.blocks ? " of what arms and seeds leave" : "", "; critical value ", format_number("%.3f", v.critical));
-    if (std::isfinite(v.correlation)) out += "; losses of one seed correlate by " + two(v.correlation);
+    out += str("Against ", family.yardstick->name, ", 80 % of repeats would find a difference of ", four(seen), ": ",
+               v.fewest_seeds, " seeds of each arm, ", v.backbone_seeds, " of ", family.yardstick->name,
+               ", standard deviations ", four(v.arms_sd), " and ", four(v.backbone_sd),
+               v.blocks ? " without the means of arms and of seeds" : "", ", critical value ",
+               format_number("%.3f", v.critical));
+    if (std::isfinite(v.correlation)) out += ", losses of one seed correlate by " + two(v.correlation);
     out += ".\n";
   }
   return out;
@@ -140,48 +155,75 @@ std::string controls_text(const SweepTable& table) {
     const Arm& arm = *family.arms[0];
     out += str("* ", format_markdown(arm.name), ": ", verdict_text(table.comparison, family, arm), "\n");
   }
-  return out.empty() ? ""
-                     : "What the routers' learning is worth, against the same with frozen routers:\n\n" + out + "\n";
+  return out.empty()
+             ? ""
+             : "Against the same with frozen routers and scalars, which shows what their learning is worth:\n\n" + out +
+                   "\n";
 }
 
 // --- the page ----------------------------------------------------------------------------------------------------
 
-std::string markdown_table(const std::vector<ReportRow>& rows) {
-  const Cells head = {"architecture", "loss",   "deviation",  "difference", "found",   "steps", "a FLOP",
-                      "a second",     "a byte", "parameters", "FLOPs",      "bytes",   "time",  "memory",
-                      "lr",           "basin",  "tried",      "seeds",      "further", "pairs"};
-  std::string out = format_markdown_row(head) + "|";
-  for (size_t i = 0; i < head.size(); ++i) out += "---|";
-  out += "\n";
-  for (const ReportRow& row : rows) {
-    const Costs cost = costs_of(row, backbone_of(rows, row));
-    out += format_markdown_row({row.arm.name,
-                                four(row.loss),
-                                four(row.sd),
-                                difference_text(row),
-                                found_text(row),
-                                worth_text(row.worth, 1),
-                                worth_text(row.worth, cost.flops),
-                                worth_text(row.worth, cost.seconds),
-                                worth_text(row.worth, cost.memory),
-                                format_count(row.planned.accounting.parameters),
-                                times(cost.flops),
-                                times(cost.bytes),
-                                times(cost.seconds),
-                                times(cost.memory),
-                                rates_text(row.arm) + (row.arm.at_edge ? " (edge)" : ""),
-                                basins_text(row.arm),
-                                str(row.tried),
-                                str(row.done - row.lost, " of ", row.arm.seeds.size()),
-                                four(row.further),
-                                std::isfinite(row.pairs) ? format_number("%.1f %%", 100 * row.pairs) : "-"});
+// A column of the page: its head, and its cell in a row.
+struct Column {
+  const char* head;
+  std::function<std::string(const ReportRow& row, const Costs& cost)> cell;
+};
+
+// Those in which there is something to see.
+std::string markdown_table(const std::vector<ReportRow>& rows, const std::vector<Column>& columns) {
+  std::vector<Cells> lines(rows.size() + 1);
+  for (const Column& column : columns) {
+    Cells cells = {column.head};
+    for (const ReportRow& row : rows) cells.push_back(column.cell(row, costs_of(row, backbone_of(rows, row))));
+    if (std::all_of(cells.begin() + 1, cells.end(), [](const std::string& cell) { return cell == "-"; })) continue;
+    for (size_t i = 0; i < cells.size(); ++i) lines[i].push_back(cells[i]);
   }
+  std::string out = format_markdown_row(lines[0]) + "|";
+  for (size_t i = 0; i < lines[0].size(); ++i) out += "---|";
+  out += "\n";
+  for (size_t i = 1; i < lines.size(); ++i) out += format_markdown_row(lines[i]);
   return out + "\n";
+}
+
+std::string losses_table(const std::vector<ReportRow>& rows) {
+  using R = const ReportRow&;
+  using C = const Costs&;
+  return markdown_table(
+      rows,
+      {{"architecture", [](R row, C) { return row.arm.name; }},
+       {"loss", [](R row, C) { return four(row.loss); }},
+       {"deviation", [](R row, C) { return four(row.sd); }},
+       {"difference", [](R row, C) { return difference_text(row); }},
+       {"found", [](R row, C) { return found_text(row); }},
+       {"steps", [](R row, C) { return worth_text(row.worth, 1); }},
+       {"per FLOP", [](R row, C cost) { return worth_text(row.worth, cost.flops); }},
+       {"per second", [](R row, C cost) { return worth_text(row.worth, cost.seconds); }},
+       {"per byte", [](R row, C cost) { return worth_text(row.worth, cost.memory); }},
+       {"seeds", [](R row, C) { return str(row.done - row.lost, " of ", row.arm.seeds.size()); }},
+       {"further", [](R row, C) { return four(row.further); }},
+       {"pairs", [](R row, C) { return std::isfinite(row.pairs) ? format_number("%.1f %%", 100 * row.pairs) : "-"; }}});
+}
+
+std::string costs_table(const std::vector<ReportRow>& rows) {
+  using R = const ReportRow&;
+  using C = const Costs&;
+  return markdown_table(rows,
+                        {{"architecture", [](R row, C) { return row.arm.name; }},
+                         {"parameters", [](R row, C) { return format_count(row.planned.accounting.parameters); }},
+                         {"FLOPs", [](R, C cost) { return times(cost.flops); }},
+                         {"bytes", [](R, C cost) { return times(cost.bytes); }},
+                         {"time", [](R, C cost) { return times(cost.seconds); }},
+                         {"memory", [](R, C cost) { return times(cost.memory); }},
+                         {"lr", [](R row, C) { return rates_text(row.arm) + (row.arm.at_edge ? " (edge)" : ""); }},
+                         {"basin", [](R row, C) { return basins_text(row.arm); }},
+                         {"tried", [](R row, C) { return row.tried == 0 ? "-" : str(row.tried); }}});
 }
 
 std::string budgets_text(const std::vector<SweepTable>& tables, const SweepTable& table) {
   std::string out;
-  for (const Budget& budget : budgets_of(tables, table)) {
+  std::vector<Budget> budgets = budgets_of(tables, table);
+  std::ranges::sort(budgets, {}, &Budget::times);
+  for (const Budget& budget : budgets) {
     const Spread spread = spread_of(budget.losses);
     if (spread.n > 0)
       out +=
@@ -209,7 +251,9 @@ std::string picture_of(const SweepTable& table, const std::vector<ReportRow>& ro
   return dots_svg(chart);
 }
 
-std::string picture_of_budgets(const std::vector<SweepTable>& tables, const SweepTable& table) {
+// The backbone's losses by steps, and dashed the losses of the other arms.
+std::string picture_of_budgets(const std::vector<SweepTable>& tables, const SweepTable& table,
+                               const std::vector<ReportRow>& rows) {
   Curve curve{table.comparison.runs[0].choice.text, {}, {}};
   std::vector<Budget> budgets = budgets_of(tables, table);
   std::ranges::sort(budgets, {}, &Budget::times);
@@ -222,7 +266,18 @@ std::string picture_of_budgets(const std::vector<SweepTable>& tables, const Swee
     curve.low.push_back(spread.mean - sd), curve.high.push_back(spread.mean + sd);
   }
   curve.marks_x = curve.x, curve.marks_y = curve.y;
-  return curve_svg(table.planned.name + ": what steps are worth", "steps", {{"test loss", "", {curve}}}, true);
+  std::vector<Curve> curves = {curve};
+  for (const ReportRow& row : rows) {
+    if (!row.judged || !std::isfinite(row.loss) || curve.x.empty()) continue;
+    curves.push_back({row.arm.name, {curve.x.front(), curve.x.back()}, {row.loss, row.loss}});
+    curves.back().reference = true;
+  }
+  return curve_svg(table.planned.name + ": what steps are worth", "steps",
+                   {{"test loss, mean over seeds in a band of one standard deviation; dashed: the others",
+                     "numbers of "
+                     "steps that were trained",
+                     curves}},
+                   true);
 }
 
 json json_of(const SweepTable& table, const ReportRow& row, const ReportRow& backbone) {
@@ -299,22 +354,32 @@ std::vector<ReportRow> rows_of(const std::vector<SweepTable>& tables, const Swee
   return rows;
 }
 
+// As many columns as fit on a screen, three at least.
+static std::string fitting_table(std::vector<Cells> rows) {
+  while (true) {
+    const std::string text = format_table(rows);
+    if (text.find('\n') <= screen || rows[0].size() <= 3) return text;
+    for (Cells& row : rows) row.pop_back();
+  }
+}
+
 std::string sweep_summary(const std::vector<SweepTable>& tables) {
   std::string out;
   for (const SweepTable* table : whole_tables(tables)) {
     const std::vector<ReportRow> rows = rows_of(tables, *table);
-    std::vector<Cells> cells = {{"architecture", "loss", "difference", "found", "steps", "a FLOP", "a second"}};
+    std::vector<Cells> cells = {{"architecture", "loss", "difference", "found", "steps", "per FLOP", "per second"}};
     for (const ReportRow& row : rows) {
       const Costs cost = costs_of(row, backbone_of(rows, row));
       const auto short_worth = [&](double over) {
         const double size = row.worth.times / over;
+        if (!std::isfinite(size)) return std::string("-");
         return (row.worth.beyond > 0 ? ">" : row.worth.beyond < 0 ? "<" : "") + two(size);
       };
       cells.push_back({row.arm.name, four(row.loss), difference_text(row), found_text(row), short_worth(1),
                        short_worth(cost.flops), short_worth(cost.seconds)});
     }
-    out += str("\n", table->planned.name, ": ", settings_of(*table), "\n") + wrap(families_text(*table), 80, 0) +
-           (rows.empty() ? "nothing has ended yet\n" : format_table(cells));
+    out += "\n" + wrap(str(table->planned.name, ": ", settings_of(*table)), screen, 0) + "\n" +
+           wrap(families_text(*table), screen, 0) + (rows.empty() ? "nothing has ended yet\n" : fitting_table(cells));
   }
   return out;
 }
@@ -326,34 +391,37 @@ std::string place_of(const std::vector<SweepTable>& tables, const SweepTable& ta
     const ReportRow& row = rows[i];
     if (row.arm.arch != arch) continue;
     const Costs cost = costs_of(row, backbone_of(rows, row));
-    out += str(table.planned.name, ": ", row.arm.name, " is number ", i + 1, " of ", rows.size(), ", at ",
-               four(row.loss), ", ", difference_text(row), row.verdict.found ? ", which is more than chance" : "",
-               "; worth ", worth_text(row.worth, 1), " times the steps, for ", times(cost.flops), " the FLOPs, ",
-               times(cost.seconds), " the time, ", times(cost.memory), " the memory\n");
+    out += str(out.empty() ? "" : "\n", table.planned.name, ": ", row.arm.name, " is number ", i + 1, " of ",
+               rows.size(), ", with a loss of ", four(row.loss));
+    if (row.judged) out += ", a difference of " + difference_text(row);
+    if (row.verdict.tested) out += row.verdict.found ? " (found)" : " (not found)";
+    if (std::isfinite(row.worth.times)) out += "; worth " + worth_text(row.worth, 1) + " times the steps";
+    out += "; " + times(cost.flops) + " the FLOPs, ";
+    if (std::isfinite(cost.seconds)) out += times(cost.seconds) + " the time, ";
+    out += times(cost.memory) + " the memory";
   }
   return out;
 }
 
 void write_sweep_report(const std::vector<SweepTable>& tables, const std::string& out, const std::string& notes) {
-  std::string page = "# Sweep\n\n" + notes + std::string(about) + "\n\n";
+  std::string page = "# Sweep\n\n" + notes;
   json all = json::array();
   for (const SweepTable* table : whole_tables(tables)) {
     const std::vector<ReportRow> rows = rows_of(tables, *table);
     const std::string& name = table->planned.name;
     page += str("## ", name, "\n\n", settings_of(*table), ".\n", families_text(*table), "\n![differences](", name,
                 ".svg)\n\n") +
-            markdown_table(rows) + controls_text(*table);
+            losses_table(rows) + costs_table(rows) + controls_text(*table);
     write_file_atomically(out + "/" + name + ".svg", picture_of(*table, rows));
     if (budgets_of(tables, *table).size() > 1) {
       page += str("![steps](", name, "-steps.svg)\n\n") + budgets_text(tables, *table);
-      write_file_atomically(out + "/" + name + "-steps.svg", picture_of_budgets(tables, *table));
+      write_file_atomically(out + "/" + name + "-steps.svg", picture_of_budgets(tables, *table, rows));
     }
     for (const ReportRow& row : rows) all.push_back(json_of(*table, row, backbone_of(rows, row)));
   }
-  write_file_atomically(out + "/report.md", page);
-  write_file_atomically(
-      out + "/results.json",
-      json_text_mended(json{{"format", "crossply sweep"}, {"about", about}, {"rows", all}}, 2) + "\n");
+  const json results = {{"format", "crossply sweep"}, {"about", about}, {"rows", all}};
+  write_file_atomically(out + "/report.md", page + "## How to read this page\n\n" + about);
+  write_file_atomically(out + "/results.json", json_text_mended(results, 2) + "\n");
   write_file_atomically(out + "/results.csv", csv_of(all));
 }
 

@@ -39,9 +39,13 @@ void let_resume(Comparison& comparison) {
   for (ComparedRun& run : comparison.runs) run.plan.resume = true;
 }
 
-// The finished cells of another place, unless they are of other data.
-std::string take_stored(Comparison& comparison, const std::string& directory) {
-  if (!path_exists(directory)) return "";
+// The finished cells of another place, unless they are of other data. Returns what a user should know.
+std::string take_stored(Comparison& comparison, const std::string& records, const std::string& table) {
+  if (!path_exists(records)) fail(Exit::no_input, "--records: there is no ", records);
+  std::string directory = records + "/" + table;
+  if (path_exists(directory + "/records")) directory += "/records";  // of a sweep; else a store of records alone
+  if (!path_exists(directory))
+    return str("there is no ", directory, "; so the first architecture is trained here, too");
   try {
     take_records(comparison, directory);
   } catch (const Error& error) {
@@ -53,7 +57,7 @@ std::string take_stored(Comparison& comparison, const std::string& directory) {
 
 }  // namespace
 
-SweepTable open_table(const PlannedTable& planned, const SweepCall& call) {
+static SweepTable open_this(const PlannedTable& planned, const SweepCall& call) {
   Experiment experiment = read_table(planned);
   const std::string out = call.out + "/" + planned.name;
   experiment.settings.out = out;
@@ -70,9 +74,21 @@ SweepTable open_table(const PlannedTable& planned, const SweepCall& call) {
   if (!call.dry) comparison.claims = std::make_shared<Claims>(call.out + "/claims/" + planned.name);
   let_resume(comparison);
   if (path_exists(out)) take_up(comparison);
-  if (!call.records.empty()) table.note = take_stored(comparison, call.records + "/" + planned.name);
+  table.notes = experiment.notes;
+  table.notes.insert(table.notes.end(), {parameter_warning(comparison), comparison.data_note});
+  if (!call.records.empty()) table.notes.push_back(take_stored(comparison, call.records, planned.name));
   extend(comparison);
   return table;
+}
+
+SweepTable open_table(const PlannedTable& planned, const SweepCall& call) {
+  try {
+    return open_this(planned, call);
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    if (text.starts_with(planned.where)) throw;
+    fail(error.code, planned.where, ": ", planned.name, ": ", text);
+  }
 }
 
 Descriptor hold_table(const std::string& out, const PlannedTable& planned) {

@@ -16,7 +16,7 @@ namespace crossply {
 struct SweepTable {
   PlannedTable planned;
   Comparison comparison;
-  std::string note = {};                       // on what is trained anew
+  std::vector<std::string> notes = {};         // to be printed: what was chosen, and what is trained anew
   std::map<std::string, StepTime> times = {};  // of a step by architecture; none: not measured
 };
 
@@ -24,7 +24,7 @@ struct SweepTable {
 struct SweepCall {
   std::string out;      // the directory of the sweep; a table's is in it
   std::string arch;     // architectures beside the plan's, which alone are trained; "": all of the plan's are
-  std::string records;  // finished cells of the plan, a directory for each table; "": none
+  std::string records;  // a finished sweep, or its records, a directory for each table; "": none
   MachinePart part = {};
   bool dry = false;  // nothing is written
 };
