@@ -40,6 +40,7 @@ takes() {
   output=$("$build/$1" "${@:2}" 2>&1 </dev/null) && return
   case $1 in
     curves) missing=" is no directory, and is not NAME=DIR" ;;
+    sweep) missing="[Nn]o such| is no sweep" ;;
     # The first two are a model and a run that are missing; the third, a flag that shows something else than the plan.
     train_* | compare) missing="; expected a model or run directory|: there is no run in it|--dry-run excludes --dump-t" ;;
   esac

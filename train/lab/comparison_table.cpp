@@ -239,7 +239,9 @@ std::string notes_on_verdicts(const View& view) {
   for (const Family& family : families_of_architectures(view.comparison, view.arms)) {
     const FamilyVerdict& v = family.verdict;
     if (!std::isfinite(v.critical)) continue;
-    out += str(" Against ", family.yardstick->name, ": deviation", v.blocks ? " of what arms and seeds leave " : " ",
+    const bool unlike = std::isfinite(v.prior_degrees);
+    out += str(" Against ", family.yardstick->name, ": ", unlike ? "deviations unlike each other, moderated by " : "",
+               unlike ? "the common one" : "deviation", v.blocks ? " of what arms and seeds leave " : " ",
                four_digits(v.arms_sd), " (", v.arms_degrees, " degrees of freedom), critical value ",
                format_number("%.3f", v.critical));
     if (std::isfinite(v.correlation))

@@ -141,6 +141,8 @@ std::string families_text(const SweepTable& table) {
                format_number("%.3f", v.critical));
     if (std::isfinite(v.correlation)) out += ", losses of one seed correlate by " + two(v.correlation);
     out += ".\n";
+    if (std::isfinite(v.prior_degrees))
+      out += "The arms' deviations differ more than chance allows: each has its own, moderated by all others.\n";
   }
   return out;
 }
