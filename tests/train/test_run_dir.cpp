@@ -107,7 +107,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   o.init = "somewhere";
   o.teacher = "elsewhere", o.kd.alpha = 0.7, o.kd.tau = 3, o.kd_reduction = "element";
   o.steps = 11, o.batch = 12, o.accumulate = 13, o.warmup = 14;
-  o.lr = 0.1, o.router_lr = 1.0 / 3, o.lr_floor = 0.25, o.schedule = "linear";
+  o.lr = 0.1, o.router_lr = 1.0 / 3, o.freeze_routers = true, o.lr_floor = 0.25, o.schedule = "linear";
   o.adamw.weight_decay = 0.3, o.adamw.beta1 = 0.8, o.adamw.beta2 = 0.99, o.adamw.clip = 2;
   o.adamw.eps = 1e-10, o.adamw.cautious = true, o.decay_schedule = "cosine";
   o.optimizer = "muon", o.muon.lr = 0.02, o.muon.scale = "spectral", o.muon.momentum = 0.9, o.muon.nesterov = false;
@@ -206,7 +206,7 @@ TEST_CASE(
   CHECK((s.config.arch == "lime" && s.config.options.at("window") == "1"));
   json checkpoint = trajectory(s);  // has the same of these as older ones, and what they did not have
   const std::vector<const char*> newer = {"optimizer", "adam_eps", "cautious_decay", "decay_schedule", "shuffle",
-                                          "documents", "eot",      "test_part"};
+                                          "documents", "eot",      "test_part",      "freeze_routers"};
   CHECK(checkpoint.size() == 26 + newer.size());
   for (const char* key : newer) checkpoint.erase(key);
   for (const auto& [key, value] : checkpoint.items()) CHECK_MESSAGE(older[key] == value, key);

@@ -380,7 +380,7 @@ TEST_CASE("teacher: one that does not fit is refused with a line that says why")
   refused(Exit::usage, "--kd-reduction", {"--teacher", teacher, "--kd-reduction", "sum"});
   refused(Exit::usage, "--kd-alpha has no effect without --teacher", {"--kd-alpha", "0.6"});
   check_outcome(run_program_inside(dir, {"compare", "--teacher", teacher, "--out", out}), Exit::usage,
-                "compare trains without a teacher");
+                "a comparison trains without a teacher");
   check_outcome(run_program_inside(dir, {"compare", "--kd-alpha", "0.6", "--out", out}), Exit::usage,
                 "--kd-alpha has no effect without --teacher");
   check_outcome(run_program_inside(dir, {"compare", "--kd-reduction", "sum", "--out", out}), Exit::usage,
