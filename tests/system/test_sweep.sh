@@ -69,6 +69,9 @@ narrow time
 cp -r whole timed && expect 0 '^relay +.* [0-9.<>]+$' sweep report timed
 rm whole/times.json
 
+sed 's/^data/pairs = nowhere\ndata/' tiny.plan >pairs.plan
+expect 66 'there is no such file' sweep run pairs.plan --out pairs
+
 # --- killed ------------------------------------------------------------------------------------------------------
 # Each time once another cell has ended, or a moment after the start where more have.
 kills=0

@@ -8,6 +8,7 @@
 #include "cli/format.h"
 #include "cli/needs.h"
 #include "cli/program.h"
+#include "engine/io/file.h"
 #include "engine/split.h"
 #include "kernels/devices.h"
 #include "models/registry.h"
@@ -169,6 +170,8 @@ Comparison plan_comparison(Experiment& experiment, const std::function<std::stri
   settings.config.arch = settings.config.backbone;
   auto [plan, data] = open_inputs(settings);
   complete(experiment, plan);
+  if (const std::string& pairs = experiment.rules.pairs; !pairs.empty() && !path_exists(pairs))
+    fail(Exit::no_input, "--pairs ", pairs, ": there is no such file or directory");
   experiment.notes = {plan.chosen, epochs_warning(plan, data), warmup_warning(plan)};
   Comparison comparison{plan.data.spec, plan.dry_run ? plan.out : claim(plan), {}};
   comparison.rates = experiment.rates, comparison.muon_rates = experiment.muon_rates;
