@@ -172,8 +172,7 @@ bool Preparation::is_done() {
 void Preparation::hold() {
   require_replaceable(out_);
   std::error_code error, ignored;
-  fs::create_directories(partial_, error);
-  if (error) fail_io("create", partial_, error.value());
+  make_directories(partial_);
   if (!lock_directory(partial_, LOCK_EX, &lock_)) {
     if (lock_.get() < 0) fail_io("open", partial_, ENOENT);
     fail(Exit::usage, partial_, " is in use by another process; wait for it or choose another --out");

@@ -13,18 +13,23 @@ constexpr double equal_share = 0.75;  // of tables of equals that are taken for 
 // median.
 constexpr double min_share = 1e-5;
 
-// How much further the logarithms are apart than those of equal variances are on average.
-double excess(const std::vector<double>& logs, const std::vector<int64_t>& degrees) {
-  double mean = 0, expected = 0, squares = 0;
-  const auto n = static_cast<double>(logs.size());
+// Of logarithms of variances, over what those of equal variances of 1 are on average: their mean, and how much further
+// apart they are.
+struct Logs {
+  double mean = 0, excess = 0;
+};
+Logs logs_of(const std::vector<double>& variances, const std::vector<int64_t>& degrees) {
+  Logs out;
   std::vector<double> centred;
-  for (size_t i = 0; i < logs.size(); ++i) {
+  const auto n = static_cast<double>(variances.size());
+  for (size_t i = 0; i < variances.size(); ++i) {
     const double half = static_cast<double>(degrees[i]) / 2;
-    centred.push_back(logs[i] - digamma(half) + std::log(half));
-    mean += centred.back() / n, expected += trigamma(half) / n;
+    centred.push_back(std::log(variances[i]) - digamma(half) + std::log(half));
+    out.mean += centred.back() / n, out.excess -= trigamma(half);
   }
-  for (const double value : centred) squares += (value - mean) * (value - mean);
-  return squares / (n - 1) - expected;
+  out.excess /= n;
+  for (const double value : centred) out.excess += (value - out.mean) * (value - out.mean) / (n - 1);
+  return out;
 }
 
 double largest_excess_of_equals(const std::vector<int64_t>& degrees) {
@@ -34,9 +39,9 @@ double largest_excess_of_equals(const std::vector<int64_t>& degrees) {
     Draw draw("equal deviations");
     std::vector<double> found;
     for (int64_t i = 0; i < equal_tables; ++i) {
-      std::vector<double> logs;
-      for (const int64_t of_one : sorted) logs.push_back(std::log(draw.variance(of_one)));
-      found.push_back(excess(logs, sorted));
+      std::vector<double> variances;
+      for (const int64_t of_one : sorted) variances.push_back(draw.variance(of_one));
+      found.push_back(logs_of(variances, sorted).excess);
     }
     return quantile(std::move(found), equal_share);
   });
@@ -83,18 +88,14 @@ CommonVariance common_variance(const std::vector<double>& variances, const std::
   out.variance = squares / sum;
   if (variances.size() < 3) return out;
   const double least = min_share * quantile(variances, 0.5);
-  std::vector<double> logs;
-  double mean = 0;
-  for (size_t i = 0; i < variances.size(); ++i) {
-    const double half = static_cast<double>(degrees[i]) / 2;
-    logs.push_back(std::log(std::max(variances[i], least)));
-    mean += (logs.back() - digamma(half) + std::log(half)) / static_cast<double>(variances.size());
-  }
-  const double more = excess(logs, degrees);
-  if (!(least > 0) || !(more > std::max(0.0, largest_excess_of_equals(degrees)))) return out;
-  const double half = inverse_trigamma(more);
+  if (!(least > 0)) return out;
+  std::vector<double> positive = variances;
+  for (double& variance : positive) variance = std::max(variance, least);
+  const Logs logs = logs_of(positive, degrees);
+  if (!(logs.excess > std::max(0.0, largest_excess_of_equals(degrees)))) return out;
+  const double half = inverse_trigamma(logs.excess);
   out.degrees = 2 * half;
-  out.variance = std::exp(mean + digamma(half) - std::log(half));
+  out.variance = std::exp(logs.mean + digamma(half) - std::log(half));
   return out;
 }
 

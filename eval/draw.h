@@ -1,13 +1,13 @@
-// Simulated tables: numbers drawn in sequence, quantiles, and results that are kept.
+// Simulated tables: numbers drawn in sequence, and results that are kept.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <mutex>
 #include <vector>
 
 #include "engine/rng.h"
+#include "eval/statistics.h"
 
 namespace crossply {
 
@@ -33,12 +33,6 @@ class Draw {
  private:
   Random random_;
 };
-
-inline double quantile(std::vector<double> values, double level) {
-  const auto at = values.begin() + static_cast<std::ptrdiff_t>(level * static_cast<double>(values.size()));
-  std::nth_element(values.begin(), at, values.end());
-  return *at;
-}
 
 // simulate() once for each of these sizes in a program, and for each caller of its own kind of key.
 template <class Key, class F>

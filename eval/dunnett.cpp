@@ -75,21 +75,22 @@ double seed_correlation(const ArmLosses& backbone, const std::vector<ArmLosses>&
   return xx > 0 && yy > 0 ? xy / std::sqrt(xx * yy) : NAN;
 }
 
-// Welch's test of one arm, at the level that `arms` of them need to raise one false alarm in twenty tables.
-Verdict welch(const Spread& arm, const Spread& backbone, int64_t arms) {
+}  // namespace
+
+Verdict welch(const Spread& arm, const Spread& backbone, int64_t tests) {
   const double a = arm.sd * arm.sd / static_cast<double>(arm.n), b = backbone.error() * backbone.error();
   Verdict verdict{arm.mean - backbone.mean, std::sqrt(a + b)};
   if (arm.n < 2 || backbone.n < 2) return verdict;
+  // Losses that are all equal have no degrees of freedom, and no difference either.
   const double degrees =
-      (a + b) * (a + b) / (a * a / static_cast<double>(arm.n - 1) + b * b / static_cast<double>(backbone.n - 1));
-  const double level = std::pow(family_level, 1 / static_cast<double>(arms));
-  // Two arms of the same numbers have no degrees of freedom, and no difference either.
+      a + b == 0
+          ? 1
+          : (a + b) * (a + b) / (a * a / static_cast<double>(arm.n - 1) + b * b / static_cast<double>(backbone.n - 1));
+  const double level = std::pow(family_level, 1 / static_cast<double>(tests));
   verdict.interval = verdict.error * student_t(level, std::max<int64_t>(1, static_cast<int64_t>(degrees)));
   verdict.tested = verdict.welch = true;
   return verdict;
 }
-
-}  // namespace
 
 bool ArmLosses::diverged() const {
   return std::any_of(seeds.begin(), seeds.end(), [](const SeedLoss& seed) { return !std::isfinite(seed.loss); });
@@ -211,7 +212,7 @@ static bool judge_unequal(const Spread& backbone, const std::vector<ArmLosses>& 
   for (const int64_t of_one : degrees) all_degrees += of_one;
   out.prior_degrees = common.degrees;
   out.arms_sd = std::sqrt(common.variance), out.arms_degrees = all_degrees;
-  out.fewest_seeds = *std::ranges::min_element(n), out.seeds = n;
+  out.seeds = n;
   out.critical = critical_of_unequal(backbone.n, backbone.n - 1, backbone.sd / out.arms_sd, n, degrees, all_degrees,
                                      common.degrees);
   for (size_t k = 0; k < places.size(); ++k) {
@@ -225,6 +226,8 @@ static bool judge_unequal(const Spread& backbone, const std::vector<ArmLosses>& 
   }
   return true;
 }
+
+int64_t FamilyVerdict::fewest_seeds() const { return seeds.empty() ? 0 : *std::ranges::min_element(seeds); }
 
 FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmLosses>& arms,
                                const std::vector<ArmLosses>& beside) {
@@ -250,10 +253,7 @@ FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmL
   const bool testable = !backbone.diverged() && base.n > 0 && pool.degrees > 0 && !pool.n.empty();
   out.backbone_seeds = base.n;
   out.seeds = pool.n;
-  if (testable) {
-    out.fewest_seeds = *std::min_element(pool.n.begin(), pool.n.end());
-    out.critical = dunnett_critical(base.n, out.backbone_degrees, pool.n, pool.degrees);
-  }
+  if (testable) out.critical = dunnett_critical(base.n, out.backbone_degrees, pool.n, pool.degrees);
   const auto judged = std::ranges::count_if(arms, [](const ArmLosses& arm) { return !arm.seeds.empty(); });
   for (size_t i = 0; i < arms.size(); ++i) out.arms[i].difference = spread_of(arms[i].losses()).mean - base.mean;
   if (own && testable && judge_unequal(base, arms, out)) return out;
@@ -283,7 +283,7 @@ std::vector<FamilyVerdict> against_controls(const std::vector<std::pair<ArmLosse
   for (const auto& [control, arm] : pairs) {
     const Spread a = spread_of(arm.losses()), c = spread_of(control.losses());
     FamilyVerdict one;
-    one.backbone_seeds = c.n, one.fewest_seeds = a.n;
+    one.backbone_seeds = c.n, one.seeds = {a.n};
     one.backbone_sd = one.arms_sd = pool.sd(), one.arms_degrees = pool.degrees;
     Verdict verdict;
     verdict.difference = a.mean - c.mean;
@@ -303,7 +303,7 @@ std::vector<FamilyVerdict> against_controls(const std::vector<std::pair<ArmLosse
 // Of a backbone with a deviation of its own, by the whole procedure: in each repeat it is found out anew whether the
 // arms' deviations are unlike each other.
 static double detectable_of_own(const FamilyVerdict& of) {
-  const auto n0 = static_cast<double>(of.backbone_seeds), n = static_cast<double>(of.fewest_seeds);
+  const auto n0 = static_cast<double>(of.backbone_seeds), n = static_cast<double>(of.fewest_seeds());
   const double ratio = of.backbone_sd / of.arms_sd;
   const auto prior = static_cast<int64_t>(std::isfinite(of.prior_degrees) ? std::max(1.0, of.prior_degrees) : 0);
   std::vector<int64_t> degrees, seeds = of.seeds;
@@ -337,7 +337,7 @@ double detectable_difference(const FamilyVerdict& of) {
   if (!std::isfinite(of.critical)) return NAN;
   const bool each_known = std::ranges::all_of(of.seeds, [](int64_t count) { return count > 1; });
   if (of.backbone_degrees > 0 && of.seeds.size() > 2 && each_known) return detectable_of_own(of);
-  const auto n0 = static_cast<double>(of.backbone_seeds), n = static_cast<double>(of.fewest_seeds);
+  const auto n0 = static_cast<double>(of.backbone_seeds), n = static_cast<double>(of.fewest_seeds());
   Draw draw("detectable difference");
   std::vector<double> needed;  // in each repeat, on top of its noise
   for (int64_t i = 0; i < repeats; ++i) {

@@ -29,6 +29,8 @@
 #include <utility>
 #include <vector>
 
+#include "eval/statistics.h"
+
 namespace crossply {
 
 struct SeedLoss {
@@ -57,7 +59,7 @@ struct Verdict {
   bool welch = false;       // tested with the deviation of its own seeds
 };
 struct FamilyVerdict {
-  int64_t backbone_seeds = 0, fewest_seeds = 0;    // the latter of the arms that share a deviation
+  int64_t backbone_seeds = 0;
   double backbone_sd = NAN, arms_sd = NAN;         // deviations
   int64_t backbone_degrees = 0, arms_degrees = 0;  // of freedom, of these; 0 of the backbone's: it is pooled
   double prior_degrees = INFINITY;  // finite: arms' deviations are unlike each other, and arms_sd is what they have in
@@ -65,13 +67,16 @@ struct FamilyVerdict {
   std::vector<int64_t> seeds;       // of the arms that are judged together
   bool blocks = false;              // all have the same seeds: deviations are of what arms and seeds leave
   double critical = NAN;            // c
-  double correlation = NAN;   // of losses from the same seed, backbone and arm, over all arms; NaN: none in common
-  std::vector<Verdict> arms;  // in their order
+  double correlation = NAN;      // of losses from the same seed, backbone and arm, over all arms; NaN: none in common
+  std::vector<Verdict> arms;     // in their order
+  int64_t fewest_seeds() const;  // of the arms that are judged together
 };
 // Arms without seeds are there to be waited for, and not judged. `beside` are arms of the same table that are compared
 // with others: where seeds are blocks, those that have the same seeds add degrees of freedom to the deviation.
 FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmLosses>& arms,
                                const std::vector<ArmLosses>& beside = {});
+// Welch's test of one arm, at the level by which so many tests raise one false alarm in twenty tables (Sidak).
+Verdict welch(const Spread& arm, const Spread& backbone, int64_t tests);
 // Arms, each against a control of its own (first: the control): Student's t with one deviation, pooled over all of
 // them, at the level by which all pairs together raise a false alarm in one table of twenty (Sidak). One verdict each.
 std::vector<FamilyVerdict> against_controls(const std::vector<std::pair<ArmLosses, ArmLosses>>& pairs);

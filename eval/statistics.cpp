@@ -1,5 +1,6 @@
 #include "eval/statistics.h"
 
+#include <algorithm>
 #include <numbers>
 
 #include "engine/check.h"
@@ -34,6 +35,12 @@ double student_t(double probability, int64_t v) {
     (probability_within(middle, v) < probability ? low : high) = middle;
   }
   return high;
+}
+
+double quantile(std::vector<double> values, double share) {
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(share * static_cast<double>(values.size()));
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
 }
 
 double mean_of_finite(std::span<const double> values) {

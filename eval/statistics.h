@@ -18,6 +18,9 @@ Spread spread_of(const std::vector<double>& values);
 // Of those that are finite; NaN of none.
 double mean_of_finite(std::span<const double> values);
 
+// The value that a share of them, below 1, lies below; of some.
+double quantile(std::vector<double> values, double share);
+
 // t for which |T| <= t with this probability, of Student's distribution.
 double student_t(double probability, int64_t degrees_of_freedom);
 

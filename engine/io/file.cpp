@@ -175,6 +175,13 @@ void write_file_atomically(const std::string& path, const std::string& contents)
   file.commit();
 }
 
+bool make_directories(const std::string& path) {
+  std::error_code error;
+  const bool created = std::filesystem::create_directories(path, error);
+  if (error) fail_io("create", path, error.value());
+  return created;
+}
+
 bool lock_directory(const std::string& dir, int how, Descriptor* lock) {
   *lock = Descriptor(uninterrupted([&] { return ::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   if (lock->get() < 0 && errno == ENOENT) return false;

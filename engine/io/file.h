@@ -93,6 +93,9 @@ bool file_holds(const std::string& path, const std::string& contents);
 
 void write_file_atomically(const std::string& path, const std::string& contents);
 
+// Creates a directory and those above it; whether it was not there. Throws Exit::io.
+bool make_directories(const std::string& path);
+
 // Opens a directory and locks it; false if it is gone, which leaves no descriptor, or another's lock is in the way.
 // A file system without locks behaves as if no other process held one. how: LOCK_EX or LOCK_SH.
 bool lock_directory(const std::string& dir, int how, Descriptor* lock);

@@ -265,9 +265,7 @@ void refuse_foreign_file(const std::string& path) {
 void prepare_analysis_out(const std::string& dir, const std::vector<std::string>& names) {
   if (path_exists(dir) && !std::filesystem::is_directory(dir))
     fail(Exit::usage, "--out ", dir, " is no directory; choose another name");
-  std::error_code failed;
-  std::filesystem::create_directories(dir, failed);
-  if (failed) fail_io("create", dir, failed.value());
+  make_directories(dir);
   if (::faccessat(AT_FDCWD, dir.c_str(), W_OK | X_OK, AT_EACCESS) != 0) fail_io("write to", dir, errno);
   for (const std::string& name : names) check_ours(dir + "/" + name);
 }

@@ -236,9 +236,7 @@ CheckpointWriter::~CheckpointWriter() {
 void CheckpointWriter::begin(const std::string& final_dir) {
   CHECK_THAT(temporary_.empty(), "a checkpoint is already being written to ", final_);
   final_ = full_path(final_dir);
-  std::error_code error;
-  fs::create_directories(parent_of(final_), error);
-  if (error) fail_io("create", parent_of(final_), error.value());
+  make_directories(parent_of(final_));
   // Listing also fails if the name belongs to a file.
   if (path_exists(final_) && !names_in(final_).empty() && !path_exists(final_ + "/" + manifest_name))
     fail(Exit::io, "cannot write a checkpoint to ", final_, ": it holds files but no ", manifest_name,

@@ -72,6 +72,8 @@ s/"directory": "llama"/"directory": "..\/good"/ => "directory"
 s/[}][^}]*$// => it ends too early, at byte
 END
 
+expect 64 'begun with one learning rate.*another --out' "$build/compare" --resume --out good --lr 1e-3,2e-3,4e-3
+
 # --- rates that one half of the test set chooses, killed again and again -------------------------------------------
 tuned() {
   compare --arch llama,lime --optimizer adamw,muon --lr 1e-2,2e-2 --muon-lr 0.05,0.1 --seeds 1,2 --steps 40 "$@"

@@ -19,8 +19,6 @@ void add_new(std::vector<T>& values, T value) {
   if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
 }
 
-double middle(const std::vector<double>& rates) { return rates.empty() ? NAN : rates[(rates.size() - 1) / 2]; }
-
 // Where --hold-decay says so, weight decay times rate is what it is at the middle one of those that were asked for.
 void set_rates(const Comparison& comparison, TrainPlan& plan, double lr, double muon_lr) {
   plan.lr = lr;
@@ -28,7 +26,7 @@ void set_rates(const Comparison& comparison, TrainPlan& plan, double lr, double 
   if (!comparison.rules.hold_decay) return;
   const bool muon = has_muon(plan.optimizer);
   plan.adamw.weight_decay =
-      comparison.weight_decay * middle(muon ? comparison.muon_rates : comparison.rates) / (muon ? muon_lr : lr);
+      comparison.weight_decay * middle_rate(muon ? comparison.muon_rates : comparison.rates) / (muon ? muon_lr : lr);
 }
 
 // --- the rates of an arm -----------------------------------------------------------------------------------------
@@ -63,7 +61,7 @@ std::vector<RateAxis> axes_of(const Comparison& comparison, const Arm& arm, cons
   if (tries.empty()) return {};
   const std::vector<double>& asked = rates_asked(comparison, arm.optimizer);
   if (!has_muon(arm.optimizer)) return {axis_of(comparison, false, asked.size(), tries)};
-  const double lr = middle(comparison.rates);
+  const double lr = middle_rate(comparison.rates);
   std::vector<size_t> first, second;
   for (const size_t i : tries)
     if (comparison.runs[i].plan.lr == lr) first.push_back(i);
@@ -84,7 +82,7 @@ void choose_rates(const Comparison& comparison, Arm& arm) {
     return otherwise;
   };
   const bool muon = has_muon(arm.optimizer);
-  arm.lr = of_axis(false, arm.axes.empty() ? any.plan.lr : middle(comparison.rates));
+  arm.lr = of_axis(false, arm.axes.empty() ? any.plan.lr : middle_rate(comparison.rates));
   arm.muon_lr = muon ? of_axis(true, any.plan.muon.lr) : NAN;
   if (std::isnan(arm.lr) || (muon && std::isnan(arm.muon_lr))) arm.lr = arm.muon_lr = NAN;
   const size_t axes = arm.axes.empty() ? 0 : muon && std::isfinite(arm.axes[0].choice.best) ? 2 : 1;
@@ -138,7 +136,7 @@ void share_out(const Comparison& comparison, const std::vector<std::string>& lea
 std::vector<double> next_rates(const Comparison& comparison, const Arm& arm, const RateAxis& axis) {
   const std::vector<Tried> numbers = numbers_of(comparison, axis);
   if (&axis != &arm.axes[0] && numbers.size() < axis.asked) {
-    const double lr = middle(comparison.rates);
+    const double lr = middle_rate(comparison.rates);
     std::vector<double> rates = {readable_rate(lr / 2), readable_rate(2 * lr)};
     std::erase_if(rates, [&](double rate) { return std::ranges::find(numbers, rate, &Tried::rate) != numbers.end(); });
     return rates;
@@ -152,7 +150,7 @@ bool add_rates(Comparison& comparison) {
   for (const Arm& arm : arms_of(comparison))
     for (const RateAxis& axis : arm.axes)
       for (const double rate : next_rates(comparison, arm, axis)) {
-        const double lr = axis.muon ? middle(comparison.rates) : rate,
+        const double lr = axis.muon ? middle_rate(comparison.rates) : rate,
                      muon_lr = axis.muon ? rate : arm.axes[0].choice.best;
         add_try(comparison, arm, lr, muon_lr), any = true;
       }
@@ -229,6 +227,8 @@ const Arm* find_arm(const std::vector<Arm>& arms, const std::string& arch, const
 }
 
 }  // namespace
+
+double middle_rate(const std::vector<double>& rates) { return rates.empty() ? NAN : rates[(rates.size() - 1) / 2]; }
 
 bool is_of(const ComparedRun& run, const Arm& arm) {
   return run.choice.text == arm.arch && run.plan.optimizer == arm.optimizer;
@@ -307,7 +307,7 @@ void add_arm(Comparison& comparison, const ComparedRun& like, const std::vector<
   const bool first = comparison.runs.empty() || comparison.runs[0].choice.text == like.choice.text;
   const std::vector<uint64_t>& own = comparison.rules.backbone_seeds;
   ComparedRun run = like;
-  run.plan.lr = middle(comparison.rates);
+  run.plan.lr = middle_rate(comparison.rates);
   add_seeds(comparison, run, first && !own.empty() ? own : seeds);
   const std::vector<double>& rates = rates_asked(comparison, like.plan.optimizer);
   if (!comparison.choosing_seed || !like.choice.leader.empty() || rates.size() < 2) return;

@@ -4,14 +4,12 @@
 #include <sys/file.h>
 
 #include <cerrno>
-#include <filesystem>
 
 namespace crossply {
 
 bool Claims::take(const std::string& run) {
   if (held_.contains(run)) return true;
-  std::error_code error;
-  std::filesystem::create_directories(directory_, error);
+  make_directories(directory_);
   const std::string path = directory_ + "/" + run;
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (file.get() < 0) fail_io("create", path, errno);

@@ -166,12 +166,20 @@ std::string record_path(const Comparison& comparison, const ComparedRun& run) {
   return comparison.out + "/records/" + run_directory(run) + ".json";
 }
 
-Spread spread_over(const Comparison& comparison, const Arm& arm, Measure measure) {
+static Spread spread_over(const Comparison& comparison, const std::vector<size_t>& places, Measure measure) {
   std::vector<double> values;
-  for (const size_t i : arm.seeds)
+  for (const size_t i : places)
     if (const double value = measure(comparison.runs[i]).value; is_done(comparison.runs[i]) && std::isfinite(value))
       values.push_back(value);
   return spread_of(values);
+}
+
+Spread spread_over(const Comparison& comparison, const Arm& arm, Measure measure) {
+  return spread_over(comparison, arm.seeds, measure);
+}
+
+Spread further_spread(const Comparison& comparison, const Arm& arm) {
+  return spread_over(comparison, arm.more, test_loss);
 }
 
 double tokens_per_second_of(const Comparison& comparison, const Arm& arm) {

@@ -96,6 +96,9 @@ struct Experiment {
   Settings settings;
 };
 
+// That which Muon keeps while its own rate is chosen, and with --hold-decay the one that weight decay is of.
+double middle_rate(const std::vector<double>& rates);
+
 // One of an arm's two rates, tried while the other stays.
 struct RateAxis {
   bool muon = false;          // --muon-lr; else --lr
@@ -193,6 +196,8 @@ Measured steps_valid(const ComparedRun& run);
 
 // Over the seeds of an arm that are done.
 Spread spread_over(const Comparison& comparison, const Arm& arm, Measure measure);
+// The same of the further seeds of Rules::more_seeds.
+Spread further_spread(const Comparison& comparison, const Arm& arm);
 double tokens_per_second_of(const Comparison& comparison, const Arm& arm);  // NaN: not known, or of a shared machine
 // The arms that one is compared with: the first architecture's with the same optimizer, and its own architecture's with
 // the first optimizer; null where that is the arm itself.

@@ -30,9 +30,7 @@ ComparisonDir::~ComparisonDir() {
 // False if somebody else has the lock.
 bool ComparisonDir::try_lock(const std::string& path) {
   while (true) {
-    std::error_code error;
-    const bool created = fs::create_directories(path, error);
-    if (error) fail_io("create", path, error.value());
+    const bool created = make_directories(path);
     Descriptor opened;
     const bool locked = lock_directory(path, LOCK_EX, &opened);
     if (opened.get() < 0) continue;  // gone

@@ -48,12 +48,6 @@ json basins_of(const Arm& arm) {
   return out;
 }
 
-json further_seeds(const Comparison& comparison, const Arm& arm) {
-  Arm further = arm;
-  further.seeds = arm.more;
-  return number_or_null(spread_over(comparison, further, test_loss).mean);
-}
-
 json json_of(const Comparison& comparison, const Arm& arm, const std::vector<Family>& architectures,
              const std::vector<Family>& controls, const std::vector<Family>& optimizers) {
   json rates = json::array();
@@ -75,7 +69,7 @@ json json_of(const Comparison& comparison, const Arm& arm, const std::vector<Fam
               {"test_loss_mean", number_or_null(loss.mean)},
               {"test_loss_sd", number_or_null(loss.sd)}};
   if (has_muon(arm.optimizer)) out["muon_lr"] = number_or_null(arm.muon_lr);
-  if (!arm.more.empty()) out["further_test_loss_mean"] = further_seeds(comparison, arm);
+  if (!arm.more.empty()) out["further_test_loss_mean"] = number_or_null(further_spread(comparison, arm).mean);
   out.update(difference_of(architectures, arm));
   if (const json other = difference_of(controls, arm); !other["difference_from"].is_null())
     out["control_difference"] = other;
@@ -183,9 +177,7 @@ static json whole_json(const Comparison& comparison, const ComparedRun& run) {
 std::string write_records(const Comparison& comparison) {
   const std::string directory = comparison.out + "/records";
   return io_error_of([&] {
-    std::error_code error;
-    fs::create_directories(directory, error);
-    if (error) fail_io("create", directory, error.value());
+    make_directories(directory);
     for (const ComparedRun& run : comparison.runs) {
       const std::string path = record_path(comparison, run);
       if (is_unfinished(run) || (path_exists(path) && !run.tried)) continue;

@@ -215,9 +215,7 @@ std::string text_of(const Verdicts& one, size_t width) {
 std::string further_seeds(const View& view) {
   std::string out;
   for (const Arm& arm : view.arms) {
-    Arm further = arm;
-    further.seeds = arm.more;
-    const Spread fresh = spread_over(view.comparison, further, test_loss);
+    const Spread fresh = further_spread(view.comparison, arm);
     if (arm.more.empty() || fresh.n < static_cast<int64_t>(arm.more.size())) continue;
     out += str("* ", format_markdown(arm.name), ": ", four_digits(spread_over(view.comparison, arm, test_loss).mean),
                ", then ", four_digits(fresh.mean), "\n");
@@ -277,7 +275,7 @@ std::string notes_on_rates(const View& view) {
                         " on the first half of the test set, of ", list_of(comparison.rates), ". ");
   if (!comparison.muon_rates.empty())
     out += str("Of Muon's matrices first muon-lr, of ", list_of(comparison.muon_rates), " at lr ",
-               lr_text(comparison.rates[(comparison.rates.size() - 1) / 2]),
+               lr_text(middle_rate(comparison.rates)),
                ", and then, at the best of these, lr, also half of that and twice. ");
   out +=
       "A parabola through the best rate and its neighbours, in the logarithm of the rate, has its lowest point at the "

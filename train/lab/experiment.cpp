@@ -70,8 +70,11 @@ void complete(Experiment& experiment, const TrainPlan& plan) {
          "several --lr are for AdamW to choose among: add adamw to --optimizer, or give one --lr and "
          "several --muon-lr");
   if (muon && experiment.muon_rates.empty()) experiment.muon_rates = usual_muon_rates(plan, experiment.rates);
-  if (!experiment.begun && (experiment.rates.size() > 1 || experiment.muon_rates.size() > 1))
-    experiment.choosing_seed = usual_choosing_seed;
+  const bool choice = experiment.rates.size() > 1 || experiment.muon_rates.size() > 1;
+  if (choice && experiment.begun && !experiment.choosing_seed)
+    fail(Exit::usage, "--resume: this comparison was begun with one learning rate, and tested on all of the test set; ",
+         "for several rates start a new one with another --out");
+  if (choice && !experiment.begun) experiment.choosing_seed = usual_choosing_seed;
   for (const auto* seeds : {&experiment.seeds, &experiment.rules.backbone_seeds})
     if (std::find(seeds->begin(), seeds->end(), experiment.choosing_seed) != seeds->end())
       fail(Exit::usage, "seed ", *experiment.choosing_seed,
@@ -128,7 +131,7 @@ void add_optimizer_flag(CLI::App& app, Experiment& o) {
   remove_flag(app, "--optimizer");
   add_parsed(app, "--optimizer", set_optimizers, "NAME,...",
              "adamw, muon, normuon, or several between commas\nmuon and normuon are for matrices between widths: all "
-             "other parameters are AdamW's then, at the --lr that is best for AdamW alone, if that is compared, too")
+             "other parameters are AdamW's then")
       .default_str(join_commas(o.optimizers.empty() ? std::vector{o.settings.optimizer} : o.optimizers))
       .group("Optimiser");
 }

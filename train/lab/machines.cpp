@@ -65,15 +65,6 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
   return most;
 }
 
-// Half of Welch's interval around the difference of two means.
-double welch_interval(const Spread& a, const Spread& b, double level) {
-  const double u = a.error() * a.error(), v = b.error() * b.error();
-  if (!(u + v > 0)) return 0;
-  const double degrees =
-      (u + v) * (u + v) / (u * u / static_cast<double>(a.n - 1) + v * v / static_cast<double>(b.n - 1));
-  return std::sqrt(u + v) * student_t(level, std::max<int64_t>(1, static_cast<int64_t>(degrees)));
-}
-
 // The losses of the reported seeds that both have: their rates may differ in the last digit.
 std::pair<Spread, Spread> common_seeds(const std::map<std::string, Finished>& ours,
                                        const std::map<std::string, Finished>& theirs) {
@@ -84,7 +75,8 @@ std::pair<Spread, Spread> common_seeds(const std::map<std::string, Finished>& ou
   return {spread_of(a), spread_of(b)};
 }
 
-std::string compare_machines(const SweepTable& table, const std::string& here, const std::string& there, double level) {
+std::string compare_machines(const SweepTable& table, const std::string& here, const std::string& there,
+                             int64_t tests) {
   const auto records = [&](const std::string& sweep) { return sweep + "/" + table.planned.name + "/records"; };
   const auto ours = finished_backbone(table, records(here)), theirs = finished_backbone(table, records(there));
   double rounding = 0;
@@ -101,11 +93,12 @@ std::string compare_machines(const SweepTable& table, const std::string& here, c
   if (!any || of_a.n < 2 || of_b.n < 2)
     fail(Exit::usage, there, ": fewer than two seeds of ", backbone, " in table ", name, " are also in ", here,
          ", so that nobody can say whether these losses may stand in one table; --part trains them on every machine");
-  const double difference = of_b.mean - of_a.mean, interval = welch_interval(of_a, of_b, level);
-  const std::string said = str(name, ": ", machines, ": 20 steps differ by up to ", format_number("%.2g", rounding),
-                               " of the loss, ", of_a.n, " seeds on average by ", format_number("%+.4f", difference),
-                               " (chance alone: up to ", format_number("%.4f", interval), ")");
-  if (rounding > (bf16 ? rounding_bf16 : rounding_f32) || std::abs(difference) > interval)
+  const Verdict verdict = welch(of_b, of_a, tests);
+  const std::string said =
+      str(name, ": ", machines, ": 20 steps differ by up to ", format_number("%.2g", rounding), " of the loss, ",
+          of_a.n, " seeds on average by ", format_number("%+.4f", verdict.difference), " (chance alone: up to ",
+          format_number("%.4f", verdict.interval), ")");
+  if (rounding > (bf16 ? rounding_bf16 : rounding_f32) || std::abs(verdict.difference) > verdict.interval)
     fail(Exit::usage, there, " is not merged with ", here, ". ", said);
   return said + ".\n";
 }
@@ -116,8 +109,7 @@ std::string merge_sweeps(std::vector<SweepTable>& tables, const std::string& fir
                          const std::vector<std::string>& others) {
   std::string notes;
   const SweepPlan plan = read_sweep_plan(plan_in(first));
-  const auto compared = static_cast<double>(tables.size() * others.size());
-  const double level = std::pow(0.95, 1 / std::max(1.0, compared));  // of all together (Sidak)
+  const int64_t tests = std::max<int64_t>(1, std::ssize(tables) * std::ssize(others));
   for (const std::string& other : others) {
     if (read_sweep_plan(plan_in(other)).text != plan.text)
       fail(Exit::usage, other, " is a sweep of another plan than ", first, "; compare ", plan_in(other), " with ",
@@ -125,7 +117,7 @@ std::string merge_sweeps(std::vector<SweepTable>& tables, const std::string& fir
     for (SweepTable& table : tables) {
       const std::string there = other + "/" + table.planned.name + "/records";
       if (!path_exists(there)) continue;
-      if (table.planned.of.empty()) notes += compare_machines(table, first, other, level);
+      if (table.planned.of.empty()) notes += compare_machines(table, first, other, tests);
       take_records(table.comparison, there);
     }
   }

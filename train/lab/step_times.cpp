@@ -1,18 +1,13 @@
 #include "train/lab/step_times.h"
 
-#include <algorithm>
 #include <cmath>
 
+#include "eval/statistics.h"
 #include "train/run/inputs.h"
 #include "train/step/trainer.h"
 
 namespace crossply {
 namespace {
-
-double quantile(std::vector<double> values, double share) {
-  std::ranges::sort(values);
-  return values[std::min(values.size() - 1, static_cast<size_t>(share * static_cast<double>(values.size())))];
-}
 
 double step(Trainer& trainer) {
   const double before = trainer.seconds;

@@ -285,11 +285,12 @@ Exit run_sweep(Options& o) {
   catch_stop_signals();
   const std::string unwritten = train_tables(tables, o.jobs);
   take_times(tables, o.call.out);
-  write_sweep_report(tables, o.call.out, "");
-  std::printf("%s", printable(sweep_summary(tables)).c_str());
-  for (const SweepTable& table : tables)
-    for (const std::string& arch : table.comparison.only)
-      if (const std::string place = place_of(tables, table, arch); !place.empty())
+  const std::vector<ReportTable> report = report_of(tables);
+  write_sweep_report(report, o.call.out, "");
+  std::printf("%s", printable(sweep_summary(report)).c_str());
+  for (const ReportTable& of : report)
+    for (const std::string& arch : of.table->comparison.only)
+      if (const std::string place = place_of(of, arch); !place.empty())
         std::printf("\n%s\n", wrap(printable(place), 80, 0).c_str());
   std::printf("\nreport:   %s/report.md, results.csv, results.json\n", printable(o.call.out).c_str());
   return conclude(tables, o, unwritten);
@@ -331,7 +332,7 @@ Exit time_sweep(const Options& o) {
     std::printf("%s\n", printable(format_table(rows)).c_str());
   }
   if (noisy) std::printf("note: some quartiles are far apart: use an idle machine, or more --rounds\n");
-  fs::create_directories(o.call.out);
+  make_directories(o.call.out);
   write_file_atomically(times_in(o.call.out), all.dump(2) + "\n");
   std::printf("times: %s\n", printable(times_in(o.call.out)).c_str());
   return Exit::done;
@@ -345,10 +346,11 @@ Exit report_sweep(Options& o) {
   std::vector<SweepTable> tables = open_tables(read_sweep_plan(plan_in(first)), o);
   const std::string notes = merge_sweeps(tables, first, {o.dirs.begin() + 1, o.dirs.end()});
   take_times(tables, first);
-  fs::create_directories(out);
-  write_sweep_report(tables, out, notes);
+  make_directories(out);
+  const std::vector<ReportTable> report = report_of(tables);
+  write_sweep_report(report, out, notes);
   std::printf("%s%s\nreport:   %s/report.md, results.csv, results.json\n", wrap(printable(notes), 80, 0).c_str(),
-              printable(sweep_summary(tables)).c_str(), printable(out).c_str());
+              printable(sweep_summary(report)).c_str(), printable(out).c_str());
   return Exit::done;
 }
 

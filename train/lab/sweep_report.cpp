@@ -10,6 +10,7 @@
 #include "cli/format.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
+#include "eval/inside/analysis.h"
 
 namespace crossply {
 namespace {
@@ -93,7 +94,7 @@ double share_of_pairs(const Comparison& comparison, const Arm& arm) {
   return n > 0 ? sum / static_cast<double>(n) : NAN;
 }
 
-ReportRow row_of(const std::vector<SweepTable>& tables, const SweepTable& table, const Arm& arm) {
+ReportRow row_of(const SweepTable& table, const std::vector<Budget>& budgets, const Arm& arm) {
   const Comparison& comparison = table.comparison;
   ReportRow row{arm, plan_training(comparison.runs[arm.seeds[0]].plan)};
   const ArmLosses losses = losses_of(comparison, arm);
@@ -101,20 +102,11 @@ ReportRow row_of(const std::vector<SweepTable>& tables, const SweepTable& table,
   row.loss = spread.mean, row.sd = spread.sd;
   row.done = std::ssize(losses.seeds), row.lost = row.done - spread.n;
   row.tried = std::ranges::count_if(arm.sweep, [&](size_t i) { return !is_unfinished(comparison.runs[i]); });
-  row.worth = worth_of(budgets_of(tables, table), losses.losses());
+  row.worth = worth_of(budgets, losses.losses());
   if (const auto time = table.times.find(arm.arch); time != table.times.end()) row.time = time->second;
-  Arm further = arm;
-  further.seeds = arm.more;
-  row.further = spread_of(losses_of(comparison, further).losses()).mean;
+  row.further = further_spread(comparison, arm).mean;
   row.pairs = share_of_pairs(comparison, arm);
   return row;
-}
-
-std::vector<const SweepTable*> whole_tables(const std::vector<SweepTable>& tables) {
-  std::vector<const SweepTable*> out;
-  for (const SweepTable& table : tables)
-    if (table.planned.of.empty()) out.push_back(&table);
-  return out;
 }
 
 // --- the lines in front of a table -------------------------------------------------------------------------------
@@ -135,7 +127,7 @@ std::string families_text(const SweepTable& table) {
     const double seen = detectable_difference(v);
     if (!std::isfinite(seen)) continue;
     out += str("Against ", family.yardstick->name, ", 80 % of repeats would find a difference of ", four(seen), ": ",
-               v.fewest_seeds, " seeds of each arm, ", v.backbone_seeds, " of ", family.yardstick->name,
+               v.fewest_seeds(), " seeds of each arm, ", v.backbone_seeds, " of ", family.yardstick->name,
                ", standard deviations ", four(v.arms_sd), " and ", four(v.backbone_sd),
                v.blocks ? " without the means of arms and of seeds" : "", ", critical value ",
                format_number("%.3f", v.critical));
@@ -218,10 +210,8 @@ std::string costs_table(const std::vector<ReportRow>& rows) {
                          {"tried", [](R row, C) { return row.tried == 0 ? "-" : str(row.tried); }}});
 }
 
-std::string budgets_text(const std::vector<SweepTable>& tables, const SweepTable& table) {
+std::string budgets_text(const std::vector<Budget>& budgets) {
   std::string out;
-  std::vector<Budget> budgets = budgets_of(tables, table);
-  std::ranges::sort(budgets, {}, &Budget::times);
   for (const Budget& budget : budgets) {
     const Spread spread = spread_of(budget.losses);
     if (spread.n > 0)
@@ -251,11 +241,9 @@ std::string picture_of(const SweepTable& table, const std::vector<ReportRow>& ro
 }
 
 // The backbone's losses by steps, and dashed the losses of the other arms.
-std::string picture_of_budgets(const std::vector<SweepTable>& tables, const SweepTable& table,
+std::string picture_of_budgets(const SweepTable& table, const std::vector<Budget>& budgets,
                                const std::vector<ReportRow>& rows) {
   Curve curve{table.comparison.runs[0].choice.text, {}, {}};
-  std::vector<Budget> budgets = budgets_of(tables, table);
-  std::ranges::sort(budgets, {}, &Budget::times);
   const auto steps = static_cast<double>(table.comparison.runs[0].plan.steps);
   for (const Budget& budget : budgets) {
     const Spread spread = spread_of(budget.losses);
@@ -320,11 +308,9 @@ std::string csv_of(const json& rows) {
     std::string line;
     const bool first = out.empty();
     for (const auto& [key, value] : row.items()) {
-      std::string cell = value.is_string() ? value.get<std::string>() : value.is_null() ? "" : json_text(value);
-      if (cell.find_first_of(",\"\n") != std::string::npos) {
-        for (size_t at = 0; (at = cell.find('"', at)) != std::string::npos; at += 2) cell.insert(at, 1, '"');
-        cell = '"' + cell + '"';
-      }
+      const std::string cell = value.is_string() ? csv_field(value.get<std::string>())
+                               : value.is_null() ? ""
+                                                 : json_text(value);
       if (first) head += (head.empty() ? "" : ",") + key;
       line += (line.empty() ? "" : ",") + cell;
     }
@@ -333,14 +319,13 @@ std::string csv_of(const json& rows) {
   return head + "\n" + out;
 }
 
-}  // namespace
-
-std::vector<ReportRow> rows_of(const std::vector<SweepTable>& tables, const SweepTable& table) {
+// The lowest loss first; arms of which nothing is known are left out.
+std::vector<ReportRow> rows_of(const SweepTable& table, const std::vector<Budget>& budgets) {
   const std::vector<Arm> arms = arms_of(table.comparison);
   const std::vector<Family> families = families_of_architectures(table.comparison, arms);
   std::vector<ReportRow> rows;
   for (const Arm& arm : arms) {
-    ReportRow row = row_of(tables, table, arm);
+    ReportRow row = row_of(table, budgets, arm);
     if (row.done == 0 && row.tried == 0) continue;
     for (const Arm& other : arms)
       if (other.arch == arms[0].arch && other.optimizer == arm.optimizer) row.backbone = other.name;
@@ -354,7 +339,7 @@ std::vector<ReportRow> rows_of(const std::vector<SweepTable>& tables, const Swee
 }
 
 // As many columns as fit on a screen, three at least.
-static std::string fitting_table(std::vector<Cells> rows) {
+std::string fitting_table(std::vector<Cells> rows) {
   while (true) {
     const std::string text = format_table(rows);
     if (text.find('\n') <= screen || rows[0].size() <= 3) return text;
@@ -362,10 +347,21 @@ static std::string fitting_table(std::vector<Cells> rows) {
   }
 }
 
-std::string sweep_summary(const std::vector<SweepTable>& tables) {
+}  // namespace
+
+std::vector<ReportTable> report_of(const std::vector<SweepTable>& tables) {
+  std::vector<ReportTable> out;
+  for (const SweepTable& table : tables) {
+    if (!table.planned.of.empty()) continue;
+    const std::vector<Budget> budgets = budgets_of(tables, table);
+    out.push_back({&table, budgets, rows_of(table, budgets), families_text(table)});
+  }
+  return out;
+}
+
+std::string sweep_summary(const std::vector<ReportTable>& report) {
   std::string out;
-  for (const SweepTable* table : whole_tables(tables)) {
-    const std::vector<ReportRow> rows = rows_of(tables, *table);
+  for (const auto& [table, budgets, rows, families] : report) {
     std::vector<Cells> cells = {{"architecture", "loss", "difference", "found", "steps", "per FLOP", "per second"}};
     for (const ReportRow& row : rows) {
       const Costs cost = costs_of(row, backbone_of(rows, row));
@@ -378,19 +374,19 @@ std::string sweep_summary(const std::vector<SweepTable>& tables) {
                        short_worth(cost.flops), short_worth(cost.seconds)});
     }
     out += "\n" + wrap(str(table->planned.name, ": ", settings_of(*table)), screen, 0) + "\n" +
-           wrap(families_text(*table), screen, 0) + (rows.empty() ? "nothing has ended yet\n" : fitting_table(cells));
+           wrap(families, screen, 0) + (rows.empty() ? "nothing has ended yet\n" : fitting_table(cells));
   }
   return out;
 }
 
-std::string place_of(const std::vector<SweepTable>& tables, const SweepTable& table, const std::string& arch) {
-  const std::vector<ReportRow> rows = rows_of(tables, table);
+std::string place_of(const ReportTable& of, const std::string& arch) {
+  const std::vector<ReportRow>& rows = of.rows;
   std::string out;
   for (size_t i = 0; i < rows.size(); ++i) {
     const ReportRow& row = rows[i];
     if (row.arm.arch != arch) continue;
     const Costs cost = costs_of(row, backbone_of(rows, row));
-    out += str(out.empty() ? "" : "\n", table.planned.name, ": ", row.arm.name, " is number ", i + 1, " of ",
+    out += str(out.empty() ? "" : "\n", of.table->planned.name, ": ", row.arm.name, " is number ", i + 1, " of ",
                rows.size(), ", with a loss of ", four(row.loss));
     if (row.judged) out += ", a difference of " + difference_text(row);
     if (row.verdict.tested) out += row.verdict.found ? " (found)" : " (not found)";
@@ -402,19 +398,17 @@ std::string place_of(const std::vector<SweepTable>& tables, const SweepTable& ta
   return out;
 }
 
-void write_sweep_report(const std::vector<SweepTable>& tables, const std::string& out, const std::string& notes) {
+void write_sweep_report(const std::vector<ReportTable>& report, const std::string& out, const std::string& notes) {
   std::string page = "# Sweep\n\n" + notes;
   json all = json::array();
-  for (const SweepTable* table : whole_tables(tables)) {
-    const std::vector<ReportRow> rows = rows_of(tables, *table);
+  for (const auto& [table, budgets, rows, families] : report) {
     const std::string& name = table->planned.name;
-    page += str("## ", name, "\n\n", settings_of(*table), ".\n", families_text(*table), "\n![differences](", name,
-                ".svg)\n\n") +
+    page += str("## ", name, "\n\n", settings_of(*table), ".\n", families, "\n![differences](", name, ".svg)\n\n") +
             losses_table(rows) + costs_table(rows) + controls_text(*table);
     write_file_atomically(out + "/" + name + ".svg", picture_of(*table, rows));
-    if (budgets_of(tables, *table).size() > 1) {
-      page += str("![steps](", name, "-steps.svg)\n\n") + budgets_text(tables, *table);
-      write_file_atomically(out + "/" + name + "-steps.svg", picture_of_budgets(tables, *table, rows));
+    if (budgets.size() > 1) {
+      page += str("![steps](", name, "-steps.svg)\n\n") + budgets_text(budgets);
+      write_file_atomically(out + "/" + name + "-steps.svg", picture_of_budgets(*table, budgets, rows));
     }
     for (const ReportRow& row : rows) all.push_back(json_of(*table, row, backbone_of(rows, row)));
   }

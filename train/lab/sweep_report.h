@@ -23,15 +23,21 @@ struct ReportRow {
   double further = NAN;  // the mean of further seeds
   double pairs = NAN;    // share of minimal pairs
 };
-// Those of a table, the lowest loss first; arms of which nothing is known are left out.
-std::vector<ReportRow> rows_of(const std::vector<SweepTable>& tables, const SweepTable& table);
+// A table that is no budget of another, with what is found of it: resampling and simulation take a second or two.
+struct ReportTable {
+  const SweepTable* table;
+  std::vector<Budget> budgets;
+  std::vector<ReportRow> rows;  // the lowest loss first
+  std::string families;         // what could be found, in sentences
+};
+std::vector<ReportTable> report_of(const std::vector<SweepTable>& tables);
 
-// For a terminal of 80 columns: each table that is no budget of another.
-std::string sweep_summary(const std::vector<SweepTable>& tables);
-// Where one arm stands, in words.
-std::string place_of(const std::vector<SweepTable>& tables, const SweepTable& table, const std::string& arch);
+// For a terminal of 80 columns.
+std::string sweep_summary(const std::vector<ReportTable>& report);
+// Where one arm of a table stands, in words; "" where nothing is known of it.
+std::string place_of(const ReportTable& of, const std::string& arch);
 // Writes report.md, results.csv, results.json and TABLE.svg in a directory. notes: lines about machines, in front.
 // Throws Exit::io.
-void write_sweep_report(const std::vector<SweepTable>& tables, const std::string& out, const std::string& notes);
+void write_sweep_report(const std::vector<ReportTable>& report, const std::string& out, const std::string& notes);
 
 }  // namespace crossply

@@ -93,9 +93,7 @@ SweepTable open_table(const PlannedTable& planned, const SweepCall& call) {
 
 Descriptor hold_table(const std::string& out, const PlannedTable& planned) {
   const std::string path = out + "/" + planned.name;
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) fail_io("create", path, error.value());
+  make_directories(path);
   Descriptor lock;
   if (!lock_directory(path, LOCK_SH, &lock))
     fail(Exit::usage, path, " is in use by a comparison; wait for it or choose another --out");
@@ -109,6 +107,7 @@ std::vector<Budget> budgets_of(const std::vector<SweepTable>& tables, const Swee
     const std::vector<Arm> arms = arms_of(one.comparison);
     out.push_back({one.planned.budget, losses_of(one.comparison, arms[0]).losses()});
   }
+  std::ranges::sort(out, {}, &Budget::times);
   return out;
 }
 

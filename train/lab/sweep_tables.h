@@ -35,7 +35,7 @@ SweepTable open_table(const PlannedTable& planned, const SweepCall& call);
 // The directory of a table, which `compare` cannot have while this is held.
 Descriptor hold_table(const std::string& out, const PlannedTable& planned);
 
-// The backbone's losses by steps, of a table and its budgets.
+// The backbone's losses by steps, ascending, of a table and its budgets.
 std::vector<Budget> budgets_of(const std::vector<SweepTable>& tables, const SweepTable& table);
 
 }  // namespace crossply

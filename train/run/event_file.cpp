@@ -128,9 +128,7 @@ std::string EventFile::summary_record(const nlohmann::json& line) {
 }
 
 EventFile::EventFile(const std::string& dir, int64_t step, const std::string& metrics) {
-  std::error_code error;
-  fs::create_directories(dir, error);
-  if (error) fail_io("create", dir, error.value());
+  make_directories(dir);
   const int64_t newest = newest_in(dir);
   file_ = LogFile(new_name(dir, newest), true);
   sync_directory(dir);

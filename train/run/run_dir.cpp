@@ -76,9 +76,7 @@ void check_run_dir(const Settings& settings, const World& world) {
 
 RunDir::RunDir(const std::string& path, const World& world) : path_(path) {
   if (!world.leads()) return;
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) fail_io("create", path, error.value());
+  make_directories(path);
   if (lock_directory(path, LOCK_EX, &fd_)) return;
   if (fd_.get() < 0) fail_io("open", path, ENOENT);
   fail(Exit::usage, path, " is in use by another training process; wait for it or choose another --out");
