@@ -3,18 +3,12 @@
 // is the demonstration, arith-quick.
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
-#include <set>
 
 #include "cli/format.h"
-#include "cli/needs.h"
 #include "cli/program.h"
 #include "engine/io/file.h"
 #include "engine/io/printable.h"
 #include "engine/io/shell.h"
-#include "engine/split.h"
-#include "kernels/devices.h"
-#include "models/registry.h"
 #include "ranks/launch.h"
 #include "train/lab/comparison.h"
 #include "train/lab/comparison_dir.h"
@@ -22,13 +16,10 @@
 #include "train/lab/side_by_side.h"
 #include "train/run/progress.h"
 #include "train/run/run.h"
-#include "train/settings/idle_flags.h"
 
 using namespace crossply;
 
 namespace {
-
-namespace fs = std::filesystem;
 
 // --dry-run --time: of all runs, one after the other.
 void print_time(const Comparison& comparison) {

@@ -65,7 +65,7 @@ struct Rules {
 struct Comparison {
   std::string data;                      // as in --data
   std::string out;                       // the directory of the comparison; each run's directory is in it
-  std::vector<ComparedRun> runs;         // all that may be needed: by add_rate(), and what extend() found
+  std::vector<ComparedRun> runs;         // all that are known to be needed: by add_arm() and extend()
   int64_t test_size = 0;                 // sequences in the test set; 0: unknown
   std::string data_digest = "";          // of files; "" of what is generated
   std::vector<std::string> others = {};  // runs in `out` that are not compared now, as results.json had them

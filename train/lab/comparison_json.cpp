@@ -1,25 +1,17 @@
 // results.json of a comparison, and the records of its runs. comparison_resume.cpp reads them back.
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "cli/bounds.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
-#include "engine/io/json_file.h"
-#include "engine/io/leftovers.h"
-#include "engine/io/printable.h"
-#include "models/disk/checkpoint.h"
-#include "models/disk/config_json.h"
 #include "train/lab/comparison.h"
 #include "train/run/environment.h"
 
 namespace crossply {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
 
 void add_rates(json& to, const ComparedRun& run) {

@@ -485,7 +485,7 @@ static Comparison read_request(const std::string& request) {
     task.at("pairs").get_to(alone.rules.pairs);
     return alone;
   } catch (const json::exception&) {
-    fail(Exit::usage, "--one-run is for compare itself");
+    fail(Exit::usage, "--one-run is for compare and sweep themselves");
   }
 }
 

@@ -12,13 +12,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
 
 #include "cli/format.h"
-#include "cli/needs.h"
 #include "cli/program.h"
 #include "cli/stop.h"
 #include "engine/io/file.h"
@@ -37,7 +35,6 @@ using namespace crossply;
 
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
 
 struct Options {

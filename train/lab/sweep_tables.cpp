@@ -3,7 +3,6 @@
 #include <sys/file.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "cli/program.h"
 #include "engine/io/file.h"
@@ -11,8 +10,6 @@
 
 namespace crossply {
 namespace {
-
-namespace fs = std::filesystem;
 
 // What a table cannot say.
 constexpr const char* flags_of_sweep[] = {"--out", "--resume", "--dry-run", "--time", "--jobs", "--seed", "--profile"};
