@@ -6,7 +6,7 @@ set -uo pipefail
 [ -n "${TMPDIR:-}" ] || [ ! -w /dev/shm ] || export TMPDIR=/dev/shm  # many small files, each of which is synced
 start_in_scratch "$1" 1
 cat >tiny.plan <<'END'
-# What all tables have.
+keep = 1  # where a run was stopped it has saved, too
 data = arith:3
 train-samples = 40
 test-samples = 16
@@ -71,6 +71,12 @@ rm whole/times.json
 
 sed 's/^data/pairs = nowhere\ndata/' tiny.plan >pairs.plan
 expect 66 'there is no such file' sweep run pairs.plan --out pairs
+
+cp -r whole pruned
+cell=$(echo pruned/two/llama-*-seed-1)
+cp -r "$cell/step_00000040" "$cell/step_00000020" && rm pruned/two/records/"${cell##*/}".json pruned/two/results.json
+expect 0 '^relay ' sweep run tiny.plan --out pruned
+same pruned "killed before it had removed an older checkpoint"
 
 # --- killed ------------------------------------------------------------------------------------------------------
 # Each time once another cell has ended, or a moment after the start where more have.

@@ -288,9 +288,11 @@ void Run::save() {
   trainer_.save(step_dir(plan_.out, saved_), data_.tokenizer, [&] { dir_.check_mine(); });
   if (!group_.world.leads()) return;
   dir_.check_present();
-  remove_old_checkpoints(plan_.out, plan_.keep, step_dir(plan_.out, saved_), kept_.steps());
+  remove_old();
   draw();
 }
+
+void Run::remove_old() { remove_old_checkpoints(plan_.out, plan_.keep, step_dir(plan_.out, saved_), kept_.steps()); }
 
 // A figure that cannot be written does not end the run; its exit code says so at the end.
 void Run::draw() {
@@ -302,6 +304,7 @@ void Run::draw() {
 Exit Run::finish() {
   const int64_t done = trainer_.steps_done();
   if (saved_ != done) save();
+  else if (first_ == done && group_.world.leads()) remove_old();  // a kill may have come between the last save and this
   if (done < plan_.steps) {
     const std::string command =
         plan_.program.empty() ? "" : shell_command(plan_.program) + " --resume --out " + shell_word(plan_.out);

@@ -62,6 +62,7 @@ class Run {
 
  private:
   void begin();
+  void remove_old();  // checkpoints beyond --keep
   void draw();
   void conclude() const;
   void note_straggler();
