@@ -410,7 +410,7 @@ grep -qE '^12/12 lime lr 0.003 seed 3 ' output || fail "a third seed was not add
 expect 64 'excludes' compare llama --seed 1 --seeds 1,2 --out x
 expect 64 'names 1 twice' compare llama --seeds 1,2,1 --out x
 expect 64 '--lr' compare llama --lr 1e-3,fast --out x
-expect 64 'for compare itself' "$build/compare" --one-run '{"parent": 1'
+expect 64 'for compare and sweep themselves' "$build/compare" --one-run '{"parent": 1'
 mkdir diary && touch diary/page
 expect 64 'holds files, but no comparison' compare llama --steps 1 --out diary --resume
 if command -v python3 >/dev/null; then  # a parser of XML, on a name that XML cannot hold
