@@ -26,7 +26,7 @@ std::string format_count(int64_t count) {
 }
 
 std::string with_article(const std::string& arch) {
-  return (arch.starts_with('a') || arch == "mhc" ? "an " : "a ") + arch;
+  return (arch.starts_with('a') || arch == "mhc" || arch.starts_with("mhc+") ? "an " : "a ") + arch;
 }
 
 std::string format_number(const char* format, double value) {

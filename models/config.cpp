@@ -7,6 +7,7 @@
 #include "engine/io/json.h"
 #include "engine/io/printable.h"
 #include "engine/numbers.h"
+#include "models/combined.h"
 #include "models/engram.h"
 #include "models/loop.h"
 #include "models/registry.h"
@@ -71,6 +72,7 @@ void check_options(Config& config, Exit code, const std::string& where) {
   }
   config.options = complete;
   try {
+    if (is_combined(config.arch)) config.arch = ordered_name(config);
     require_stream(config, *architecture.make(applied(config)));  // the connection refuses what only it can judge
   } catch (const Error& error) {
     fail(code, where, ": ", error.what());

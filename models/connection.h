@@ -4,6 +4,7 @@
 // residual stream, so a connection overrides only what it changes. One file per connection (docs/add-a-connection.md).
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -24,14 +25,20 @@ struct Build {
   Value* tokens = nullptr;          // (B, T), not where only a head is recorded
   const RowNames* names = nullptr;  // of a loop, whose rows are named otherwise on disk
   Value* rope = nullptr;            // a LLaMA's table of angles, ops::rope_positions
+  std::string part = "";            // of a combination, the part that records
 
   std::string stored_name(const std::string& name) const { return names == nullptr ? name : names->of(name); }
   Parameter& row(const std::string& name) const { return params.at(stored_name(name)); }
   Value* parameter(const std::string& name) const { return tape.parameter(row(name)); }
   // Null where the model has none of this name.
   Value* find(const std::string& name) const { return params.contains(stored_name(name)) ? parameter(name) : nullptr; }
-  // Tape::mark, of layer i: "gate.3".
-  void mark(const std::string& name, int i, Value* value) const { tape.mark(str(name, ".", i), value); }
+  // Tape::mark, of layer i: "gate.3"; a name that another part has used gets the part in front.
+  void mark(const std::string& name, int i, Value* value) const {
+    const std::string full = str(name, ".", i);
+    const bool used =
+        !part.empty() && std::ranges::any_of(tape.marks(), [&](const auto& m) { return m.first == full; });
+    tape.mark(used ? part + "." + full : full, value);
+  }
 };
 
 // One of a layer's two sublayers.
@@ -107,6 +114,8 @@ class Connection {
   }
   // What the sublayer reads, normalised: (B, T, C).
   virtual Value* read(const Sublayer& sublayer) { return norm(sublayer, x_); }
+  // What a sublayer's read() has returned, of this connection or of another one beside it, for those who keep it.
+  virtual void offer(const Sublayer& /*sublayer*/, Value* /*x*/) {}
   // The layer's own queries, keys and values, before q/k norm and RoPE where the backbone has these; x is what read()
   // returned. k and v are null in a layer without keys and values, whose kv() has others.
   virtual QueryKeyValue project(int layer, Value* x) {
@@ -119,7 +128,7 @@ class Connection {
   // What the layer's queries read, (B, T, H, D), given its own queries, keys and values; q and k are normalised and
   // rotated by now. ops::attention may come once, twice under two names, or not at all. Here once, to what kv() says.
   virtual Value* attend(int layer, QueryKeyValue own) {
-    const KeyValue read = kv(layer, {own.k, own.v});
+    const KeyValue read = asks_->kv(layer, {own.k, own.v});
     return ops::attention(build_->tape, Sublayer{layer, false}.name(), own.q, read.k, read.v,
                           attention_divisor(build_->config, layer));
   }
@@ -163,6 +172,8 @@ class Connection {
   Value* x_ = nullptr;  // the residual stream
 
  private:
+  friend class Combined;
+  Connection* asks_ = this;  // for keys and values; a part of a combination asks that
   static std::string projection_name(int layer, char which) { return str("L", layer, ".attn.", which); }
   ops::Projection projection(int layer, char which, int64_t heads) const {
     const std::string rows = layer_name(layer, str("self_attn.", which, "_proj"));
@@ -170,6 +181,13 @@ class Connection {
             Shape{build_->B, build_->T, heads, build_->config.head_dim}, build_->find(rows + ".bias")};
   }
 };
+
+// What a sublayer reads.
+inline Value* read_and_offer(Connection& connection, const Sublayer& sublayer) {
+  Value* x = connection.read(sublayer);
+  connection.offer(sublayer, x);
+  return x;
+}
 
 // A sublayer's output to its connection, with the second norm of block_norm: of the output, or of the stream after it.
 inline void write_normed(const Build& b, Connection& connection, const Sublayer& sublayer, Value* y) {

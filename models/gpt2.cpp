@@ -32,7 +32,7 @@ void record_gpt2_block(const Build& b, Connection& connection, int layer) {
   };
 
   const Sublayer attn{layer, false};
-  QueryKeyValue own = connection.project(layer, connection.read(attn));
+  QueryKeyValue own = connection.project(layer, read_and_offer(connection, attn));
   Value* heads = connection.attend(layer, own);
   write_normed(b, connection, attn, linear(attn.name() + ".out", heads, "self_attn.o_proj", stream));
 
@@ -40,7 +40,7 @@ void record_gpt2_block(const Build& b, Connection& connection, int layer) {
   const std::string m = mlp.name();
   const int64_t F = b.row(layer_name(layer, "mlp.up_proj.weight")).shape[0];
   const GeluKind kind = b.config.activation_function == "gelu" ? GeluKind::erf : GeluKind::tanh;
-  Value* up = linear(m + ".up", connection.read(mlp), "mlp.up_proj", Shape{b.B, b.T, F});
+  Value* up = linear(m + ".up", read_and_offer(connection, mlp), "mlp.up_proj", Shape{b.B, b.T, F});
   write_normed(b, connection, mlp,
                linear(m + ".down", ops::gelu(b.tape, m + ".gelu", up, kind), "mlp.down_proj", stream));
 }

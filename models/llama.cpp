@@ -41,7 +41,7 @@ void record_llama_block(const Build& b, Connection& connection, int layer) {
 
   const Sublayer attn{layer, false};
   const std::string a = attn.name();
-  QueryKeyValue own = connection.project(layer, connection.read(attn));
+  QueryKeyValue own = connection.project(layer, read_and_offer(connection, attn));
   if (c.qk_norm) {
     own.q = ops::rmsnorm(b.tape, a + ".q_norm", own.q, weight("self_attn.q_norm"), c.qk_norm_eps);
     if (own.k != nullptr) own.k = ops::rmsnorm(b.tape, a + ".k_norm", own.k, weight("self_attn.k_norm"), c.qk_norm_eps);
@@ -55,7 +55,7 @@ void record_llama_block(const Build& b, Connection& connection, int layer) {
   const std::string m = mlp.name();
   const Shape hidden{B, T, weight("mlp.gate_proj")->shape[0]};
   const auto branches =
-      ops::linears(b.tape, m + ".expand", connection.read(mlp),
+      ops::linears(b.tape, m + ".expand", read_and_offer(connection, mlp),
                    {{m + ".gate", weight("mlp.gate_proj"), hidden}, {m + ".up", weight("mlp.up_proj"), hidden}});
   Value* y = ops::swiglu(b.tape, m + ".swiglu", branches[0], branches[1]);
   write_normed(b, connection, mlp, ops::linear(b.tape, m + ".down", y, weight("mlp.down_proj"), stream));

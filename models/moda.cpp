@@ -54,11 +54,9 @@ class Moda : public Connection {
     slots_.clear();
   }
 
-  // What the MLP reads, of which the layer also makes a slot.
-  Value* read(const Sublayer& sublayer) override {
-    Value* x = Connection::read(sublayer);
+  // Of what the MLP reads the layer also makes a slot.
+  void offer(const Sublayer& sublayer, Value* x) override {
     if (sublayer.mlp && ffn_kv_ && is_read(sublayer.layer)) slots_[sublayer.layer].push_back(slot_of_mlp(sublayer, x));
-    return x;
   }
 
   Value* attend(int layer, QueryKeyValue own) override {

@@ -1,8 +1,11 @@
 #include "models/registry.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #include "engine/io/printable.h"
+#include "models/combined.h"
 
 namespace crossply {
 
@@ -36,7 +39,17 @@ std::vector<Architecture>& architectures() {
   return all;
 }
 
+// Each is made once.
+static const Architecture& find_combination(const std::string& name, Exit code, const std::string& where) {
+  static std::map<std::string, Architecture> known;
+  static std::mutex one_at_a_time;
+  Architecture made = combined_architecture(name, code, where);
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
+  return known.emplace(name, std::move(made)).first->second;
+}
+
 const Architecture& find_architecture(const std::string& name, Exit code, const std::string& where) {
+  if (is_combined(name)) return find_combination(name, code, where);
   std::string known;
   for (const Architecture& architecture : architectures()) {
     if (architecture.name == name) return architecture;

@@ -12,9 +12,9 @@
 #include "engine/io/json_file.h"
 #include "engine/io/printable.h"
 #include "engine/numbers.h"
+#include "models/combined.h"
 #include "models/disk/config_keys.h"
 #include "models/disk/modelling_file.h"
-#include "models/registry.h"
 
 namespace crossply {
 
@@ -188,9 +188,11 @@ std::string check_llama_keys(const json& object, const ModelType& type, const st
 
 // Is the option one of a few words? Others are JSON: a quoted number is none.
 bool is_word(const std::string& arch, const std::string& key) {
-  for (const Architecture& architecture : architectures())
-    for (const Option& option : architecture.options)
-      if (architecture.name == arch && option.key == key) return !option.choices.empty();
+  for (const std::string& part : parts_of(arch))
+    for (const Architecture& architecture : architectures())
+      for (const Option& option : architecture.options)
+        if (architecture.name == part && (option.key == key || part + "_" + option.key == key))
+          return !option.choices.empty();
   return true;
 }
 

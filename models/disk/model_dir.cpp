@@ -15,11 +15,11 @@
 #include "engine/io/json_file.h"
 #include "engine/io/printable.h"
 #include "engine/io/shell.h"
+#include "models/combined.h"
 #include "models/disk/config_json.h"
 #include "models/disk/file_layout.h"
 #include "models/disk/modelling_file.h"
 #include "models/model.h"
-#include "models/registry.h"
 
 namespace crossply {
 namespace {
@@ -273,10 +273,9 @@ void load_initial_weights(const std::string& dir, const Config& source, const Co
   ParameterTable theirs;
   declare_model(theirs, source);
   const Rows found = find_rows(files, source, theirs);
-  const auto connection = find_architecture(config.arch).make(config);
   std::vector<std::pair<const Parameter*, const Found*>> taken;
   for (const Parameter& row : params.rows()) {
-    const auto it = found.find(source.arch == config.arch ? row.name : connection->plain_name(row.name));
+    const auto it = found.find(name_beside(source.arch, config, row.name));
     if (it == found.end()) continue;
     if (it->second.shape != row.shape) refuse_shape(it->second, row.shape);
     taken.emplace_back(&row, &it->second);

@@ -63,16 +63,16 @@ TEST_CASE("routing summary: every architecture's numbers are those of analyze on
     const Sequences source(c.config.vocab_size, 3);
     const json got = routing_summary(*model.device, model.params, model.config, source);
 
-    const RoutingKind& kind = *find_routing(c.config.arch);
+    const Routings routings = find_routings(c.config);
+    const bool reads_data = routings.reads_data();
     std::vector<TokenWindow> windows;
-    for (int64_t i = 0; i < source.size() && kind.reads_data; ++i) {
+    for (int64_t i = 0; i < source.size() && reads_data; ++i) {
       TokenWindow window{std::vector<int32_t>(TinyModel::T), std::vector<int32_t>(TinyModel::T), TinyModel::T - 2};
       source.read(i, window.tokens.data(), window.targets.data());
       windows.push_back(window);
     }
-    Probe probe(*model.device, model.params, model.config, 1, kind.reads_data ? TinyModel::T : routing_tokens, "tiny");
-    RoutingFound want = kind.look({probe, model.params, model.config, "tiny", windows});
-    add_summary(want);
+    Probe probe(*model.device, model.params, model.config, 1, reads_data ? TinyModel::T : routing_tokens, "tiny");
+    const RoutingFound want = routings.look({probe, model.params, model.config, "tiny", windows});
     REQUIRE(!want.facts.empty());
     CHECK(got["numbers"].size() == want.facts.size());
     for (const auto& [name, value] : want.facts) check_number(got["numbers"].at(name), value);

@@ -118,10 +118,52 @@ inline std::vector<Case> loop_cases() {
   return list;
 }
 
+// Pairs of connections that do not want the same thing; all of them in the second tier, else each connection in one.
+inline std::vector<std::string> pairs() {
+  if (!everything())
+    return {"mhc+lime",
+            "hyper+moda",
+            "gated_streams+resformer",
+            "vertical+satformer",
+            "denseformer+sla",
+            "attnres+relay",
+            "gemma3n+kv_share",
+            "mudd+ala",
+            "shortcuts+depth_attention",
+            "gemma3n+lime_static",
+            "lime_dynamic+lime",
+            "resformer+lime",
+            "depth_attention+lime"};
+  std::vector<std::string> list;
+  const auto& all = architectures();
+  for (size_t i = 0; i < all.size(); ++i)
+    for (size_t j = i + 1; j < all.size(); ++j) try {
+        list.push_back(tiny_with(all[i].name + "+" + all[j].name).arch);
+      } catch (const Error&) {  // test_combined.cpp knows which
+      }
+  return list;
+}
+inline std::vector<Case> pair_cases() {
+  std::vector<Case> list;
+  for (const std::string& pair : pairs())
+    list.push_back({pair, tiny_with(pair, pair.find("sla") != std::string::npos ? 4 : 2, pair.size() % 2 == 0)});
+  list.push_back({"mhc+lime on gpt2", connected("mhc+lime", tiny_gpt2())});
+  list.push_back(
+      {"kv_share+gemma3n on gpt2, block_norm", connected("kv_share+gemma3n:block_norm=branch", tiny_gpt2())});
+  for (const std::string choice :
+       {"mhc+shortcuts:resid=false:x0=false:backout=false:value_from=x0:reads=previous", "mhc+resformer+lime:hc_mult=2",
+        "resformer+lime:variant=svformer:last_k=2", "lime_dynamic+lime:lime_kv_init=normal:lime_dynamic_kv_init=fan_in",
+        "lime_static+shortcuts:value_embeds=none",
+        "vertical+shortcuts:value_from=x0:resid=false:x0=false:backout=false"})
+    list.push_back({choice, tiny_with(choice)});
+  list.push_back({"mhc+kv_share with Engram", with_engram(tiny_with("mhc+kv_share:reads=previous"), "[1]", 6)});
+  return list;
+}
+
 // Every architecture and every option that changes what is computed.
 inline std::vector<Case> cases() {
   std::vector<Case> list = gpt2_cases();
-  for (const Case& c : loop_cases()) list.push_back(c);
+  for (const auto& more : {loop_cases(), pair_cases()}) list.insert(list.end(), more.begin(), more.end());
   for (const Architecture& architecture : architectures()) {
     const std::string& arch = architecture.name;
     if (arch == "gpt2") continue;

@@ -11,7 +11,7 @@ namespace crossply::test {
 class Routed {
  public:
   explicit Routed(const Config& config, std::vector<int64_t> lengths = {1})
-      : model(config), weights_only_(!find_routing(config.arch)->reads_data) {
+      : model(config), weights_only_(!find_routings(config).reads_data()) {
     for (size_t i = 0; i < lengths.size() && !weights_only_; ++i) {
       const auto from = model.tokens.begin() + static_cast<std::ptrdiff_t>(i) * TinyModel::T;
       windows.push_back({{from, from + TinyModel::T}, {}, lengths[i]});
@@ -24,7 +24,7 @@ class Routed {
   }
   RoutingFound look() {
     Probe probe(*model.device, model.params, model.config, 1, weights_only_ ? routing_tokens : TinyModel::T, "tiny");
-    return find_routing(model.config.arch)->look(input(probe));
+    return find_routings(model.config).look(input(probe));
   }
   RoutingInput input(Probe& probe) { return {probe, model.params, model.config, "tiny", windows}; }
   // What the model makes of the first window.

@@ -17,6 +17,7 @@
 #include "kernels/optim/gradient_norm.h"
 #include "kernels/optim/optimizer.h"
 #include "models/batch/batch_model.h"
+#include "models/combined.h"
 #include "models/model.h"
 #include "tests/support/check.h"
 #include "train/settings/arch_list.h"
@@ -124,7 +125,8 @@ class Counting : public Source {
 // see: its gradient is 0 but for rounding. A LLaMA's is rotated, so it moves them by the distance; attention over depth
 // compares keys of several layers, each with its bias.
 inline bool is_key_bias(const Parameter& row, const Config& config) {
-  const bool over_depth = config.arch == "depth_attention" || config.arch == "moda";
+  const auto parts = parts_of(config.arch);
+  const bool over_depth = std::ranges::count(parts, "depth_attention") + std::ranges::count(parts, "moda") > 0;
   return config.gpt2() && !over_depth &&
          (row.name.ends_with("k_proj.bias") || row.name.ends_with("input_layernorm_k.bias"));
 }

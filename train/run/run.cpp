@@ -417,12 +417,15 @@ static Exit run_plan(const Settings& settings, std::shared_ptr<ProcessGroup>& gr
 }
 
 int train_program(int argc, char** argv, const std::string& arch, const Train& train) {
-  CommandLine app("Trains " + arch + ": " + find_architecture(arch).meaning + ".", "train_" + arch);
+  const bool combines = arch == combined_program;
+  CommandLine app(combines ? "Trains several connections in one model."
+                           : "Trains " + arch + ": " + find_architecture(arch).meaning + ".",
+                  "train_" + arch);
   Settings settings;
-  settings.label = arch;
   settings.program = argv[0];
   const auto flags = [&] {
-    settings.config.arch = arch;
+    settings.label = settings.config.arch = combines ? chosen_combination(argc, argv) : arch;
+    if (combines) add_arch_flag(app);
     if (arch == "gpt2" || find_flag(argc, argv, "--backbone") == "gpt2") use_gpt2(settings.config);
     // A run that is resumed has its flags; those given beside --resume come on top.
     if (has_flag(argc, argv, "--resume")) take_run_settings("--resume", find_flag(argc, argv, "--out"), settings);
@@ -431,7 +434,7 @@ int train_program(int argc, char** argv, const std::string& arch, const Train& t
     if (!preset.empty() && preset != settings.preset) apply_preset(preset, settings);
     add_train_flags(app, settings);
     add_architecture_flags(app, settings);
-    set_short_help(app, training_help("train_" + arch));
+    set_short_help(app, training_help(combines ? "train_combined --arch mhc+lime" : "train_" + arch));
   };
   return run_program(app, argc, argv, flags, [&] {
     complete_flags(app, settings, !continued_run(settings).empty());

@@ -109,7 +109,7 @@ std::vector<ArchChoice> parse_arch_list(const std::string& list, const std::stri
 std::string arch_list_help() {
   std::string names;
   for (const Architecture& architecture : architectures()) names += " " + architecture.name;
-  return "all, or ARCH[:key=value]... between commas. ARCH:" + names;
+  return "all, or ARCH[:key=value]... between commas; A+B: both in one model. ARCH:" + names;
 }
 
 }  // namespace crossply

@@ -4,9 +4,10 @@
 
 #include "cli/flags.h"
 #include "cli/format.h"
+#include "engine/io/json.h"
 #include "engine/numbers.h"
 #include "kernels/devices.h"
-#include "models/registry.h"
+#include "models/combined.h"
 #include "train/settings/flag_table.h"
 #include "train/settings/idle_flags.h"
 
@@ -90,10 +91,21 @@ static std::string type_of(const Option& option) {
   return parse_number(option.default_value) ? "FLOAT" : "LIST";
 }
 
+std::string trainer_of(const std::string& arch) {
+  return is_combined(arch) ? "train_combined --arch " + arch : "train_" + arch;
+}
+
+// The part of a combination that has the option.
+static std::string owner_of(const std::string& arch, const std::string& key) {
+  for (const std::string& part : parts_of(arch))
+    if (std::ranges::count(find_architecture(part).options, key, &Option::key) > 0) return part;
+  return arch;
+}
+
 std::string option_flag(const std::string& arch, const std::string& key) {
   for (const FlagGroup& group : training_flags())
     for (const FlagRow& row : group.rows)
-      if (row.key() == key) return flag_of(arch + "-" + key);  // sla's heads are not H
+      if (row.key() == key) return flag_of(owner_of(arch, key) + "-" + key);  // sla's heads are not H
   return flag_of(key);
 }
 
@@ -114,6 +126,33 @@ void add_architecture_flags(CLI::App& app, Settings& settings) {
   }
 }
 
+std::string chosen_combination(int argc, char** argv) {
+  if (const std::string arch = find_flag(argc, argv, "--arch"); !arch.empty()) {
+    find_architecture(arch);
+    if (!is_combined(arch))
+      fail(Exit::usage, "--arch ", arch, " is one connection alone; train it by ", trainer_of(arch));
+    return arch;
+  }
+  const std::string asked = find_flag(argc, argv, "--preset");
+  for (const Preset& preset : presets())
+    if (preset.name == asked && is_combined(preset.arch)) return preset.arch;
+  for (const char* flag : {"--out", "--branch"})
+    if (const nlohmann::json run = read_run_settings(find_flag(argc, argv, flag)); run.is_object())
+      if (const nlohmann::json arch =
+              run.value(nlohmann::json::json_pointer("/config/crossply/arch"), nlohmann::json());
+          arch.is_string())
+        return arch;
+  for (const char* flag : {"--help", "-h", "--help-all", "--version", "--list-presets"})
+    if (has_flag(argc, argv, flag)) return "llama";
+  fail(Exit::usage, "--arch is needed: two connections or more, as in --arch mhc+lime");
+}
+
+void add_arch_flag(CLI::App& app) {
+  set_group(app, "Architecture");
+  add_parsed(
+      app, "--arch", [](const std::string&) {}, "A+B", "The connections, between '+'");
+}
+
 void complete_flags(const CLI::App& app, Settings& settings, bool decided) {
   settings.given = given_flags(app);
   const auto is_open = [&](const char* flag) { return !settings.given.contains(flag); };
@@ -122,7 +161,9 @@ void complete_flags(const CLI::App& app, Settings& settings, bool decided) {
   if (!is_open("--data") && is_open("--val-data") && data.kind == DataSpec::Kind::directory)
     settings.data.val_spec.clear();
   if (!is_open("--eval-samples") && settings.eval_rule == "spread_then_all") settings.eval_rule = "spread";
-  if (decided || !settings.preset.empty() || !settings.init.empty() || !data.files()) return;
+  const auto preset = std::ranges::find(presets(), settings.preset, &Preset::name);
+  if (preset != presets().end() && preset->arch.empty()) decided = true;  // not by a structure
+  if (decided || !settings.init.empty() || !data.files()) return;
   settings.open = {is_open("--seq"), is_open("--steps"), is_open("--lr"), is_open("--warmup")};
 }
 
@@ -162,9 +203,8 @@ void check_together(const Settings& settings) {
     if (preset.name == settings.preset && preset.of_students && settings.teacher.empty())
       fail(Exit::usage, "--preset ", settings.preset,
            " is for a model that learns from another one; give --teacher DIR");
-  if (const auto decay = settings.config.options.find("decay");
-      settings.decay_all && decay != settings.config.options.end())
-    if (decay->second == "routers")
+  for (const auto& [key, value] : settings.config.options)
+    if (settings.decay_all && value == "routers")
       fail(Exit::usage, "--decay-all decays everything, --decay routers the routers alone; leave one of them out");
   if (has_muon(settings.optimizer) && gpu)
     fail(Exit::usage, "--optimizer ", settings.optimizer,

@@ -6,6 +6,7 @@
 #include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "engine/io/json_file.h"
+#include "models/combined.h"
 #include "models/disk/config_json.h"
 #include "train/settings/flag_table.h"
 #include "train/settings/setting_io.h"
@@ -155,8 +156,9 @@ bool take_run_settings(const char* flag, const std::string& run_dir, Settings& s
   if (saved.is_null()) return false;
   const std::string arch = settings.config.arch;
   take_settings(saved, run_dir + "/flags.json", settings);
-  if (settings.config.arch != arch)
-    fail(Exit::usage, flag, ": the run in ", run_dir, " is of train_", settings.config.arch, ", not of train_", arch);
+  if (!same_architecture(settings.config.arch, arch))
+    fail(Exit::usage, flag, ": the run in ", run_dir, " is of ", trainer_of(settings.config.arch), ", not of ",
+         trainer_of(arch));
   return true;
 }
 

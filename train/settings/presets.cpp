@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "models/combined.h"
 #include "train/settings/settings.h"
 
 namespace crossply {
@@ -104,6 +105,16 @@ std::string rising_widths(int64_t F, int64_t L) {
     list += (n > 0 ? "," : "") + std::to_string(std::max<int64_t>(256, (std::lrint(ffn) + 127) / 256 * 256));
   }
   return "[" + list + "]";
+}
+
+// The structure of a block, of any size, of an architecture that the preset names.
+void block_alone(Settings&, const Preset&) {}
+void block_with_engram(Settings& settings, const Preset&) { settings.config.engram.layers = "[1]"; }
+
+// Of a layer count: "3/7" stands for that part of it.
+std::string part_of_layers(const std::string& fraction, int64_t L) {
+  const size_t slash = fraction.find('/');
+  return std::to_string(std::max<int64_t>(1, std::stoll(fraction) * L / std::stoll(fraction.substr(slash + 1))));
 }
 
 // What the SATFormer paper sets for its baselines. "rising" stands for rising_widths of the model's own sizes.
@@ -225,6 +236,23 @@ void gpt2_extra(Settings& settings, const Preset& preset) {
 const std::vector<Preset>& presets() {
   static const std::vector<Preset::Own> pruned = {{"lime_static", "top_p", "0.9"}};
   static const std::vector<Preset::Own> nano_own = {{"shortcuts", "embed_norm", "true"}};
+  // DeepSeek-V4.1: streams that are read by the weights of the sublayer before. Gemma 3n: 15 of 35 layers share.
+  // modded-nanogpt, record of April 2026: two lanes and attention to a saved stream from layer 7 of 11 on.
+  static const std::vector<Preset::Own> v4_own = {{"mhc+kv_share", "reads", "previous"}};
+  static const std::vector<Preset::Own> gemma_own = {{"gemma3n+kv_share", "sharing", "suffix"},
+                                                     {"gemma3n+kv_share", "num_kv_shared_layers", "3/7"}};
+  static const std::vector<Preset::Own> values_own = {
+      {"mhc+shortcuts", "resid", "false"}, {"mhc+shortcuts", "x0", "false"}, {"mhc+shortcuts", "backout", "false"}};
+  static const std::vector<Preset::Own> speed_own = {{"shortcuts", "embed_norm", "true"},
+                                                     {"shortcuts", "lanes_from", "7/11"},
+                                                     {"shortcuts", "attn_saved", "7/11"},
+                                                     {"shortcuts", "mudd_tail", "both"}};
+  const auto block = [](const char* name, const char* about, auto apply, const std::vector<Preset::Own>& own,
+                        const char* arch) {
+    Preset preset{name, about, apply, 0, 0, 0, 0};
+    preset.options = own, preset.arch = arch;
+    return preset;
+  };
   // clang-format off
   static const std::vector<Preset> all = {
       // name, about, setting, C, F, L, H, K, rate, steps, warm-up, options of single architectures, for students
@@ -257,6 +285,13 @@ const std::vector<Preset>& presets() {
       {"gpt2-medium-fineweb", "its medium size on FineWeb-Edu", gpt2_fineweb, 1024, 4096, 24, 16, 0, 2e-4},
       {"gpt2-large-fineweb", "its large size on FineWeb-Edu", gpt2_fineweb, 1280, 5120, 32, 20, 0, 2e-4},
       {"gpt2-medium-kd", "its medium size as a student", gpt2_student, 1024, 4096, 16, 16, 0, 3e-4, 0, 0, {}, true},
+      block("v4_block", "DeepSeek-V4.1's block: mHC in a single pass, shared keys and values, Engram",
+            block_with_engram, v4_own, "mhc+kv_share"),
+      block("gemma_like", "Gemma 3n's: per-layer embeddings, LAuReL, shared keys and values", block_alone, gemma_own,
+            "gemma3n+kv_share"),
+      block("mhc_values", "mHC beside value embeddings of speed runs", block_alone, values_own, "mhc+shortcuts"),
+      block("speedrun", "modded-nanogpt's of April 2026: two lanes, saved attention input, mixed tail", block_alone,
+            speed_own, "shortcuts"),
       {"gpt2-medium-50k", "its medium size with 49,152 tokens a step", gpt2_extra, 1024, 4096, 24, 16, 0, 3e-4},
   };
   // clang-format on
@@ -268,6 +303,8 @@ void apply_preset(const std::string& name, Settings& settings) {
   for (const Preset& preset : presets()) {
     known += " " + preset.name;
     if (preset.name != name) continue;
+    if (!preset.arch.empty() && !same_architecture(preset.arch, settings.config.arch))
+      fail(Exit::usage, "--preset ", name, " is a block of ", preset.arch, "; train it by ", trainer_of(preset.arch));
     preset.apply(settings, preset);
     settings.preset = name;
     return;
@@ -279,10 +316,11 @@ void add_preset_options(const std::string& name, Config& config) {
   for (const Preset& preset : presets()) {
     if (preset.name != name) continue;
     for (const Preset::Own& own : preset.options) {
-      if (own.arch != config.arch) continue;
-      const bool rising = own.value == "rising";
-      const std::string widths = rising ? rising_widths(config.intermediate_size, config.num_hidden_layers) : "";
-      config.options.emplace(own.key, rising ? widths : own.value);
+      if (!same_architecture(own.arch, config.arch)) continue;
+      const int64_t F = config.intermediate_size, L = config.num_hidden_layers;
+      config.options.emplace(own.key, own.value == "rising"                      ? rising_widths(F, L)
+                                      : own.value.find('/') != std::string::npos ? part_of_layers(own.value, L)
+                                                                                 : own.value);
     }
   }
 }

@@ -9,8 +9,8 @@
 #include "engine/io/printable.h"
 #include "engine/numbers.h"
 #include "engine/split.h"
+#include "models/combined.h"
 #include "models/model.h"
-#include "models/registry.h"
 #include "train/settings/flag_table.h"
 #include "train/settings/idle_flags.h"
 
@@ -77,28 +77,40 @@ void add_engram(const Settings& settings, Config& model, std::string& notes) {
   if (has_engram(model)) model.check(Exit::usage, "--init");  // it may be of a block that --layers leaves out
 }
 
-// What --init's model becomes: its own architecture, or from a plain LLaMA or GPT-2 one that can start as it.
+// An option that --init's model has decided.
+void refuse_option(const Settings& settings, const std::string& key) {
+  if (const std::string flag = option_flag(settings.config.arch, key); settings.given.contains(flag))
+    fail(Exit::usage, "--init takes the options from its config.json; leave out ", flag);
+}
+
+// What --init's model becomes: its own architecture; from a plain LLaMA or GPT-2 one that can start as it; or a combination of
+// which it is a part.
 Config choose_architecture(const Settings& settings, Config model, int64_t blocks, std::string& notes) {
   const std::string from = model.arch, &asked = settings.config.arch;
-  if (from == asked) {
-    for (const Option& option : find_architecture(asked).options)
-      if (const std::string flag = option_flag(asked, option.key); settings.given.contains(flag))
-        fail(Exit::usage, "--init takes the options from its config.json; leave out ", flag);
+  if (same_architecture(from, asked)) {
+    for (const Option& option : find_architecture(asked).options) refuse_option(settings, option.key);
     notes += note_of_start(settings, model, blocks);
     return model;
   }
   const auto plain = [](const std::string& arch) { return arch == "llama" || arch == "gpt2"; };
-  if (!plain(from) || plain(asked))
+  const bool part = std::ranges::count(parts_of(asked), from) > 0;
+  if (!(plain(from) || part) || plain(asked))
     fail(Exit::usage, "--init ", settings.init, " holds ", with_article(from), ", not ", with_article(asked),
-         plain(from) ? "; their blocks differ" : "; only a llama or a gpt2 can become another architecture");
+         plain(from) ? "; their blocks differ"
+                     : "; only a llama, a gpt2 or a part of a combination can become another architecture");
   if (has_loop(model))
     fail(Exit::usage, "--init ", settings.init, " has a loop; only without one can it become another architecture");
+  const std::map<std::string, std::string> own = std::exchange(model.options, settings.config.options);
+  for (const Option& option : find_architecture(from).options) {
+    const std::string key = option_key(asked, from, option.key);
+    refuse_option(settings, key);
+    model.options[key] = own.at(option.key);
+  }
   model.arch = asked;
-  model.options = settings.config.options;
   model.check(Exit::usage, "flags");
   ParameterTable params;
   declare_model(params, model);
-  const std::string remark = find_architecture(asked).make(model)->start_as_plain(params, model);
+  const std::string remark = start_beside(from, params, model);
   notes += str("note: ", asked, " starts as the ", from, " of ", printable(settings.init), remark.empty() ? "" : ": ",
                remark, "\n");
   return model;

@@ -134,6 +134,8 @@ void use_gpt2(Config& config);
 // holds the defaults.
 void add_train_flags(CLI::App& app, Settings& settings);
 void add_architecture_flags(CLI::App& app, Settings& settings);
+// The command that trains an architecture: "train_lime", "train_combined --arch mhc+lime".
+std::string trainer_of(const std::string& arch);
 // "--window", or "--sla-heads" where trainers have --heads.
 std::string option_flag(const std::string& arch, const std::string& key);
 // After parsing: which flags were given, and what that means for others. decided: a run or a preset has decided what is
@@ -189,9 +191,15 @@ struct Preset {
   };
   std::vector<Own> options = {};
   bool of_students = false;  // of --teacher
+  std::string arch = "";     // of this architecture alone, whose structure it is: it sets no sizes
 };
 const std::vector<Preset>& presets();
 void apply_preset(const std::string& name, Settings& settings);  // throws Exit::usage for an unknown one
+// train_combined's --arch; where it is not given, that of --preset, or of the run that is continued. Throws Exit::usage
+// where none of them is.
+inline const std::string combined_program = "combined";
+std::string chosen_combination(int argc, char** argv);
+void add_arch_flag(CLI::App& app);
 // Its values for config.arch's own options, where none are given.
 void add_preset_options(const std::string& name, Config& config);
 // Whether argv has this flag; the value of the last such flag, "" for none. For flags that must be read before the

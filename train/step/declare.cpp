@@ -3,15 +3,14 @@
 #include <algorithm>
 
 #include "data/digest.h"
-#include "models/registry.h"
+#include "models/combined.h"
 
 namespace crossply {
 
 void declare(ParameterTable& params, const TrainPlan& plan) {
   declare_model(params, plan.config);
   const Config& c = plan.config;
-  if (plan.initial_config && plan.initial_config->arch != c.arch)
-    find_architecture(c.arch).make(c)->start_as_plain(params, c);
+  if (plan.initial_config && plan.initial_config->arch != c.arch) start_beside(plan.initial_config->arch, params, c);
   if (plan.initial_config && !has_engram(*plan.initial_config)) start_engram_as_plain(params);
   for (Parameter& row : params.rows()) {
     if (plan.router_lr > 0 && row.follows_router_lr()) row.lr_mul = plan.router_lr / plan.lr;

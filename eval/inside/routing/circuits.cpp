@@ -243,7 +243,7 @@ class Circuits : public AnalysisOf<CircuitsOfModel> {
     const std::string& arch = subject.config().arch;
     if (arch == "lime_dynamic") return "";
     return str("circuits are rows of lime_dynamic's routers, which ", with_article(arch), " has not; try --what ",
-               find_routing(arch) != nullptr ? "routing" : "attention");
+               !find_routings(subject.config()).parts.empty() ? "routing" : "attention");
   }
   void measure(Subject& subject, const AnalysisOptions&) override {
     const Config& config = subject.config();

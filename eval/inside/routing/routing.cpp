@@ -12,7 +12,7 @@
 #include "engine/io/printable.h"
 #include "eval/inside/analysis.h"
 #include "eval/inside/representation.h"
-#include "models/registry.h"
+#include "models/combined.h"
 
 namespace crossply {
 
@@ -32,12 +32,47 @@ const RoutingKind* find_routing(const std::string& arch) {
   return found == kinds.end() ? nullptr : &*found;
 }
 
-const RoutingKind* find_routing(const Config& config) {
+Routings find_routings(const Config& config) {
   const bool by_loop = has_anchor(config) && (config.loop.norm != "none" || config.loop.alpha != 0);
   const bool changed = by_loop || config.block_norm == "sum";
-  const RoutingKind* kind = find_routing(config.arch);
-  const bool several = kind != nullptr && find_architecture(config.arch).make(applied(config))->streams() > 1;
-  return changed && several ? nullptr : kind;
+  Routings all;
+  for (const std::string& arch : parts_of(config.arch)) {
+    const RoutingKind* kind = find_routing(arch);
+    const Config part = part_config(config, arch);
+    if (kind != nullptr && !(changed && find_architecture(arch).make(applied(part))->streams() > 1))
+      all.parts.push_back({kind, part});
+  }
+  return all;
+}
+
+bool Routings::reads_data() const {
+  return std::ranges::any_of(parts, [](const RoutingPart& part) { return part.kind->reads_data; });
+}
+bool Routings::fixed() const {
+  return std::ranges::all_of(parts, [](const RoutingPart& part) { return part.kind->fixed; });
+}
+std::string Routings::texts(const char* RoutingKind::*caption) const {
+  std::string all;
+  for (const RoutingPart& part : parts) all += (all.empty() ? "" : " ") + std::string(part.kind->*caption);
+  return all;
+}
+
+RoutingFound Routings::look(const RoutingInput& in) const {
+  RoutingFound all;
+  for (const RoutingPart& part : parts) {
+    RoutingFound one = part.kind->look({in.probe, in.params, part.config, in.name, in.windows, in.tell});
+    add_summary(one);
+    if (parts.size() == 1) return one;
+    const std::string front = part.config.arch + ".";
+    for (RoutingBand& band : one.bands) {
+      for (RoutingMap& map : band.maps) map.name = front + map.name;
+      all.bands.push_back(band);
+    }
+    for (RoutingCurve& curve : one.curves) curve.name = front + curve.name, all.curves.push_back(curve);
+    for (const auto& [name, value] : one.facts) all.facts.emplace_back(front + name, value);
+    all.notes += (all.notes.empty() ? "" : "\n") + part.config.arch + "\n\n" + format_table(one.table) + one.notes;
+  }
+  return all;
 }
 
 std::vector<double> RoutingInput::parameter(const std::string& name_of) const {
@@ -142,6 +177,7 @@ struct RoutedModel : AnalysedModel {
   using AnalysedModel::AnalysedModel;
   std::vector<TokenWindow> windows = {};
   RoutingFound found = {};
+  std::string measured = "", paper = "";  // captions
 };
 
 std::string table_of_routing(const RoutedModel& m, uint64_t seed) {
@@ -237,28 +273,30 @@ class Routing : public AnalysisOf<RoutedModel> {
   Routing() : AnalysisOf("routing", "which earlier layers each layer reads, and how much") {}
   std::string refuses(const Subject& subject) const override {
     const Config& config = subject.config();
-    if (find_routing(config) != nullptr) return "";
-    const std::string why = find_routing(config.arch) != nullptr
-                                ? " whose streams a loop or --block-norm sum changes reads no sums of outputs"
-                            : config.arch == config.backbone ? " reads the layer below alone, so nothing is routed"
-                                                             : " has no maps that are known here";
+    if (!find_routings(config).parts.empty()) return "";
+    const std::string why =
+        std::ranges::any_of(parts_of(config.arch), [](auto& arch) { return find_routing(arch) != nullptr; })
+            ? " whose streams a loop or --block-norm sum changes reads no sums of outputs"
+        : config.arch == config.backbone ? " reads the layer below alone, so nothing is routed"
+                                         : " has no maps that are known here";
     return str(with_article(config.arch), why, "; try --what attention");
   }
   void measure(Subject& subject, const AnalysisOptions& o) override {
     const Config& config = subject.config();
-    const RoutingKind& kind = *find_routing(config.arch);
+    const Routings routings = find_routings(config);
+    const bool reads_data = routings.reads_data();
     RoutedModel m(subject);
-    if (kind.reads_data) m.windows = windows_of(subject, o, usual_routing);
-    const int64_t T = kind.reads_data ? std::ssize(m.windows[0].tokens) : routing_tokens;
+    m.measured = routings.texts(&RoutingKind::measured), m.paper = routings.texts(&RoutingKind::paper);
+    if (reads_data) m.windows = windows_of(subject, o, usual_routing);
+    const int64_t T = reads_data ? std::ssize(m.windows[0].tokens) : routing_tokens;
     Probe probe(subject.model, 1, T);
-    if (kind.reads_data)
+    if (reads_data)
       say_cost("routing", subject, m.windows, static_cast<double>(m.windows.size()) * probe.forward_flops(),
                probe.bytes());
     Ticker ticker(printable(subject.name), "window");
     const int64_t N = std::ssize(m.windows);
-    m.found = kind.look(
+    m.found = routings.look(
         {probe, subject.model.params, config, subject.name, m.windows, [&](int64_t done) { ticker.tell(done, N); }});
-    add_summary(m.found);
     all_.push_back(std::move(m));
   }
   Finding finding(const AnalysisOptions& o) const override;
@@ -290,8 +328,8 @@ Finding Routing::finding(const AnalysisOptions& o) const {
     const RoutedModel& m = all_[i];
     found.add(table_of_routing(m, o.seed), routing_json(m));
     add(found.shown, largest_in(m, names()[i]));
-    add(found.measured, find_routing(m.arch)->measured);
-    add(found.paper, find_routing(m.arch)->paper);
+    add(found.measured, m.measured);
+    add(found.paper, m.paper);
   }
   found.json["same_windows"] = same_windows();
   found.csv = csv_of_routing(all_);

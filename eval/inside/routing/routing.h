@@ -84,8 +84,23 @@ std::vector<RoutingKind> routing_of_moda();
 
 // Null where an architecture's layers read the one below alone.
 const RoutingKind* find_routing(const std::string& arch);
-// Also null where something changes the streams between sublayers, which are no sums of outputs then.
-const RoutingKind* find_routing(const Config& config);
+
+// Of a combination each part's, with that part's options.
+struct RoutingPart {
+  const RoutingKind* kind;
+  Config config;
+};
+struct Routings {
+  std::vector<RoutingPart> parts;
+
+  bool reads_data() const;
+  bool fixed() const;
+  std::string texts(const char* RoutingKind::*caption) const;
+  // Where several parts have maps, the part stands in front of their names.
+  RoutingFound look(const RoutingInput& in) const;
+};
+// None also where something changes the streams between sublayers, which are no sums of outputs then.
+Routings find_routings(const Config& config);
 
 // Adds to the facts what the maps of the first band say in one number each. Rows are taken as shares of magnitudes:
 //   entropy.MAP        -sum a ln a in nats, the mean over rows

@@ -46,24 +46,25 @@ std::vector<TokenWindow> few_windows(const Source& source) {
 }  // namespace
 
 bool has_learned_routing(const Config& config) {
-  const RoutingKind* kind = find_routing(config);
-  return kind != nullptr && !kind->fixed;
+  const Routings routings = find_routings(config);
+  return !routings.parts.empty() && !routings.fixed();
 }
 
 nlohmann::json routing_summary(Device& device, ParameterTable& params, const Config& config, const Source& source) {
-  const RoutingKind& kind = *find_routing(config.arch);
-  const std::vector<TokenWindow> windows = kind.reads_data ? few_windows(source) : std::vector<TokenWindow>();
+  const Routings routings = find_routings(config);
+  const std::vector<TokenWindow> windows = routings.reads_data() ? few_windows(source) : std::vector<TokenWindow>();
   const std::string name = "the model in training";
-  Probe probe(device, params, config, 1, kind.reads_data ? source.seq_len() : routing_tokens, name);
-  RoutingFound found = kind.look({probe, params, config, name, windows});
-  add_summary(found);
+  Probe probe(device, params, config, 1, routings.reads_data() ? source.seq_len() : routing_tokens, name);
+  const RoutingFound found = routings.look({probe, params, config, name, windows});
   nlohmann::json out = nlohmann::json::object();
   for (const auto& [key, value] : found.facts) out["numbers"][key] = short_number(value);
   for (const RoutingCurve& curve : found.curves)
     if (!curve.reference) out["curves"][curve.name] = short_numbers(curve.y, curve.y.size());
   if (found.bands.empty()) return out;
-  for (const RoutingMap& map : found.bands[0].maps)
-    for (const auto& row : map.rows) out["maps"][map.name].push_back(short_numbers(row, sources_read(row)));
+  for (const RoutingBand& band : found.bands)
+    for (const RoutingMap& map : band.maps)
+      if (&band == &found.bands[0] || routings.parts.size() > 1)
+        for (const auto& row : map.rows) out["maps"][map.name].push_back(short_numbers(row, sources_read(row)));
   return out;
 }
 
