@@ -116,6 +116,7 @@ Words usual_words(const std::string& program, const std::string& need) {
   if (program == "compare" && need.starts_with("--dry-run")) return split_words("--data arith:3 --out none");
   if (all.contains(program)) return split_words(all.at(program));
   Words words = joined(small, Words{"--out", "none"});
+  if (program == "train_combined") words = joined(words, Words{"--arch", "mhc+lime"});
   if (!need.starts_with("--dry-run")) words.push_back("--dry-run");
   return words;
 }
@@ -170,6 +171,7 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       "--tensorboard --csv --dry-run --dump-tape --dump-tensors --profile --device --dtype --matmul --sum "
       "--peer-timeout --check-replicas --log-ranks");
   const std::map<std::string, std::string> own = {
+      {"train_combined", "--arch"},
       {"train_gpt2", "--positions --bias --activation --scale-attn-by-layer"},
       {"train_lime", "--routing --kv-init"},
       {"train_lime_static", "--top-p --kv-init --decay"},

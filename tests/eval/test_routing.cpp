@@ -97,7 +97,7 @@ TEST_CASE("routing: lime's maps are of the weights that the values are mixed wit
 
 TEST_CASE("routing: of LIMe's first version, what heads retrieve and what top-p prunes") {
   for (const Case& c : routed_cases()) {
-    if (!c.config.arch.starts_with("lime_")) continue;
+    if (!c.config.arch.starts_with("lime_") || is_combined(c.config.arch)) continue;
     CAPTURE(c.name);
     Routed r(c.config);
     const RoutingFound found = r.look();
@@ -363,7 +363,7 @@ TEST_CASE("routing: means are over all tokens that count") {
         RoutingRows want;
         for (size_t r = 0; r < map.rows.size(); ++r)
           want.push_back(mean(map_of(first, map.name)[r], map_of(second, map.name)[r]));
-        if (!map.name.starts_with("spread")) check_rows(map.rows, want, 1e-9);
+        if (map.name.find("spread") == std::string::npos) check_rows(map.rows, want, 1e-9);
       }
     for (const RoutingCurve& curve : found.curves)
       if (curve.name == "mean_gate")

@@ -124,8 +124,10 @@ std::string without_numbers(const std::string& name) {
 // Checks the row; false if neither table has its name.
 bool check_row(const Parameter& row, const std::string& arch, std::set<std::string>& found) {
   const std::string name = without_numbers(row.name);
-  for (const auto& [owner, kinds] : {std::pair{arch, connections.contains(arch) ? connections.at(arch) : Kinds{}},
-                                     std::pair{std::string("backbone"), backbones}}) {
+  std::vector<std::pair<std::string, Kinds>> tables = {{"backbone", backbones}};
+  for (const std::string& part : parts_of(arch))
+    if (connections.contains(part)) tables.emplace_back(part, connections.at(part));
+  for (const auto& [owner, kinds] : tables) {
     const auto line = kinds.find(name);
     if (line == kinds.end()) continue;
     found.insert(owner + " " + name);

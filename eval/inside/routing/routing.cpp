@@ -59,8 +59,10 @@ std::string Routings::texts(const char* RoutingKind::*caption) const {
 
 RoutingFound Routings::look(const RoutingInput& in) const {
   RoutingFound all;
+  const std::vector<TokenWindow> none;
   for (const RoutingPart& part : parts) {
-    RoutingFound one = part.kind->look({in.probe, in.params, part.config, in.name, in.windows, in.tell});
+    const std::vector<TokenWindow>& windows = part.kind->reads_data ? in.windows : none;
+    RoutingFound one = part.kind->look({in.probe, in.params, part.config, in.name, windows, in.tell});
     add_summary(one);
     if (parts.size() == 1) return one;
     const std::string front = part.config.arch + ".";
@@ -82,9 +84,9 @@ std::vector<double> RoutingInput::parameter(const std::string& name_of) const {
 
 void RoutingInput::run_any(const std::vector<std::string>& names) const {
   for (const std::string& one : names) probe.keep(one);
-  std::vector<int32_t> tokens;
-  for (int64_t t = 0; t < routing_tokens; ++t)
-    tokens.push_back(static_cast<int32_t>(t * config.vocab_size / routing_tokens));
+  std::vector<int32_t> tokens;  // as many as another part of a combination reads
+  const int64_t T = probe.shape("hidden.0")[1];
+  for (int64_t t = 0; t < T; ++t) tokens.push_back(static_cast<int32_t>(t * config.vocab_size / T));
   probe.run(tokens.data());
 }
 
