@@ -4,12 +4,12 @@
 //
 //   stream     what flows between sublayers: hyper, mhc, gated_streams, vertical, denseformer, attnres, gemma3n,
 //              mudd and shortcuts
-//   project    a layer's own queries, keys and values: resformer, satformer, relay, lime_static, lime_dynamic, kv_share,
-//              mudd and shortcuts
+//   project    a layer's own queries, keys and values: resformer, satformer, relay, lime_static, lime_dynamic,
+//              kv_share, mudd and shortcuts
 //   kv         which keys and values a layer reads: lime, sla, ala and kv_share
 //   attend     attention: depth_attention and moda
 //
-// A layer then computes, with each part's own equations (the pages of train/train_PART.cpp):
+// A layer then computes, with each part's own equations (each has a trainer with a page):
 //
 //   x = read(stream);  q, k, v = project(x);  norms and rotation;  k, v = kv(k, v);  y = attend(q, k, v);  write(y)
 //
@@ -34,7 +34,8 @@
 //   gemma_like   gemma3n+kv_share, of whose layers 3/7 share: Gemma 3n
 //   mhc_values   mhc+shortcuts, of which only the value embeddings: mHC beside what speed runs have
 //
-// --init DIR takes the weights of a plain LLaMA or GPT-2, or of one of the parts; the others start as the plain backbone.
+// --init DIR takes the weights of a plain LLaMA or GPT-2, or of one of the parts. What they do not have starts as the
+// plain backbone.
 // models/combined.cpp puts the parts together, and finds out what each owns.
 #include "train/run/run.h"
 

@@ -1,5 +1,5 @@
-// Several connections in one model (models/combined.h). Gradients, plans, generation and the like of pairs are among those
-// of all models (tests/support/cases.h).
+// Several connections in one model (models/combined.h). Gradients, plans, generation and the like of pairs are among
+// those of all models (tests/support/cases.h).
 #include "models/combined.h"
 
 #include <set>

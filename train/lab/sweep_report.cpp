@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "cli/curve.h"
 #include "cli/dots.h"
@@ -11,6 +12,8 @@
 #include "engine/io/file.h"
 #include "engine/io/json.h"
 #include "eval/inside/analysis.h"
+#include "eval/interactions.h"
+#include "models/combined.h"
 
 namespace crossply {
 namespace {
@@ -150,6 +153,71 @@ std::string controls_text(const SweepTable& table) {
              ? ""
              : "Against the same with frozen routers and scalars, which shows what their learning is worth:\n\n" + out +
                    "\n";
+}
+
+// --- combinations --------------------------------------------------------------------------------------------------
+
+struct CombinedArm {
+  std::string name;
+  Interaction interaction;
+};
+
+// Combinations whose parts are arms of the table, too, with the same options.
+std::vector<CombinedArm> combined_arms(const SweepTable& table) {
+  const std::vector<Arm> arms = arms_of(table.comparison);
+  const auto config = [&](const Arm& arm) -> const Config& { return table.comparison.runs[arm.seeds[0]].plan.config; };
+  std::vector<CombinedArm> out;
+  std::set<std::string> optimizers;
+  for (const Arm& arm : arms) optimizers.insert(arm.optimizer);
+  for (const std::string& optimizer : optimizers) {
+    std::vector<const Arm*> list;
+    for (const Arm& arm : arms)
+      if (arm.optimizer == optimizer && arm.arch.find('@') == std::string::npos) list.push_back(&arm);
+    std::vector<ArmLosses> losses;
+    for (const Arm* arm : list) losses.push_back(losses_of(table.comparison, *arm));
+    std::vector<Combination> combinations;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const Config& whole = config(*list[i]);
+      Combination one{i, {}};
+      for (const std::string& part : parts_of(whole.arch)) {
+        const Config wanted = part_config(whole, part);
+        const auto found = std::ranges::find_if(
+            list, [&](const Arm* arm) { return config(*arm).arch == part && config(*arm).options == wanted.options; });
+        if (found != list.end()) one.parts.push_back(static_cast<size_t>(found - list.begin()));
+      }
+      if (is_combined(whole.arch) && one.parts.size() == parts_of(whole.arch).size()) combinations.push_back(one);
+    }
+    const std::vector<Interaction> found = interactions(losses, combinations);
+    for (size_t i = 0; i < found.size(); ++i)
+      if (found[i].tested) out.push_back({list[combinations[i].whole]->name, found[i]});
+  }
+  return out;
+}
+
+std::string interactions_text(const std::vector<CombinedArm>& arms) {
+  if (arms.empty()) return "";
+  std::string out =
+      "Is the gain of a combination the sum of its parts' gains? The interaction is its loss less those of its parts, "
+      "plus the first architecture's for each part but one. Above 0 the parts do the same work in part, below 0 they "
+      "need each other. All interactions are judged together.\n\n" +
+      format_markdown_row({"combination", "interaction", "found", "80 % would find"}) + "|---|---|---|---|\n";
+  for (const auto& [name, one] : arms)
+    out += format_markdown_row({name, format_number("%+.4f", one.value) + " +- " + four(one.interval),
+                                !one.found      ? "no"
+                                : one.value < 0 ? "below 0"
+                                                : "above 0",
+                                four(one.detectable)});
+  return out + "\n";
+}
+
+std::string picture_of_interactions(const std::string& title, const std::vector<CombinedArm>& arms) {
+  DotChart chart{title + ": interactions",
+                 "nats (left: the parts need each other; right: they do the same work)",
+                 {{"", {}}},
+                 false,
+                 true};
+  for (const auto& [name, one] : arms) chart.groups[0].rows.push_back({name, {one.value}, one.interval, one.value});
+  return dots_svg(chart);
 }
 
 // --- the page ----------------------------------------------------------------------------------------------------
@@ -400,11 +468,22 @@ std::string place_of(const ReportTable& of, const std::string& arch) {
 
 void write_sweep_report(const std::vector<ReportTable>& report, const std::string& out, const std::string& notes) {
   std::string page = "# Sweep\n\n" + notes;
-  json all = json::array();
+  json all = json::array(), combinations = json::array();
   for (const auto& [table, budgets, rows, families] : report) {
     const std::string& name = table->planned.name;
     page += str("## ", name, "\n\n", settings_of(*table), ".\n", families, "\n![differences](", name, ".svg)\n\n") +
             losses_table(rows) + costs_table(rows) + controls_text(*table);
+    if (const std::vector<CombinedArm> combined = combined_arms(*table); !combined.empty()) {
+      page += interactions_text(combined) + str("![interactions](", name, "-interactions.svg)\n\n");
+      write_file_atomically(out + "/" + name + "-interactions.svg", picture_of_interactions(name, combined));
+      for (const auto& [arm, one] : combined)
+        combinations.push_back({{"table", name},
+                                {"combination", arm},
+                                {"interaction", number_or_null(one.value)},
+                                {"interval", number_or_null(one.interval)},
+                                {"found", one.found},
+                                {"detectable", number_or_null(one.detectable)}});
+    }
     write_file_atomically(out + "/" + name + ".svg", picture_of(*table, rows));
     if (budgets.size() > 1) {
       page += str("![steps](", name, "-steps.svg)\n\n") + budgets_text(budgets);
@@ -412,7 +491,8 @@ void write_sweep_report(const std::vector<ReportTable>& report, const std::strin
     }
     for (const ReportRow& row : rows) all.push_back(json_of(*table, row, backbone_of(rows, row)));
   }
-  const json results = {{"format", "crossply sweep"}, {"about", about}, {"rows", all}};
+  json results = {{"format", "crossply sweep"}, {"about", about}, {"rows", all}};
+  if (!combinations.empty()) results["combinations"] = combinations;
   write_file_atomically(out + "/report.md", page + "## How to read this page\n\n" + about);
   write_file_atomically(out + "/results.json", json_text_mended(results, 2) + "\n");
   write_file_atomically(out + "/results.csv", csv_of(all));

@@ -83,8 +83,8 @@ void refuse_option(const Settings& settings, const std::string& key) {
     fail(Exit::usage, "--init takes the options from its config.json; leave out ", flag);
 }
 
-// What --init's model becomes: its own architecture; from a plain LLaMA or GPT-2 one that can start as it; or a combination of
-// which it is a part.
+// What --init's model becomes: its own architecture; from a plain LLaMA or GPT-2 one that can start as it; or a
+// combination of which it is a part.
 Config choose_architecture(const Settings& settings, Config model, int64_t blocks, std::string& notes) {
   const std::string from = model.arch, &asked = settings.config.arch;
   if (same_architecture(from, asked)) {
