@@ -1,13 +1,13 @@
 // Combinations. Four things can be owned, each by one part at most; what no part owns is the plain backbone's:
 //
-//   the stream      what flows between sublayers: read, write, finish, hidden
-//   its own q, k, v   project
-//   which keys and values a layer reads   kv, after project, norms and rotation
-//   attention       attend, which asks for keys and values by kv
+//   the stream              what flows between sublayers: read, write, finish, hidden
+//   own q, k, v             project
+//   keys and values read    kv, after project, norms and rotation
+//   attention               attend, which asks kv for keys and values
 //
-// Nobody declares what he owns. A tape of the part alone is recorded, and then again with one of the four things done
-// by the plain backbone: owned is what changes the tape. So it follows the options, and a new connection combines
-// without a word.
+// Nobody declares what it owns. A part is recorded alone, and again with one of the four things done by the plain
+// backbone: it owns what changes the tape. So ownership follows the options, and a new connection combines without a
+// word. Of the numbers that an op has beside its tensors it sees Node::factor().
 #include "models/combined.h"
 
 #include <algorithm>
@@ -23,19 +23,15 @@
 
 namespace crossply {
 
-enum Thing { the_stream, the_projections, the_choice, the_attention };
-constexpr size_t things = 4;
-static constexpr const char* thing_words[things] = {"the stream", "a layer's own queries, keys and values",
-                                                    "the choice of keys and values", "attention"};
-
-// Which values are copied, because one part keeps what another one writes over.
-struct Copies {
-  bool embeddings = false;
-  std::set<int> keys = {}, values = {};  // layers
-};
-
 class Combined : public Connection {
  public:
+  enum Thing { the_stream, the_projections, the_choice, the_attention };
+  static constexpr size_t things = 4;
+  // Which values are copied, because one part keeps what another one writes over.
+  struct Copies {
+    bool embeddings = false;
+    std::set<int> keys = {}, values = {};  // layers
+  };
   struct Part {
     std::string name;
     Config config;
@@ -135,7 +131,12 @@ class Combined : public Connection {
 
 namespace {
 
+using enum Combined::Thing;
 using Part = Combined::Part;
+using Copies = Combined::Copies;
+constexpr size_t things = Combined::things;
+constexpr const char* thing_words[things] = {"the stream", "a layer's own queries, keys and values",
+                                             "the choice of keys and values", "attention"};
 
 // Without what all architectures can have beside their connection.
 Config bare(Config config) {
@@ -191,7 +192,7 @@ class Trial {
     for (const Value& value : tape_.values()) place.emplace(&value, place.size());
     std::vector<std::string> lines;
     for (const auto& node : tape_.nodes()) {
-      std::string line = str(node->op(), " ", node->name, " ", node->flops());
+      std::string line = str(node->op(), " ", node->name, " ", node->flops(), " ", node->factor());
       for (const auto* list : {&node->in, &node->reads, &node->out}) {
         line += " |";
         for (const Value* value : *list)
@@ -230,7 +231,7 @@ class Trial {
 
 // What a part does of the four things, at its options.
 struct Owned {
-  bool things[::crossply::things] = {};
+  bool changes[things] = {};
   bool reads_stream = false, asks = false;
 };
 
@@ -251,9 +252,9 @@ Owned owned_by(const Config& config, const std::string& name) {
     Combined::Owners but = all;
     but[thing] = 1;
     const Trial trial(alone(config, name), but, {});
-    owned.things[thing] = trial.failed() || trial.nodes() != nodes;
+    owned.changes[thing] = trial.failed() || trial.nodes() != nodes;
   }
-  if (owned.things[the_stream]) return owned;
+  if (owned.changes[the_stream]) return owned;
   Combined::Owners but = all;
   but[the_stream] = 1;
   owned.reads_stream = Trial(alone(config, name), but, {}, /*stand_in=*/true).reads_stand_in();
@@ -278,7 +279,7 @@ struct Agreement {
 void sort_parts(Agreement& all) {
   std::vector<std::pair<size_t, size_t>> order;
   for (size_t i = 0; i < all.names.size(); ++i)
-    order.emplace_back(std::ranges::find(all.owned[i].things, true) - all.owned[i].things, i);
+    order.emplace_back(std::ranges::find(all.owned[i].changes, true) - all.owned[i].changes, i);
   std::ranges::stable_sort(order, {}, &std::pair<size_t, size_t>::first);
   Agreement sorted;
   for (const auto& [first, i] : order) sorted.names.push_back(all.names[i]), sorted.owned.push_back(all.owned[i]);
@@ -289,7 +290,7 @@ void choose_owners(Agreement& all) {
   for (size_t thing = 0; thing < things; ++thing) {
     all.owners[thing] = all.names.size();
     for (size_t i = 0; i < all.names.size(); ++i) {
-      if (!all.owned[i].things[thing]) continue;
+      if (!all.owned[i].changes[thing]) continue;
       if (all.owners[thing] < all.names.size())
         fail(Exit::usage, all.names[all.owners[thing]], " and ", all.names[i], " do not combine: both change ",
              thing_words[thing]);
@@ -342,10 +343,10 @@ void choose_copies(const Config& config, Agreement& all) {
   if (trial.failed()) fail(Exit::usage, joined_names(all.names, " and "), " do not combine: ", trial.error());
   for (const auto& node : trial.tape().nodes()) {
     if (node->name == "embeddings.copy") all.copies.embeddings = trial.is_read(node->out[0], nullptr);
-    for (int i = 0; i < config.num_hidden_layers; ++i) {
-      const bool kept = !node->in.empty() && trial.is_read(node->in[0], node.get());
-      if (kept && node->name == str("L", i, ".own_k")) all.copies.keys.insert(i);
-      if (kept && node->name == str("L", i, ".own_v")) all.copies.values.insert(i);
+    for (const int i : every.keys) {
+      const bool keys = node->name == str("L", i, ".own_k"), values = node->name == str("L", i, ".own_v");
+      if (!(keys || values) || !trial.is_read(node->in[0], node.get())) continue;
+      (keys ? all.copies.keys : all.copies.values).insert(i);
     }
   }
   if (Trial(all.make(config), all.owners, all.copies).failed()) all.copies = every;

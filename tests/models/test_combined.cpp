@@ -37,11 +37,11 @@ class Peeks : public Connection {
     return own;
   }
 };
-// Attends without asking which keys and values.
+// Attends without asking which keys and values. On the tape it differs by a number alone.
 class Deaf : public Connection {
  public:
   Value* attend(int layer, QueryKeyValue own) override {
-    return ops::attention(build_->tape, str("L", layer, ".deaf"), own.q, own.k, own.v, 2);
+    return ops::attention(build_->tape, Sublayer{layer, false}.name(), own.q, own.k, own.v, 2);
   }
 };
 // Two with a mark of one name.

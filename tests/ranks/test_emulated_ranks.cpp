@@ -124,12 +124,14 @@ TEST_CASE("emulated ranks: the bits of one rank, every architecture, fp32 and bf
   }
 }
 
-TEST_CASE("emulated ranks: with loops, tables of n-grams and the speed runs' shortcuts, too, the bits of one rank") {
+TEST_CASE(
+    "emulated ranks: with loops, tables of n-grams, speed runs' shortcuts and combinations, too, the bits of one "
+    "rank") {
   size_t turn = 0;
   for (const std::string choice :
        {"llama:loop=anchor:loop_passes=2", "mhc:loop=anchor", "llama:loop=stack:loop_passes=2:exit_gate=true",
         "llama:engram_layers=[1]:engram_rows=5:engram_heads=2:block_norm=branch",
-        "shortcuts:unet=true:value_from=x0:lanes_from=1"}) {
+        "shortcuts:unet=true:value_from=x0:lanes_from=1", "mhc+resformer+lime"}) {
     const int size = turn % 2 == 0 ? 2 : 4;
     const TrainPlan plan = options_for(choice, turn % 3 == 0 ? "bf16" : "fp32", size);
     CAPTURES(choice, plan.dtype);
