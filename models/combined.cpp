@@ -7,7 +7,7 @@
 //
 // Nobody declares what it owns. A part is recorded alone, and again with one of the four things done by the plain
 // backbone: it owns what changes the tape. So ownership follows the options, and a new connection combines without a
-// word. Of the numbers that an op has beside its tensors it sees Node::factor().
+// word. Of the numbers that an op has beside its tensors it sees Node::setting().
 #include "models/combined.h"
 
 #include <algorithm>
@@ -192,7 +192,7 @@ class Trial {
     for (const Value& value : tape_.values()) place.emplace(&value, place.size());
     std::vector<std::string> lines;
     for (const auto& node : tape_.nodes()) {
-      std::string line = str(node->op(), " ", node->name, " ", node->flops(), " ", node->factor());
+      std::string line = str(node->op(), " ", node->name, " ", node->flops(), " ", node->setting());
       for (const auto* list : {&node->in, &node->reads, &node->out}) {
         line += " |";
         for (const Value* value : *list)

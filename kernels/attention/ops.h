@@ -20,7 +20,7 @@ Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v,
 // For those who look at a tape.
 struct AttentionNode : Node {
   double scale = 0;
-  double factor() const override { return scale; }
+  double setting() const override { return scale; }
 };
 
 }  // namespace crossply::ops
