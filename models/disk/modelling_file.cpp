@@ -167,8 +167,8 @@ std::set<std::string> owned_in_python(const std::string& python) {
 // Has it classes for a place beside another owner?
 bool can_give_up(const std::string& python) { return python.find("\n  beside_owner = ") != std::string::npos; }
 
-// Why combined.py does not put these two together, though the model is one: a part's options keep it from doing what its
-// classes can do. "" where it does.
+// Why combined.py refuses a model of these two that C++ takes; "" where it takes it, too. Here a part owns what its
+// classes replace, in C++ what it changes with its options.
 std::string why_not_together(const std::string& one, const std::string& other) {
   const std::string& python = python_files().at(file_of(one));
   const std::string& beside = python_files().at(file_of(other));

@@ -20,8 +20,8 @@ std::string modelling_module(const std::string& arch);
 std::string modelling_file(const std::string& arch);
 
 // Why no modelling file computes this model; "" where one does. Layers that are run several times are the plain
-// backbones' there, a connection with a layer class of its own takes no second norms, and parts of a combination must go
-// together whatever their options.
+// backbones' there, and a connection with a layer class of its own takes no second norms. The parts of a combination
+// must go together whatever their options.
 std::string without_modelling_file(const Config& config);
 
 // The architectures whose modelling file a model directory has.
