@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks the modelling files that saved models carry: every architecture, with every option that changes what is
-computed, on both backbones, as the transformers library loads it from the directory that our trainer writes.
+computed, on both backbones, and all pairs that go together, as the transformers library loads them from the directory
+that our trainer writes.
 
   dev/check_modelling.py [BUILD]      BUILD: the directory with the programs, default build
 
@@ -39,7 +40,7 @@ except ImportError:
   peft = None
 from check_transformers import DTYPE, check_equal
 from compare_gradients import CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge, run
-from reference import model_dir
+from reference import combinations, model_dir
 
 T, P, V = 9, 24, 7  # P: positions of a GPT-2
 OWN_RUNS = 10  # with weights nudged by one rounding
@@ -64,6 +65,13 @@ def variants():
     if connection["arch"] not in ("lime_static", "lime_dynamic"):
       yield {**connection, **QWEN2}
   yield {"arch": "mudd", "num_hidden_layers": 9, "T": 60}  # deeper and longer than the others
+  for options in combinations.models():
+    yield {**options, "max_position_embeddings": P} if options.get("backbone") == "gpt2" else options
+
+
+def trainer(arch):
+  """The program that trains it, and the flags by which it does."""
+  return ("train_combined", "--arch", arch) if "+" in arch else (f"train_{arch}",)
 
 
 def expect(what, holds):
@@ -104,13 +112,13 @@ class Case:
     self.model = load(self.directory)
 
   def train(self, *flags):
-    run(self.build / f"train_{self.arch}", "--data", self.scratch / "data.bin", "--batch", "1", "--seq", str(self.T),
-        *flags)
+    program, *arch = trainer(self.arch)
+    run(self.build / program, *arch, "--data", self.scratch / "data.bin", "--batch", "1", "--seq", str(self.T), *flags)
 
   def check_directory(self):
     """Nothing can take it for a plain model."""
     config = json.loads((self.directory / "config.json").read_text())
-    expect(f"model_type is {config['model_type']}", config["model_type"] == f"crossply_{self.arch}")
+    expect(f"model_type is {config['model_type']}", config["model_type"] == model_dir.model_type(self.arch))
     module, name = config["auto_map"]["AutoModelForCausalLM"].split(".")
     expect(f"auto_map says {name}, architectures {config['architectures']}", [name] == config["architectures"])
     found = [path.name for path in self.directory.glob("*.py")]
@@ -118,7 +126,7 @@ class Case:
 
   def check_logits(self):
     """The engine's are its head on what its last norm gives, which of gated streams is in their last read."""
-    last = "streams.read" if self.arch == "gated_streams" else "norm"
+    last = "streams.read" if "gated_streams" in self.arch.split("+") else "norm"
     config = self.model.model.config
     loss = f"loss.ce.{config.loop_passes - 1}" if config.exit_gate else "loss"  # of the last exit
     self.train("--init", self.directory, "--dump-tensors", last, loss, "--out", self.scratch / "dumped")
@@ -284,7 +292,7 @@ def main():
   cases, seen, failures = list(variants()), set(), 0
   check_complete(cases)
   for seed, options in enumerate(cases):
-    need_program(build / f"train_{options['arch']}")
+    need_program(build / trainer(options["arch"])[0])
     kind = options["arch"], options.get("backbone", "llama")
     with tempfile.TemporaryDirectory() as scratch:
       try:

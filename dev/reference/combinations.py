@@ -35,7 +35,7 @@ def goes_together(one, other):
     return False
   if "shortcuts" in pair and len(both) == 1 and both[0] in ("stream", "project"):
     return pair & {"lime_static", "lime_dynamic", "kv_share", "resformer", "satformer", "relay"} or both == ["stream"]
-  if both or pair in ({"lime", "lime_static"}, {"lime", "lime_dynamic"}):  # routers of one name
+  if both or pair == {"lime", "lime_static"}:  # whose routers have the same name
     return False
   if "moda" in pair and pair & set(KV) or pair == {"kv_share", "depth_attention"}:
     return False
@@ -57,6 +57,7 @@ def pairs():
                            "mudd_width": 5}, False
   yield "shortcuts+depth_attention", {"mudd_tail": "both", "mudd_width": 5, "K": 4, "head_dim": 2}, False
   yield "lime_static+lime", {"routing": "average", "lime_static_kv_init": "fan_in"}, False
+  yield "lime_dynamic+lime", {"lime_kv_init": "normal", "lime_dynamic_kv_init": "fan_in"}, False
   yield "vertical+relay", {"residual": False}, False
   yield "mhc+moda", {"reads": "previous", "depth_window": 1}, False
   yield "mudd+moda", {"norm": "none", "intermediate_sizes": [3, 5, 6, 10]}, False
@@ -71,6 +72,15 @@ def pairs():
   yield "shortcuts+lime_dynamic", {**NO_VALUES, "lanes_from": 2}, True
   yield "shortcuts+mhc", {"resid": False, "x0": False}, True
   yield "mhc+lime", {"loop": "stack", "loop_passes": 2}, True
+
+
+def models():
+  """Arguments of make_tiny for all pairs that go together, on one backbone after the other. Names are in the order in
+  which crossply writes them."""
+  for number, (arch, options, refused) in enumerate(pairs()):
+    if not refused:
+      parts = model_dir.architecture(arch).parts
+      yield {"arch": "+".join(part.config_class.arch for part in parts), **BACKBONES[number % len(BACKBONES)], **options}
 
 
 def with_cache(model, tokens, pieces):
@@ -143,7 +153,8 @@ def check_nothing_beside(check, backbone):
 
 
 def check_configs(check):
-  for arch, options in (("mhc+lime", {}), ("hyper+satformer+lime", {"rate": 3}), ("shortcuts+moda", {"mudd_width": 5})):
+  for arch, options in (("mhc+lime", {}), ("hyper+satformer+lime", {"rate": 3}), ("shortcuts+moda", {"mudd_width": 5}),
+                        ("lime_dynamic+lime", {})):
     model = tiny(arch, **options)
     turned = tiny("+".join(reversed(arch.split("+"))), model, **options)
     check(f"{arch} {options} is another model with its names in another order", same(turned, model))
@@ -174,11 +185,11 @@ def check_names(check):
 
 
 def run(check):
-  for number, (arch, options, refused) in enumerate(pairs()):
-    backbone = BACKBONES[number % len(BACKBONES)]
-    if "K" in options:
-      backbone = {key: value for key, value in backbone.items() if key != "K"}
-    (check_refused if refused else check_pair)(check, arch, {**backbone, **options})
+  for options in models():
+    check_pair(check, options.pop("arch"), options)
+  for arch, options, refused in pairs():
+    if refused:
+      check_refused(check, arch, options)
   with torch.no_grad():
     for backbone in BACKBONES:
       check_nothing_beside(check, backbone)

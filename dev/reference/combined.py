@@ -4,7 +4,7 @@ Four things have one owner at most: what flows between sublayers (the stream), a
 (project), the keys and values that it attends to (route), and attention (mix, attend). Parts that want the same thing
 are refused. The Attention, Layer and Backbone of a combination inherit from those of its parts. project, route, mix and
 attend are their owner's. What takes and returns `shared` is called for every part with the part's own share of it: here
-`shared` is a tuple of one share for each part, in the order of their names.
+`shared` is a tuple of one share for each part.
 
 In config.json an option keeps its name. Where two parts have one of the same name, the part stands in front:
 lime_kv_init.
@@ -125,18 +125,18 @@ class Combined(Llama):
     if observes is not None and not config.one_stream():
       refuse_pair(next(part for part in self.parts if OWNS["the stream"](part)), observes,
                   f"{observes.config_class.arch} makes keys and values of the stream, and there is not one alone")
-    self.refuse_equal_modules(config)
+    self.refuse_equal_tensors(config)
     super().__init__(config)
 
-  def refuse_equal_modules(self, config):
-    """Two parts may not give attention a module of the same name."""
+  def refuse_equal_tensors(self, config):
+    """Two parts may not give attention a tensor of the same name."""
     layer, owner = config.num_hidden_layers - 1, {}
     with torch.device("meta"):
-      plain = dict(Attention(config, layer).named_children())
+      plain = Attention(config, layer).state_dict()
       for part in self.parts:
-        for name in dict(part.attention(config, layer).named_children()).keys() - plain.keys():
+        for name in part.attention(config, layer).state_dict().keys() - plain.keys():
           if owner.setdefault(name, part) is not part:
-            refuse_pair(owner[name], part, f"both have a module {name}")
+            refuse_pair(owner[name], part, f"both have the tensor {name}")
 
 
 def replaces(part, kind, *methods):
@@ -158,7 +158,7 @@ def refuse_pair(one, other, why):
 
 
 def with_one_owner_each(parts):
-  """The parts, where an architecture that can do without a thing leaves it to the other one that owns it."""
+  """The parts by the first thing they own. One that can do without a thing leaves it to the other one that owns it."""
   parts = list(parts)
   for thing, owns in OWNS.items():
     owners = [i for i, part in enumerate(parts) if owns(part)]
@@ -172,14 +172,14 @@ def with_one_owner_each(parts):
     for other in parts:
       if replaces(one, "attention", "attend") and replaces(other, "attention", "route"):
         refuse_pair(other, one, f"{one.config_class.arch} attends to a layer's own keys and values")
-  return parts
+  return sorted(parts, key=lambda part: [not owns(part) for owns in OWNS.values()])
 
 
-def combined_config(stem, parts):
+def combined_config(stem, arch, parts):
   """A configuration with the options of all parts."""
   options = {part: {field.name: field for field in dataclasses.fields(part.config_class)
                     if field.name in option_keys(part.config_class)} for part in parts}
-  fields, renamed = [("arch", str, "+".join(part.config_class.arch for part in parts))], {}
+  fields, renamed = [("arch", str, arch)], {}
   for part in parts:
     of_others = {name for other in parts if other is not part for name in options[other]}
     names = {name: f"{part.config_class.arch}_{name}" for name in options[part] if name in of_others}
@@ -193,14 +193,13 @@ def combined_config(stem, parts):
 
 def combined(*parts):
   """The class of a model that has all of these architectures: MhcAndLime of Mhc and Lime."""
-  stem = "And".join(part.__name__ for part in parts)
+  stem, arch = "And".join(part.__name__ for part in parts), "+".join(part.config_class.arch for part in parts)
   parts = with_one_owner_each(parts)
-  owner_first = sorted(parts, key=lambda part: not OWNS["the stream"](part))
   def of_all(kind, first):
     """The class of this kind: first, which shares out `shared`, then the stream's owner's, then the others'."""
-    classes = dict.fromkeys(getattr(part, kind) for part in owner_first)
+    classes = dict.fromkeys(getattr(part, kind) for part in parts)
     classes.pop(getattr(Llama, kind), None)
     return type(stem + kind.capitalize(), (first, *classes), {"parts": parts})
   return type(stem, (Combined,), {
-    "parts": parts, "config_class": combined_config(stem, parts), "backbone": of_all("backbone", CombinedBackbone),
-    "layer": of_all("layer", CombinedLayer), "attention": of_all("attention", CombinedAttention)})
+    "parts": parts, "config_class": combined_config(stem, arch, parts), "layer": of_all("layer", CombinedLayer),
+    "attention": of_all("attention", CombinedAttention), "backbone": of_all("backbone", CombinedBackbone)})

@@ -61,19 +61,8 @@ class StaticRouter(nn.Module):
     return weights.expand(*newest.shape[:2], -1, -1)
 
 
-class DynamicRouter(nn.Module):
-  def __init__(self, config, layer):
-    super().__init__()
-    self.sources = layer + 1
-    self.proj = nn.Linear(config.hidden_size, config.num_key_value_heads * (layer + 1), bias=False)
-
-  def forward(self, newest):  # (B, T, C), normed
-    return self.proj(newest).unflatten(-1, (-1, self.sources)).softmax(-1)  # (B, T, K, i+1)
-
-
 class MixedStreamsAttention(Attention):
   """shared: the streams X_0, ..., X_(i-1). In project it is a pair: the streams up to X_i, and these normed."""
-  router = None
 
   def __init__(self, config, layer):
     super().__init__(config, layer)
@@ -81,14 +70,17 @@ class MixedStreamsAttention(Attention):
     check_choice("kv_init", options.kv_init, ("literal", "fan_in"))
     check_choice("decay", options.decay, ("usual", "routers"))
     if layer > 0:
-      self.lime_router = self.router(config, layer)
       self.k_proj.bias = self.v_proj.bias = None  # a GPT-2's would add nothing to what o_proj's can
+
+  def weights(self, newest):
+    """Of X_0, ..., X_i for each head: (B, T, K, i+1). newest: X_i, normed."""
+    raise NotImplementedError
 
   def project(self, x, shared):
     if self.layer == 0:
       return super().project(x, shared)
     _, streams = shared
-    D, weights = self.config.head_dim, self.lime_router(streams[-1])  # (B, T, K, i+1)
+    D, weights = self.config.head_dim, self.weights(streams[-1])
     # Mixing what was projected is the same as projecting what was mixed.
     k, v = (torch.einsum("btkm,mbtkd->bktd", weights, proj(torch.stack(streams)).unflatten(-1, (-1, D)))
             for proj in (self.k_proj, self.v_proj))
@@ -108,11 +100,25 @@ class MixedStreamsAttention(Attention):
 
 
 class LimeStaticAttention(MixedStreamsAttention):
-  router = StaticRouter
+  def __init__(self, config, layer):
+    super().__init__(config, layer)
+    if layer > 0:
+      self.lime_router = StaticRouter(config, layer)
+
+  def weights(self, newest):
+    return self.lime_router(newest)
 
 
 class LimeDynamicAttention(MixedStreamsAttention):
-  router = DynamicRouter
+  def __init__(self, config, layer):
+    super().__init__(config, layer)
+    if layer > 0:
+      if not hasattr(self, "lime_router"):  # a lime beside it has one
+        self.lime_router = nn.Module()
+      self.lime_router.proj = nn.Linear(config.hidden_size, config.num_key_value_heads * (layer + 1), bias=False)
+
+  def weights(self, newest):
+    return self.lime_router.proj(newest).unflatten(-1, (-1, self.layer + 1)).softmax(-1)
 
 
 class MixedStreamsLayer(Layer):
