@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks saved models in the hands of the libraries that call them: one model of each architecture and backbone, and one
-of each pair that goes together.
+"""Checks saved models in the hands of the libraries that call them: one model of each architecture and backbone, and
+one of each pair that goes together.
 
   dev/check_callers.py [BUILD]      BUILD: the directory with the programs, default build
 

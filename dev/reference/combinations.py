@@ -79,8 +79,8 @@ def models():
   which crossply writes them."""
   for number, (arch, options, refused) in enumerate(pairs()):
     if not refused:
-      parts = model_dir.architecture(arch).parts
-      yield {"arch": "+".join(part.config_class.arch for part in parts), **BACKBONES[number % len(BACKBONES)], **options}
+      names = [part.config_class.arch for part in model_dir.architecture(arch).parts]
+      yield {"arch": "+".join(names), **BACKBONES[number % len(BACKBONES)], **options}
 
 
 def with_cache(model, tokens, pieces):
