@@ -11,21 +11,11 @@
 #include "engine/io/file.h"
 #include "engine/io/printable.h"
 #include "engine/io/python_files.h"
+#include "models/combined.h"
 #include "models/engram.h"
-#include "models/registry.h"
 
 namespace crossply {
 namespace {
-
-std::vector<std::string> parts_of(const std::string& arch) {
-  std::vector<std::string> names(1);
-  for (const char c : arch) {
-    if (c == '+') names.emplace_back();
-    else names.back() += c;
-  }
-  return names;
-}
-bool is_combined(const std::string& arch) { return arch.find('+') != std::string::npos; }
 
 // The file that has the class of one architecture; "" where there is none.
 std::string file_of(const std::string& arch) {
@@ -178,6 +168,9 @@ std::string why_not_together(const std::string& one, const std::string& other) {
   const bool gives_up = can_give_up(python) || can_give_up(beside);
   if (both.size() > (gives_up ? 1U : 0U))
     return str("in its modelling file ", one, " and ", other, " both change ", both[0]);
+  if (python.find("\n      del self.k_proj") != std::string::npos && owned_beside.contains("attention"))
+    return str("in its modelling file ", other, " reads keys of its own in every layer, and ", one,
+               " leaves some none");
   if (replaces(python, "Attention", "attend") && replaces(beside, "Attention", "route"))
     return str("in its modelling file ", one, " attends to a layer's own keys and values, whatever ", other,
                " chooses");
