@@ -6,8 +6,8 @@
 #include "models/disk/checkpoint.h"
 #include "models/disk/modelling_file.h"
 #include "models/registry.h"
+#include "tests/support/cases.h"
 #include "tests/support/program.h"
-#include "tests/support/tiny.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -59,6 +59,26 @@ TEST_CASE("library files: that of a combination has the classes of its parts onc
   const std::string three =
       text_alone("gemma3n+lime_static+sla", "Gemma3nAndLimeStaticAndSla", "crossply_gemma3n_and_lime_static_and_sla");
   CHECK(has(three, " = combined(Gemma3n, LimeStatic, Sla)\n"));
+}
+
+TEST_CASE("library files: every pair has a modelling file, but where only options keep the parts apart") {
+  for (const std::string& pair : pairs()) CHECK_MESSAGE(without_modelling_file(tiny_with(pair)).empty(), pair);
+  for (const std::string choice : {"mhc+shortcuts:resid=false:x0=false:backout=false", "resformer+lime:block_norm=sum",
+                                   "lime_static+shortcuts:value_embeds=none", "kv_share+hyper:cla_factor=1",
+                                   "mhc+resformer+lime", "gemma3n+relay+lime+depth_attention"})
+    CHECK_MESSAGE(to_json(tiny_with(choice)).contains("auto_map"), choice);
+  for (const auto& [choice, reason] : std::vector<std::pair<std::string, std::string>>{
+           {"sla+lime:routing=own", "lime and sla both change the choice of keys and values"},
+           {"mhc+denseformer:period=9", "mhc and denseformer both change the stream"},
+           {"lime+moda:depth_start=4", "moda attends to a layer's own keys and values"},
+           {"kv_share+depth_attention:depth_start=4", "kv_share leaves some none"},
+           {"mudd+shortcuts:value_embeds=none:resid=false:x0=false:backout=false", "mudd and shortcuts both change"},
+           {"gemma3n+kv_share:block_norm=branch", "--block-norm"}}) {
+    CAPTURE(choice);
+    const Config config = tiny_with(choice);
+    CHECK_MESSAGE(has(without_modelling_file(config), reason), without_modelling_file(config));
+    CHECK(!to_json(config).contains("auto_map"));
+  }
 }
 
 TEST_CASE("library files: the modelling files of a directory are found by name") {
