@@ -68,8 +68,8 @@ TEST_CASE("library files: every pair has a modelling file, but where only option
                                    "mhc+resformer+lime", "gemma3n+relay+lime+depth_attention"})
     CHECK_MESSAGE(to_json(tiny_with(choice)).contains("auto_map"), choice);
   for (const auto& [choice, reason] : std::vector<std::pair<std::string, std::string>>{
-           {"sla+lime:routing=own", "lime and sla both change the choice of keys and values"},
-           {"mhc+denseformer:period=9", "mhc and denseformer both change the stream"},
+           {"sla+lime:routing=own", "sla and lime both change the choice of keys and values"},
+           {"mhc+gemma3n:hidden_size_per_layer_input=0:laurel_rank=0:embed_scale=none", "both change the stream"},
            {"lime+moda:depth_start=4", "moda attends to a layer's own keys and values"},
            {"kv_share+depth_attention:depth_start=4", "kv_share leaves some none"},
            {"mudd+shortcuts:value_embeds=none:resid=false:x0=false:backout=false", "mudd and shortcuts both change"},
