@@ -186,12 +186,18 @@ class Case:
     expect("use_cache means nothing", self.model(self.tokens).past_key_values is None)
     config.use_cache = True
 
+  def check_same(self, what, model, tokens):
+    """Its weights are this model's bit for bit. Where they lie in memory decides about the order of sums."""
+    weights = self.model.state_dict()
+    expect(f"{what} has other weights",
+           all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items()))
+    with torch.no_grad():
+      check_equal(f"the logits of {what}", model(tokens).logits, self.model(tokens).logits)
+
   def check_round_trip(self):
     again = self.scratch / "again"
     self.model.save_pretrained(again)
-    with torch.no_grad():
-      expect("what save_pretrained wrote has other logits",
-             torch.equal(load(again)(self.tokens).logits, self.model(self.tokens).logits))
+    self.check_same("what save_pretrained wrote", load(again), self.tokens)
     expect("the engine reads another model in it", self.engine_writes(again) == self.engine_writes(self.directory))
     self.model.load_state_dict(load_file(again / "model.safetensors"))  # as the library's Trainer does when it resumes
 
@@ -211,13 +217,8 @@ class Case:
     # Roundings of 2^-9, which four layers amplify.
     expect(f"in bf16 logits differ by {error:.3g} of the largest", error <= 0.3)
     self.model.save_pretrained(self.scratch / "pieces", max_shard_size="3KB")
-    pieces = load(self.scratch / "pieces")
     expect("the pieces of a model are one file", len(list((self.scratch / "pieces").glob("*.safetensors"))) > 1)
-    weights = self.model.state_dict()
-    expect("the model in pieces has other weights",
-           all(torch.equal(weight, weights[name]) for name, weight in pieces.state_dict().items()))
-    with torch.no_grad():  # where they lie decides about the order of sums
-      check_equal("the logits of the model in pieces", pieces(prompt).logits, want)
+    self.check_same("the model in pieces", load(self.scratch / "pieces"), prompt)
     if peft is not None:
       self.check_lora(prompt)
 
