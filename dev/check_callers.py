@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks saved models in the hands of the libraries that call them, one model of each architecture and backbone.
+"""Checks saved models in the hands of the libraries that call them: one model of each architecture and backbone, and
+one of each pair that goes together.
 
   dev/check_callers.py [BUILD]      BUILD: the directory with the programs, default build
 
@@ -61,6 +62,11 @@ def variants():
       seen.add(connection["arch"])
       yield {**connection, **check_modelling.LLAMAS[number]}
       yield {**connection, **check_modelling.GPT2S[1 - number]}
+  seen = set()
+  for options in check_modelling.variants():
+    if "+" in options["arch"] and options["arch"] not in seen:
+      seen.add(options["arch"])
+      yield options
 
 
 def expect_refused(what, call, *words):
@@ -301,7 +307,7 @@ def main():
   check_complete(cases)
   with tempfile.TemporaryDirectory() as scratch:
     for seed, options in enumerate(cases):
-      need_program(build / f"train_{options['arch']}")
+      need_program(build / check_modelling.trainer(options["arch"])[0])
       home = pathlib.Path(scratch) / f"{options['arch']} {options.get('backbone', '')}".strip()
       home.mkdir()
       try:

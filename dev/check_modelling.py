@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks the modelling files that saved models carry: every architecture, with every option that changes what is
-computed, on both backbones, as the transformers library loads it from the directory that our trainer writes.
+computed, on both backbones, and all pairs that go together, as the transformers library loads them from the directory
+that our trainer writes.
 
   dev/check_modelling.py [BUILD]      BUILD: the directory with the programs, default build
 
@@ -39,7 +40,7 @@ except ImportError:
   peft = None
 from check_transformers import DTYPE, check_equal
 from compare_gradients import CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge, run
-from reference import model_dir
+from reference import combinations, model_dir
 
 T, P, V = 9, 24, 7  # P: positions of a GPT-2
 OWN_RUNS = 10  # with weights nudged by one rounding
@@ -64,6 +65,13 @@ def variants():
     if connection["arch"] not in ("lime_static", "lime_dynamic"):
       yield {**connection, **QWEN2}
   yield {"arch": "mudd", "num_hidden_layers": 9, "T": 60}  # deeper and longer than the others
+  for options in combinations.models():
+    yield {**options, "max_position_embeddings": P} if options.get("backbone") == "gpt2" else options
+
+
+def trainer(arch):
+  """The program that trains it, and the flags by which it does."""
+  return ("train_combined", "--arch", arch) if "+" in arch else (f"train_{arch}",)
 
 
 def expect(what, holds):
@@ -104,13 +112,13 @@ class Case:
     self.model = load(self.directory)
 
   def train(self, *flags):
-    run(self.build / f"train_{self.arch}", "--data", self.scratch / "data.bin", "--batch", "1", "--seq", str(self.T),
-        *flags)
+    program, *arch = trainer(self.arch)
+    run(self.build / program, *arch, "--data", self.scratch / "data.bin", "--batch", "1", "--seq", str(self.T), *flags)
 
   def check_directory(self):
     """Nothing can take it for a plain model."""
     config = json.loads((self.directory / "config.json").read_text())
-    expect(f"model_type is {config['model_type']}", config["model_type"] == f"crossply_{self.arch}")
+    expect(f"model_type is {config['model_type']}", config["model_type"] == model_dir.model_type(self.arch))
     module, name = config["auto_map"]["AutoModelForCausalLM"].split(".")
     expect(f"auto_map says {name}, architectures {config['architectures']}", [name] == config["architectures"])
     found = [path.name for path in self.directory.glob("*.py")]
@@ -118,7 +126,7 @@ class Case:
 
   def check_logits(self):
     """The engine's are its head on what its last norm gives, which of gated streams is in their last read."""
-    last = "streams.read" if self.arch == "gated_streams" else "norm"
+    last = "streams.read" if "gated_streams" in self.arch.split("+") else "norm"
     config = self.model.model.config
     loss = f"loss.ce.{config.loop_passes - 1}" if config.exit_gate else "loss"  # of the last exit
     self.train("--init", self.directory, "--dump-tensors", last, loss, "--out", self.scratch / "dumped")
@@ -178,12 +186,18 @@ class Case:
     expect("use_cache means nothing", self.model(self.tokens).past_key_values is None)
     config.use_cache = True
 
+  def check_same(self, what, model, tokens):
+    """Its weights are this model's bit for bit. Where they lie in memory decides about the order of sums."""
+    weights = self.model.state_dict()
+    expect(f"{what} has other weights",
+           all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items()))
+    with torch.no_grad():
+      check_equal(f"the logits of {what}", model(tokens).logits, self.model(tokens).logits)
+
   def check_round_trip(self):
     again = self.scratch / "again"
     self.model.save_pretrained(again)
-    with torch.no_grad():
-      expect("what save_pretrained wrote has other logits",
-             torch.equal(load(again)(self.tokens).logits, self.model(self.tokens).logits))
+    self.check_same("what save_pretrained wrote", load(again), self.tokens)
     expect("the engine reads another model in it", self.engine_writes(again) == self.engine_writes(self.directory))
     self.model.load_state_dict(load_file(again / "model.safetensors"))  # as the library's Trainer does when it resumes
 
@@ -203,10 +217,8 @@ class Case:
     # Roundings of 2^-9, which four layers amplify.
     expect(f"in bf16 logits differ by {error:.3g} of the largest", error <= 0.3)
     self.model.save_pretrained(self.scratch / "pieces", max_shard_size="3KB")
-    pieces = load(self.scratch / "pieces")
     expect("the pieces of a model are one file", len(list((self.scratch / "pieces").glob("*.safetensors"))) > 1)
-    with torch.no_grad():
-      expect("the model in pieces has other logits", torch.equal(pieces(prompt).logits, want))
+    self.check_same("the model in pieces", load(self.scratch / "pieces"), prompt)
     if peft is not None:
       self.check_lora(prompt)
 
@@ -284,7 +296,7 @@ def main():
   cases, seen, failures = list(variants()), set(), 0
   check_complete(cases)
   for seed, options in enumerate(cases):
-    need_program(build / f"train_{options['arch']}")
+    need_program(build / trainer(options["arch"])[0])
     kind = options["arch"], options.get("backbone", "llama")
     with tempfile.TemporaryDirectory() as scratch:
       try:

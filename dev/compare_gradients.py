@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compares build/gradients with PyTorch: the loss and the gradient of every parameter, for many tiny models.
+"""Compares build/gradients with PyTorch: the loss and the gradient of every parameter, for many tiny models, pairs of
+architectures among them.
 
   dev/compare_gradients.py [BUILD]      BUILD: the directory with the program, default build
 
@@ -18,7 +19,7 @@ try:
 except ImportError:
   print("skipped: PyTorch is not importable")
   sys.exit(77)
-from reference import model_dir
+from reference import combinations, model_dir
 
 B, T = 2, 5
 # The engine computes in float32, the reference in double from the same float32 weights. What that costs was measured by
@@ -97,6 +98,7 @@ SAMPLED = (  # each with three or four backbones
   {"arch": "lime_static"},
   {"arch": "lime_static", "top_p": 0.7},
   {"arch": "lime_static", "top_p": 0.4},
+  {"arch": "lime_static", "block_norm": "sum"},
   {"arch": "lime_dynamic"},
   *({"arch": "hyper", "norm": norm, "prenorm": prenorm} for norm in HYPER_NORMS for prenorm in PRENORMS),
   *({"arch": "hyper", "dynamic": False, "prenorm": prenorm} for prenorm in PRENORMS),
@@ -291,7 +293,7 @@ def main():
   need_program(build / "gradients")
   torch.set_num_threads(1)  # the models are tiny
   generator = torch.Generator().manual_seed(1)
-  models = [*tiny_models(), *tiny_qwen2s(), *tiny_gpt2s()]
+  models = [*tiny_models(), *tiny_qwen2s(), *tiny_gpt2s(), *combinations.models()]
   check_complete(models)
   failures = beyond = 0
   largest, plain = 0.0, (0.0, "")  # errors as a fraction of what is allowed, and of the limits as they stand; where

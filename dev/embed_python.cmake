@@ -9,7 +9,7 @@ string(APPEND text "  static const std::map<std::string, std::string> files = {\
 foreach(file IN LISTS files ITEMS ${SOURCE}/data/train_tokenizer.py ${SOURCE}/data/parquet_text.py)
   get_filename_component(name ${file} NAME)
   file(READ ${file} source)
-  if(name MATCHES "^(config|engram|gpt2|llama|hf|train_tokenizer|parquet_text)\\.py$" OR source MATCHES "\nclass [A-Za-z0-9]+\\(Llama\\):")
+  if(name MATCHES "^(combined|config|engram|gpt2|llama|hf|train_tokenizer|parquet_text)\\.py$" OR source MATCHES "\nclass [A-Za-z0-9]+\\(Llama\\):")
     string(APPEND text "      {\"${name}\", R\"python(${source})python\"},\n")
   endif()
 endforeach()

@@ -22,6 +22,9 @@ class AttnresConfig(Config):
   arch: str = "attnres"
   attn_res_block_size: int = 4  # in layers; 0: every sublayer's output is a source
 
+  def one_stream(self):
+    return False
+
 
 class Query(nn.Linear):
   """w, (1, C): a logit for every vector."""
@@ -42,7 +45,7 @@ def mixture(sources, proj, norm):
   return (proj(norm(x)).to(x.device).softmax(0) * x).sum(0)
 
 
-def add(finished, newest, y, closed):
+def add_source(finished, newest, y, closed):
   """The sources after a sublayer's output y: a new one where the newest is closed, else a part of the newest."""
   return ((*finished, newest), y) if closed else (finished, newest + y)
 
@@ -53,13 +56,14 @@ class AttnresLayer(Layer):
     self.self_attention_res_proj, self.self_attention_res_norm = Query(config), gain(config)
     self.mlp_res_proj, self.mlp_res_norm = Query(config), gain(config)
 
-  def forward(self, finished, newest, step):
+  def sublayers(self, newest, finished, shared, step):
     size = self.config.attn_res_block_size
     x = mixture((*finished, newest), self.self_attention_res_proj, self.self_attention_res_norm)
-    y, _ = self.self_attn(self.input_layernorm(x), (), step)
-    finished, newest = add(finished, newest, y, size == 0 or self.layer % size == 0)
-    x = mixture((*finished, newest), self.mlp_res_proj, self.mlp_res_norm)
-    return add(finished, newest, self.mlp(self.post_attention_layernorm(x)), size == 0)
+    y, shared = self.self_attn(self.input_layernorm(x), shared, step)
+    finished, newest = add_source(finished, newest, y, size == 0 or self.layer % size == 0)
+    inner = self.post_attention_layernorm(mixture((*finished, newest), self.mlp_res_proj, self.mlp_res_norm))
+    finished, newest = add_source(finished, newest, self.mlp(inner), size == 0)
+    return newest, finished, self.leave(inner, shared, step)
 
 
 class AttnresBackbone(Backbone):
@@ -68,9 +72,10 @@ class AttnresBackbone(Backbone):
     self.output_attn_res_proj, self.output_attn_res_norm = Query(config), gain(config)
 
   def forward(self, tokens, step):
-    finished, newest = (), self.embed(tokens, step)
+    newest, finished = self.embed(tokens, step), ()
+    shared = self.begin(newest, tokens)
     for layer in self.layers:
-      finished, newest = layer(finished, newest, step)
+      newest, finished, shared = layer(newest, finished, shared, step)
     return self.norm(mixture((*finished, newest), self.output_attn_res_proj, self.output_attn_res_norm))
 
 

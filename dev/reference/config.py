@@ -57,6 +57,14 @@ class Config:
     """How many the layers keep beside each other."""
     return 1
 
+  def one_stream(self):
+    """Is what flows from layer to layer one stream, (B, T, C)?"""
+    return True
+
+  def of(self, config_class):
+    """This, as the architecture of that config_class reads it: with its options by their own names."""
+    return self
+
 
 GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
              "max_position_embeddings": "n_positions"}

@@ -22,6 +22,9 @@ class DenseformerConfig(Config):
   dilation: int = 1
   period: int = 1
 
+  def one_stream(self):
+    return False
+
 
 class DepthWeightedAverage(nn.Module):
   def __init__(self, n, dilation):
@@ -42,9 +45,9 @@ class DenseformerBackbone(Backbone):
 
   def forward(self, tokens, step):
     x = self.embed(tokens, step)
-    outputs, alphas = [x], self.dwa_modules["alphas"]
+    outputs, alphas, shared = [x], self.dwa_modules["alphas"], self.begin(x, tokens)
     for i, layer in enumerate(self.layers):
-      x, _ = layer(x, (), step)
+      x, _, shared = layer(x, (), shared, step)
       outputs.append(x)
       x = alphas[str(i)](outputs) if str(i) in alphas else x
     return self.norm(x)

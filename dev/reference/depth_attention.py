@@ -24,7 +24,7 @@ class DepthAttentionConfig(Config):
   depth_recent: int = 0
 
 
-def sources(config, layer):
+def lower_layers(config, layer):
   if layer < config.depth_start:
     return []
   stride = config.depth_stride or max(1, config.num_hidden_layers // 2)
@@ -33,7 +33,7 @@ def sources(config, layer):
 
 class DepthAttentionAttention(Attention):
   def mix(self, q, k, v, shared):
-    below = sources(self.config, self.layer)
+    below = lower_layers(self.config, self.layer)
     if not below:
       return v
     keys = torch.stack([shared[2 * j] for j in below] + [k])  # (S, B, K, T, D)

@@ -92,7 +92,9 @@ class Engram(nn.Module):
   def forward(self, x, tokens):
     """x: (B, T, C), or (B, T, E, C) of several streams; tokens: (B, S), of which the last T are these."""
     streams = x[:, :, None] if x.ndim == 3 else x
-    looked_up = self.embed(self.hash(tokens.to(self.embed.weight.device), x.shape[1])).flatten(2)
+    device = self.embed.weight.device
+    device = x.device if device.type == "meta" else device  # then a hook of accelerate's fetches the table from disk
+    looked_up = self.embed(self.hash(tokens.to(device), x.shape[1])).flatten(2)
     keys = self.wkv(looked_up).unflatten(-1, (-1, x.shape[-1])).to(x.device)
     keys, value = keys[:, :, :-1], keys[:, :, -1:]
     wide = torch.promote_types(x.dtype, torch.float32)

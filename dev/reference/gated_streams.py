@@ -26,6 +26,9 @@ class GatedStreamsConfig(Config):
   def streams(self):
     return self.hc_count
 
+  def one_stream(self):
+    return False
+
 
 class StreamsNorm(nn.Module):
   """Each stream for itself, with a gain that starts at 0 for 1."""
@@ -57,10 +60,9 @@ class GatedRead(nn.Module):
     gates = self.input_mix_weight_up(hidden).sigmoid().view_as(streams)
     return (gates * normed).mean(-2), normed
 
-  def around(self, streams, sublayer):
-    x, normed = self(streams)
+  def write(self, streams, normed, y):
     factors = 2 * (self.block_inject_weight(normed.flatten(-2)) / streams.shape[-2]).sigmoid()
-    return streams + factors[..., None] * sublayer(x)[..., None, :]
+    return streams + factors[..., None] * y[..., None, :]
 
 
 class GatedStreamsLayer(Layer):
@@ -69,9 +71,13 @@ class GatedStreamsLayer(Layer):
     del self.input_layernorm, self.post_attention_layernorm
     self.attn_hyper_connection, self.mlp_hyper_connection = GatedRead(config), GatedRead(config)
 
-  def forward(self, streams, shared, step):
-    streams = self.attn_hyper_connection.around(streams, lambda x: self.self_attn(x, shared, step)[0])
-    return self.mlp_hyper_connection.around(streams, self.mlp), shared
+  def sublayers(self, streams, carried, shared, step):
+    x, normed = self.attn_hyper_connection(streams)
+    y, shared = self.self_attn(x, shared, step)
+    streams = self.attn_hyper_connection.write(streams, normed, y)
+    inner, normed = self.mlp_hyper_connection(streams)
+    streams = self.mlp_hyper_connection.write(streams, normed, self.mlp(inner))
+    return streams, carried, self.leave(inner, shared, step)
 
 
 class GatedStreamsBackbone(Backbone):
@@ -81,8 +87,9 @@ class GatedStreamsBackbone(Backbone):
     self.hyper_connection_mixer = GatedRead(config, writes=False)
 
   def forward(self, tokens, step):
-    streams = self.embed(tokens, step)[:, :, None].expand(-1, -1, self.config.hc_count, -1)
-    return self.hyper_connection_mixer(self.run_layers(streams, (), step)[0])[0]
+    x = self.embed(tokens, step)
+    streams = x[:, :, None].expand(-1, -1, self.config.hc_count, -1)
+    return self.hyper_connection_mixer(self.run_layers(streams, (), self.begin(x, tokens), step)[0])[0]
 
 
 class GatedStreams(Llama):

@@ -63,16 +63,17 @@ class Gemma3nLayer(Layer):
       self.per_layer_input_gate, self.per_layer_projection = nn.Linear(C, W, bias=False), nn.Linear(W, C, bias=False)
       self.post_per_layer_input_norm = ZeroNorm(C, config.rms_norm_eps)
 
-  def forward(self, x, inputs, step):  # inputs: (B, T, L, W), or ()
+  def sublayers(self, x, inputs, shared, step):  # inputs: one (B, T, L, W), or none
     normed = self.input_layernorm(x)
-    y, _ = self.self_attn(normed, (), step)
+    y, shared = self.self_attn(normed, shared, step)
     x = self.laurel(x, y, normed) if hasattr(self, "laurel") else x + y
-    x = x + self.mlp(self.post_attention_layernorm(x))
+    inner = self.post_attention_layernorm(x)
+    x, shared = x + self.mlp(inner), self.leave(inner, shared, step)
     if len(inputs) == 0:
-      return x, inputs
+      return x, inputs, shared
     own = inputs[0][:, :, self.layer].to(x.device)
     gated = F.gelu(self.per_layer_input_gate(x), approximate="tanh") * own
-    return x + self.post_per_layer_input_norm(self.per_layer_projection(gated)), inputs
+    return x + self.post_per_layer_input_norm(self.per_layer_projection(gated)), inputs, shared
 
 
 class Gemma3nBackbone(Backbone):
@@ -87,6 +88,7 @@ class Gemma3nBackbone(Backbone):
 
   def forward(self, tokens, step):
     config, x, inputs = self.config, self.embed(tokens, step), ()
+    shared = self.begin(x, tokens)
     C, W = config.hidden_size, config.hidden_size_per_layer_input
     if config.embed_scale == "sqrt":
       x = math.sqrt(C) * x
@@ -94,7 +96,7 @@ class Gemma3nBackbone(Backbone):
       context = self.per_layer_model_projection(x).unflatten(-1, (-1, W)) / math.sqrt(C)
       rows = self.embed_tokens_per_layer(tokens).unflatten(-1, (-1, W))
       inputs = ((self.per_layer_projection_norm(context) + math.sqrt(W) * rows) / math.sqrt(2),)
-    return self.norm(self.run_layers(x, inputs, step)[0])
+    return self.norm(self.run_layers(x, inputs, shared, step)[0])
 
 
 class Gemma3n(Llama):

@@ -33,6 +33,9 @@ class HyperConfig(Config):
   def streams(self):
     return self.rate
 
+  def one_stream(self):
+    return False
+
 
 NORMS = {
   "layernorm_no_affine": lambda width, eps=1e-5: nn.LayerNorm(width, eps=eps, elementwise_affine=False),
@@ -57,15 +60,18 @@ class HyperConnection(nn.Module):
       self.dynamic_alpha_scale = nn.Parameter(torch.full((1,), 0.01))
       self.dynamic_beta_scale = nn.Parameter(torch.full((1,), 0.01))
 
-  def forward(self, streams, sublayer):  # streams: (B, T, E, C)
+  def forward(self, streams):  # (B, T, E, C)
+    """What the sublayer reads (B, T, C), the mixed streams, and beta."""
     alpha, beta = self.static_alpha, self.static_beta
     if self.dynamic:
       normed = self.norm(streams)
       alpha = alpha + self.dynamic_alpha_scale * (normed @ self.dynamic_alpha_proj).tanh()  # (B, T, E, E+1)
       beta = beta + self.dynamic_beta_scale * (normed @ self.dynamic_beta_proj).tanh()  # (B, T, E)
     mixed = alpha.transpose(-1, -2) @ streams  # (B, T, E+1, C)
-    out = sublayer(mixed[:, :, 0])
-    return mixed[:, :, 1:] + beta[..., None] * out[:, :, None]
+    return mixed[:, :, 0], mixed[:, :, 1:], beta
+
+  def write(self, mixed, beta, y):
+    return mixed + beta[..., None] * y[:, :, None]
 
 
 class HyperLayer(Layer):
@@ -80,9 +86,12 @@ class HyperLayer(Layer):
     self.attn_hc = HyperConnection(config, layer if by_layer else 2 * layer)
     self.mlp_hc = HyperConnection(config, layer if by_layer else 2 * layer + 1)
 
-  def forward(self, streams, shared, step):
-    streams = self.attn_hc(streams, lambda x: self.self_attn(self.input_layernorm(x), shared, step)[0])
-    return self.mlp_hc(streams, lambda x: self.mlp(self.post_attention_layernorm(x))), shared
+  def sublayers(self, streams, carried, shared, step):
+    x, mixed, beta = self.attn_hc(streams)
+    y, shared = self.self_attn(self.input_layernorm(x), shared, step)
+    x, mixed, beta = self.mlp_hc(self.attn_hc.write(mixed, beta, y))
+    inner = self.post_attention_layernorm(x)
+    return self.mlp_hc.write(mixed, beta, self.mlp(inner)), carried, self.leave(inner, shared, step)
 
   def initialise(self):
     if self.config.output_init_scale:
@@ -92,8 +101,9 @@ class HyperLayer(Layer):
 
 class HyperBackbone(Backbone):
   def forward(self, tokens, step):
-    streams = self.embed(tokens, step)[:, :, None].expand(-1, -1, self.config.rate, -1)
-    return self.norm(self.run_layers(streams, (), step)[0].sum(2))
+    x = self.embed(tokens, step)
+    streams = x[:, :, None].expand(-1, -1, self.config.rate, -1)
+    return self.norm(self.run_layers(streams, (), self.begin(x, tokens), step)[0].sum(2))
 
 
 class Hyper(Llama):

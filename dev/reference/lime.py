@@ -33,6 +33,7 @@ class LimeConfig(Config):
 class LimeAttention(Attention):
   def __init__(self, config, layer):
     super().__init__(config, layer)
+    config = config.of(LimeConfig)
     check_choice("routing", config.routing, ("full", "average", "last", "first", "own"))
     check_choice("kv_init", config.kv_init, ("uniform", "normal"))
     check_choice("router_init", config.router_init, ("identity", "random"))
@@ -40,9 +41,12 @@ class LimeAttention(Attention):
     check_choice("decay", config.decay, ("usual", "routers"))
     if config.routing in ("last", "first") and config.window < 1:
       raise ValueError(f"routing {config.routing!r} needs a window of at least 1, got {config.window}")
-    if layer > 0 and config.routing not in ("average", "own"):
+    if self.has_router():
       K = config.num_key_value_heads
       self.lime_router = nn.Linear((layer + 1) * K, K, bias=False)
+
+  def has_router(self):
+    return self.layer > 0 and self.config.routing not in ("average", "own")
 
   def readable(self):
     """Which of the layers 0..i this one may read: i + 1 truth values."""
@@ -69,9 +73,9 @@ class LimeAttention(Attention):
     """Keys and values start uniform, the router as the identity on its own layer beside uniform noise on the others."""
     bound = 1 / math.sqrt(self.config.hidden_size)
     for heads in (self.k_proj, self.v_proj):
-      if self.config.kv_init == "uniform":
+      if heads is not None and self.config.of(LimeConfig).kv_init == "uniform":  # beside svformer some layers have none
         nn.init.uniform_(heads.weight, -bound, bound)
-    if hasattr(self, "lime_router"):
+    if self.has_router():
       K = self.config.num_key_value_heads
       bound = math.sqrt(3 / (K * sum(self.readable()))) * (K if self.config.router_bound == "literal" else 1)
       nn.init.uniform_(self.lime_router.weight, -bound, bound)

@@ -61,69 +61,82 @@ class StaticRouter(nn.Module):
     return weights.expand(*newest.shape[:2], -1, -1)
 
 
-class DynamicRouter(nn.Module):
-  def __init__(self, config, layer):
-    super().__init__()
-    self.sources = layer + 1
-    self.proj = nn.Linear(config.hidden_size, config.num_key_value_heads * (layer + 1), bias=False)
-
-  def forward(self, newest):  # (B, T, C), normed
-    return self.proj(newest).unflatten(-1, (-1, self.sources)).softmax(-1)  # (B, T, K, i+1)
-
-
-class LimeAttention(Attention):
-  router = None
+class MixedStreamsAttention(Attention):
+  """shared: the streams X_0, ..., X_(i-1). In project it is a pair: the streams up to X_i, and these normed."""
 
   def __init__(self, config, layer):
     super().__init__(config, layer)
-    check_choice("kv_init", config.kv_init, ("literal", "fan_in"))
-    check_choice("decay", config.decay, ("usual", "routers"))
+    options = config.of(LimeDynamicConfig)
+    check_choice("kv_init", options.kv_init, ("literal", "fan_in"))
+    check_choice("decay", options.decay, ("usual", "routers"))
     if layer > 0:
-      self.lime_router = self.router(config, layer)
       self.k_proj.bias = self.v_proj.bias = None  # a GPT-2's would add nothing to what o_proj's can
 
-  def project(self, x, streams):
+  def weights(self, newest):
+    """Of X_0, ..., X_i for each head: (B, T, K, i+1). newest: X_i, normed."""
+    raise NotImplementedError
+
+  def project(self, x, shared):
     if self.layer == 0:
-      return super().project(x, streams)
-    D, weights = self.config.head_dim, self.lime_router(streams[-1])  # (B, T, K, i+1)
+      return super().project(x, shared)
+    _, streams = shared
+    D, weights = self.config.head_dim, self.weights(streams[-1])
     # Mixing what was projected is the same as projecting what was mixed.
     k, v = (torch.einsum("btkm,mbtkd->bktd", weights, proj(torch.stack(streams)).unflatten(-1, (-1, D)))
             for proj in (self.k_proj, self.v_proj))
     return split_heads(self.q_proj(x), D), k, v
 
+  def keep(self, values, shared):
+    streams, _ = shared
+    return streams
+
   def initialise(self):
     """The published bound takes all heads together for the fan-in, which makes first keys and values very small."""
     if self.layer > 0:
-      fan_in = self.config.hidden_size if self.config.kv_init == "fan_in" else self.k_proj.weight.numel()
+      literal = self.config.of(LimeDynamicConfig).kv_init == "literal"
+      fan_in = self.k_proj.weight.numel() if literal else self.config.hidden_size
       for proj in (self.k_proj, self.v_proj):
         nn.init.uniform_(proj.weight, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
 
-class StaticAttention(LimeAttention):
-  router = StaticRouter
+class LimeStaticAttention(MixedStreamsAttention):
+  def __init__(self, config, layer):
+    super().__init__(config, layer)
+    if layer > 0:
+      self.lime_router = StaticRouter(config, layer)
+
+  def weights(self, newest):
+    return self.lime_router(newest)
 
 
-class DynamicAttention(LimeAttention):
-  router = DynamicRouter
+class LimeDynamicAttention(MixedStreamsAttention):
+  def __init__(self, config, layer):
+    super().__init__(config, layer)
+    if layer > 0:
+      if not hasattr(self, "lime_router"):  # a lime beside it has one
+        self.lime_router = nn.Module()
+      self.lime_router.proj = nn.Linear(config.hidden_size, config.num_key_value_heads * (layer + 1), bias=False)
+
+  def weights(self, newest):
+    return self.lime_router.proj(newest).unflatten(-1, (-1, self.layer + 1)).softmax(-1)
 
 
-class LimeLayer(Layer):
+class MixedStreamsLayer(Layer):
   def __init__(self, config, layer, attention):
     super().__init__(config, layer, attention)
     if layer > 0:
       self.lime_layernorm = backbone_norm(config, bias=False)
 
-  def forward(self, x, streams, step):
-    streams = (*streams, x)  # X_0, ..., X_i
-    normed = tuple(self.lime_layernorm(stream) for stream in streams) if self.layer > 0 else ()
-    y, _ = self.self_attn(self.input_layernorm(x), normed, step)
-    x = x + y
-    return x + self.mlp(self.post_attention_layernorm(x)), streams
+  def observe(self, x, shared):
+    streams = (*shared, x)  # X_0, ..., X_i
+    return streams, tuple(self.lime_layernorm(stream) for stream in streams) if self.layer > 0 else ()
 
 
 class LimeStatic(Llama):
-  config_class, layer, attention = LimeStaticConfig, LimeLayer, StaticAttention
+  config_class, layer, attention = LimeStaticConfig, MixedStreamsLayer, LimeStaticAttention
+  observes_stream = True
 
 
 class LimeDynamic(Llama):
-  config_class, layer, attention = LimeDynamicConfig, LimeLayer, DynamicAttention
+  config_class, layer, attention = LimeDynamicConfig, MixedStreamsLayer, LimeDynamicAttention
+  observes_stream = True

@@ -6,13 +6,17 @@ feed-forward width. The state dict carries the names of a LLaMA checkpoint (mode
 q_norm and k_norm appear where qk_norm is on, lm_head.weight where the embedding is not tied to it.
 
 An architecture that connects layers across depth replaces what it changes: how an attention projects its input
-(project), what it makes of its values (mix), what it leaves to later layers (leave), which keys and values it attends
-to (route) and how (attend), what a layer leaves of its feed-forward input (Layer.leave), the two sublayers (Layer),
-what flows from layer to layer (Backbone). A layer takes the stream, what earlier layers left, and the step; it returns
-the stream and what they and it left. `shared` is that: a tuple of tensors, empty at first. A layer changes neither what
-it takes nor the model, so each may lie on another device, be sharded, or be computed twice. `step` says where the
-tokens stand, and keeps the keys and values that later ones attend to. A module whose parameters start with other values
-sets them in a method initialise.
+(project), what it makes of its values (mix), which keys and values it attends to (route) and how (attend), the two
+sublayers (Layer.sublayers), or what flows from layer to layer (Backbone).
+
+A layer takes and returns the stream x and two tuples. `carried` belongs to the classes of Layer and Backbone: what they
+carry beside the stream. `shared` is what attentions leave for later ones. It starts as Backbone.begin says. Four
+methods add to it: Layer.observe sees the stream in front of the layer, Attention.keep the values as projected,
+Attention.leave the keys and values, Layer.leave the feed-forward input. A layer changes neither what it takes nor the
+model, so each may lie on another device, be sharded, or be computed twice.
+
+`step` says where the tokens stand, and keeps the keys and values that later ones attend to. A module whose parameters
+start with other values sets them in a method initialise.
 """
 import dataclasses
 import math
@@ -167,8 +171,14 @@ class Attention(nn.Module):
     two are normed and rotated."""
     return v
 
+  def keep(self, values, shared):
+    """What later layers' project() may read: shared, with what they need of this layer's values as project() made
+    them."""
+    return shared
+
   def leave(self, keys, values, shared):
-    """What later layers may read: shared, with what they need of this layer's keys, normed and rotated, and values."""
+    """What later layers may read: shared, with what they need of this layer's keys, normed and rotated, and of its
+    values, mixed."""
     return shared
 
   def route(self, keys, values, shared):
@@ -185,9 +195,10 @@ class Attention(nn.Module):
   def forward(self, x, shared, step):  # x: (B, T, C)
     """The output (B, T, C), and what later layers may read."""
     q, k, v = self.project(x, shared)
+    left = self.keep(v, shared)
     q, k = self.placed(q, "q_norm", step), self.placed(k, "k_norm", step)
     v = self.mix(q, k, v, shared)
-    left = self.leave(k, v, shared)
+    left = self.leave(k, v, left)
     k, v = self.route(k, v, left)
     run = self.layer if step.run is None else step.run
     if step.remember is not None:
@@ -225,27 +236,35 @@ class Layer(nn.Module):
     self.post_attention_layernorm = backbone_norm(config)
     check_choice("block_norm", config.block_norm, ("pre", "branch", "sum"))
     if config.block_norm != "pre":
-      if type(self).forward is not Layer.forward:
+      if type(self).sublayers is not Layer.sublayers:
         raise ValueError(f"a layer of {config.arch} takes no block_norm here")
       self.input_layernorm_2, self.post_attention_layernorm_2 = backbone_norm(config), backbone_norm(config)
-    self.mlp = backbone_mlp(config, config.intermediate_size)
+    self.mlp = backbone_mlp(config, self.inner_width(config, layer))
     self.engram = Engram(config, layer) if layer in config.engram_layers else None
 
   def __call__(self, *inputs):
     if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-      return checkpoint(self.applied, *inputs, use_reentrant=False)
-    return self.applied(*inputs)
+      return checkpoint(super().__call__, *inputs, use_reentrant=False)
+    return super().__call__(*inputs)
 
-  def applied(self, x, shared, step):
-    """forward, with what is written to the stream, or streams, in front of it."""
+  def forward(self, x, carried, shared, step):
+    """The sublayers, and in front of them what is written to the stream, or streams, and what is read of it there."""
     x = x if self.engram is None else self.engram(x, step.tokens)
-    return super().__call__(x, shared, step)
+    return self.sublayers(x, carried, self.observe(x, shared), step)
 
-  def forward(self, x, shared, step):
+  def inner_width(self, config, layer):
+    """Of the feed-forward part."""
+    return config.intermediate_size
+
+  def sublayers(self, x, carried, shared, step):
     y, shared = self.self_attn(self.input_layernorm(x), shared, step)
     x = self.add(x, y, "input_layernorm_2")
     inner = self.post_attention_layernorm(x)
-    return self.add(x, self.mlp(inner), "post_attention_layernorm_2"), self.leave(inner, shared, step)
+    return self.add(x, self.mlp(inner), "post_attention_layernorm_2"), carried, self.leave(inner, shared, step)
+
+  def observe(self, x, shared):
+    """What this attention and later ones may read: shared, with what they need of the stream in front of the layer."""
+    return shared
 
   def leave(self, inner, shared, step):
     """What later layers may read: shared, with what they need of this layer's feed-forward input (B, T, C)."""
@@ -306,24 +325,31 @@ class Backbone(nn.Module):
       x = x + config.loop_alpha * anchor.to(x.device)
     return x
 
-  def run_layers(self, x, shared, step):
-    """All runs of layers, with the loop's passes: the stream, or several (B, T, E, C), and what the layers left."""
+  def begin(self, x, tokens):
+    """What the first layer finds in shared. x: the embeddings, (B, T, C)."""
+    return ()
+
+  def run_layers(self, x, carried, shared, step):
+    """All runs of layers, with the loop's passes: the stream, or several (B, T, E, C), and what is carried."""
     anchor = None
     for run, layer in enumerate(self.runs):
       x, anchor = self.before(run, x, anchor)
-      x, shared = self.layers[layer](x, shared, step._replace(run=run))
+      x, carried, shared = self.layers[layer](x, carried, shared, step._replace(run=run))
       x = self.behind(run, x, anchor)
-    return x, shared
+    return x, carried
 
   def forward(self, tokens, step):
     """One pass."""
-    return self.norm(self.run_layers(self.embed(tokens, step), (), step)[0])
+    x = self.embed(tokens, step)
+    return self.norm(self.run_layers(x, (), self.begin(x, tokens), step)[0])
 
 
 class Llama(nn.Module):
   """logits = model(tokens); loss = model.loss(tokens, targets). tokens, targets: (B, T); logits: (B, T, V)."""
 
   config_class, backbone, layer, attention = Config, Backbone, Layer, Attention
+  # For combined.py: does its Layer.observe need one stream (B, T, C)? {what another part owns: the class in its place}
+  observes_stream, beside_owner = False, {}
 
   def __init__(self, config):
     super().__init__()

@@ -32,6 +32,9 @@ class MhcConfig(Config):
   def streams(self):
     return self.hc_mult
 
+  def one_stream(self):
+    return False
+
 
 def sinkhorn(logits, iterations, eps):
   """(..., E, E), k the row: a softmax of each row, then columns and rows in turn are divided by their sums."""
@@ -91,12 +94,16 @@ class MhcConnection(Logits):
       return torch.einsum("...p,pki->...ki", logits[0].softmax(-1), permutations(E, logits[0]))
     return torch.eye(E).to(self.base)
 
-  def forward(self, streams, given, sublayer):
-    """The next streams, and this sublayer's pre. given: the pre of the sublayer before."""
+  def forward(self, streams, given):
+    """What the sublayer reads (B, T, C), the mixed streams, this sublayer's post and pre. given: the pre of the
+    sublayer before."""
     l_pre, l_post, *l_comb = super().forward(streams)
     pre, post = l_pre.sigmoid() + self.config.hc_eps, 2 * l_post.sigmoid()
-    y = sublayer(read(streams, pre if self.config.reads == "own" else given))
-    return self.comb(l_comb).transpose(-1, -2) @ streams + post[..., None] * y[..., None, :], pre
+    x = read_streams(streams, pre if self.config.reads == "own" else given)
+    return x, self.comb(l_comb).transpose(-1, -2) @ streams, post, pre
+
+  def write(self, mixed, post, y):
+    return mixed + post[..., None] * y[..., None, :]
 
   def initialise(self):
     super().initialise()
@@ -113,7 +120,7 @@ class MhcConnection(Logits):
       self.base[2 * E :] = -8 * (1 - torch.eye(E)).flatten()
 
 
-def read(streams, pre):
+def read_streams(streams, pre):
   return (pre[..., None] * streams).sum(-2)
 
 
@@ -122,9 +129,12 @@ class MhcLayer(Layer):
     super().__init__(config, layer, attention)
     self.attn_hc, self.ffn_hc = MhcConnection(config, 2 * layer), MhcConnection(config, 2 * layer + 1)
 
-  def forward(self, streams, pre, step):
-    streams, pre = self.attn_hc(streams, pre, lambda x: self.self_attn(self.input_layernorm(x), (), step)[0])
-    return self.ffn_hc(streams, pre, lambda x: self.mlp(self.post_attention_layernorm(x)))
+  def sublayers(self, streams, pre, shared, step):
+    x, mixed, post, pre = self.attn_hc(streams, pre)
+    y, shared = self.self_attn(self.input_layernorm(x), shared, step)
+    x, mixed, post, pre = self.ffn_hc(self.attn_hc.write(mixed, post, y), pre)
+    inner = self.post_attention_layernorm(x)
+    return self.ffn_hc.write(mixed, post, self.mlp(inner)), pre, self.leave(inner, shared, step)
 
 
 class MhcBackbone(Backbone):
@@ -135,12 +145,13 @@ class MhcBackbone(Backbone):
 
   def forward(self, tokens, step):
     E = self.config.hc_mult
-    streams = self.embed(tokens, step)[:, :, None].expand(-1, -1, E, -1)
+    x = self.embed(tokens, step)
+    streams = x[:, :, None].expand(-1, -1, E, -1)
     pre = torch.eye(E)[0].to(streams)
-    streams, pre = self.run_layers(streams, pre, step)
+    streams, pre = self.run_layers(streams, pre, self.begin(x, tokens), step)
     if self.config.reads == "own":
       pre = self.hc_head(streams)[0].sigmoid() + self.config.hc_eps
-    return self.norm(read(streams, pre.to(streams.device)))
+    return self.norm(read_streams(streams, pre.to(streams.device)))
 
 
 class Mhc(Llama):

@@ -1,5 +1,6 @@
 """Model directories: config.json and model.safetensors, read into and written from the reference modules."""
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -8,6 +9,7 @@ import torch
 
 from . import gpt2
 from .attnres import Attnres
+from .combined import combined
 from .config import GENERAL_KEYS, GPT2_KEYS, Config, check_choice, config_of, option_keys
 from .denseformer import Denseformer
 from .depth_attention import DepthAttention
@@ -34,6 +36,23 @@ MODELS = (
 )
 ARCHITECTURES = {model.config_class.arch: model for model in MODELS}
 DTYPES = {"F32": np.float32, "F64": np.float64}
+
+
+@functools.cache
+def architecture(arch):
+  """The class of a model, "mhc+lime" too."""
+  parts = arch.split("+")
+  for part in parts:
+    check_choice("arch", part, ARCHITECTURES)
+    if len(parts) > 1 and part in ("llama", "gpt2"):
+      raise ValueError(f"arch {arch}: {part} is the plain backbone; leave it out")
+    if parts.count(part) > 1:
+      raise ValueError(f"arch {arch} names {part} twice")
+  return combined(*(ARCHITECTURES[part] for part in parts)) if len(parts) > 1 else ARCHITECTURES[arch]
+
+
+def model_type(arch):
+  return "crossply_" + arch.replace("+", "_and_")
 
 
 def read_safetensors(path):
@@ -66,13 +85,12 @@ def read_config(path):
   """Config from a config.json, of a plain LLaMA, Mistral, Qwen2, Qwen3 or GPT-2 too."""
   keys = json.loads(pathlib.Path(path).read_text())
   arch = keys.get("crossply", {}).get("arch", "gpt2" if "n_embd" in keys else "llama")
-  check_choice(f"{path}: arch", arch, ARCHITECTURES)
   if keys.get("model_type") == "qwen3":
     keys["crossply"] = {"qk_norm": True, "qk_norm_eps": keys["rms_norm_eps"]}
   if keys.get("model_type") == "qwen2":
     keys["crossply"] = {"qkv_bias": True}
   try:
-    return config_of(keys, ARCHITECTURES[arch].config_class)
+    return config_of(keys, architecture(arch).config_class)
   except ValueError as problem:
     raise ValueError(f"{path}: {problem}") from None
 
@@ -92,7 +110,7 @@ def write_gpt2_config(path, config):
   options = {key: getattr(config, key) for key in option_keys(type(config))} | unusual(config)
   if config.arch != "gpt2" or not config.bias or unusual(config):
     keys["crossply"] = {"arch": config.arch, "backbone": "gpt2", "bias": config.bias, **options}
-    keys.update(model_type=f"crossply_{config.arch}", architectures=["CrossplyForCausalLM"])
+    keys.update(model_type=model_type(config.arch), architectures=["CrossplyForCausalLM"])
   pathlib.Path(path).write_text(json.dumps(keys, indent=2) + "\n")
 
 
@@ -114,7 +132,7 @@ def write_config(path, config):
     if qk_norm:
       keys["crossply"]["qk_norm_eps"] = qk_norm_eps
     # Nothing that knows only plain LLaMA must mistake this directory for one.
-    keys.update(model_type=f"crossply_{arch}", architectures=["CrossplyForCausalLM"])
+    keys.update(model_type=model_type(arch), architectures=["CrossplyForCausalLM"])
   pathlib.Path(path).write_text(json.dumps(keys, indent=2) + "\n")
 
 
@@ -135,7 +153,7 @@ def load(directory, dtype=torch.float64):
   config = read_config(directory / "config.json")
   arrays = read_safetensors(directory / "model.safetensors")
   untie(config, arrays)
-  model = ARCHITECTURES[config.arch](config).to(dtype)
+  model = architecture(config.arch)(config).to(dtype)
   tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
   if config.backbone == "gpt2":
     tensors = gpt2.from_file(tensors, {name: tensor.shape for name, tensor in model.state_dict().items()})
@@ -185,7 +203,7 @@ def make_tiny(directory, arch="llama", qk_norm=False, tied=True, seed=0, K=2, he
   routers are noise everywhere, masked entries included, and normed queries and keys are small enough to feel their
   epsilon. Yet it is tame enough for float32: each linear layer halves, no norm divides by nearly nothing.
   """
-  model_class = ARCHITECTURES[arch]
+  model_class = architecture(arch)
   fields = dict(vocab_size=7, hidden_size=8, intermediate_size=6, num_hidden_layers=4, num_attention_heads=4,
                 num_key_value_heads=K, tie_word_embeddings=tied, qk_norm=qk_norm, rms_norm_eps=1e-4, rope_theta=100.0)
   fields.update(more)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .config import Config, check_choice
-from .llama import Attention, Backbone, Layer, Llama, RMSNorm, backbone_mlp, backbone_norm, split_heads, unit_rms
+from .llama import Attention, Backbone, Layer, Llama, RMSNorm, backbone_norm, split_heads, unit_rms
 
 
 @dataclasses.dataclass
@@ -26,6 +26,9 @@ class MuddConfig(Config):
   norm: str = "prepost"  # prepost | none
   intermediate_sizes: list = dataclasses.field(default_factory=list)  # empty: intermediate_size everywhere
   w1_init: str = "fan_in"  # fan_in | literal: spread 1/sqrt(C) or 1/C
+
+  def one_stream(self):
+    return False
 
 
 class DepthAggregate(nn.Module):
@@ -75,27 +78,31 @@ class MuddLayer(Layer):
     del self.input_layernorm
     for way in "qkv":
       setattr(self, f"input_layernorm_{way}", backbone_norm(config))
-    if config.intermediate_sizes:
-      if len(config.intermediate_sizes) != config.num_hidden_layers:
-        raise ValueError(f"{len(config.intermediate_sizes)} intermediate_sizes, {config.num_hidden_layers} layers")
-      self.mlp = backbone_mlp(config, config.intermediate_sizes[layer])
     self.da = DepthAggregate(config, layer)
 
-  def forward(self, ways, outputs, step):
+  def inner_width(self, config, layer):
+    if not config.intermediate_sizes:
+      return config.intermediate_size
+    if len(config.intermediate_sizes) != config.num_hidden_layers:
+      raise ValueError(f"{len(config.intermediate_sizes)} intermediate_sizes, {config.num_hidden_layers} layers")
+    return config.intermediate_sizes[layer]
+
+  def sublayers(self, ways, outputs, shared, step):
     q, k, v, x = ways
     normed = self.input_layernorm_q(q), self.input_layernorm_k(k), self.input_layernorm_v(v)
-    y, _ = self.self_attn(normed, (), step)
+    y, shared = self.self_attn(normed, shared, step)
     x = x + y
-    outputs = (*outputs, x + self.mlp(self.post_attention_layernorm(x)))  # X_0, ..., X_n
-    return self.da(outputs), outputs
+    inner = self.post_attention_layernorm(x)
+    outputs = (*outputs, x + self.mlp(inner))  # X_0, ..., X_n
+    return self.da(outputs), outputs, self.leave(inner, shared, step)
 
 
 class MuddBackbone(Backbone):
   def forward(self, tokens, step):
-    outputs = (self.embed(tokens, step),)
-    ways = outputs * 4
+    x = self.embed(tokens, step)
+    ways, outputs, shared = (x, x, x, x), (x,), self.begin(x, tokens)
     for layer in self.layers:
-      ways, outputs = layer(ways, outputs, step)
+      ways, outputs, shared = layer(ways, outputs, shared, step)
     return self.norm(ways[-1])
 
 

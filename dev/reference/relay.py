@@ -31,7 +31,7 @@ class RelayAttention(Attention):
       v = v + gate.transpose(1, 2)[..., None] * shared[0]
     return q, k, v
 
-  def leave(self, keys, values, shared):
+  def keep(self, values, shared):
     return (values,)
 
 

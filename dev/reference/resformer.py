@@ -82,7 +82,7 @@ class ResformerAttention(Attention):
       v = mine * first + own * v
     return q, k, v
 
-  def leave(self, keys, values, shared):
+  def keep(self, values, shared):
     return (values, *shared) if self.layer == 0 else shared
 
 
@@ -104,9 +104,8 @@ class ResformerBackbone(Backbone):
     if config.variant == "plus":
       self.lambda_manager = LambdaManager(config.num_hidden_layers)
 
-  def forward(self, tokens, step):
-    shared = (self.lambda_manager(),) if self.config.variant == "plus" else ()
-    return self.norm(self.run_layers(self.embed(tokens, step), shared, step)[0])
+  def begin(self, x, tokens):
+    return (self.lambda_manager(),) if self.config.variant == "plus" else ()
 
 
 class Resformer(Llama):

@@ -55,7 +55,7 @@ class SatformerAttention(Attention):
       v = v + alpha.transpose(1, 2)[..., None] * shared[0]
     return q, k, v
 
-  def leave(self, keys, values, shared):
+  def keep(self, values, shared):
     return (values,) if self.layer == 0 else shared
 
 

@@ -13,7 +13,7 @@ try:
 except ImportError:
   print("skipped: PyTorch is not importable")
   sys.exit(77)
-from reference import golden, identities, model_dir, shapes
+from reference import combinations, golden, identities, model_dir, shapes
 from reference.lime import Lime
 from reference.llama import Llama, rotate
 
@@ -129,7 +129,7 @@ with tempfile.TemporaryDirectory() as directory:
   check_masked_gradient(directory)
   check_parts(directory)
   check_configs(directory)
-for module in (shapes, golden, identities):
+for module in (shapes, golden, identities, combinations):
   module.run(check)
 print("the references are wrong" if failures else "the references agree with each other and with their specifications")
 sys.exit(1 if failures else 0)

@@ -39,6 +39,9 @@ class ShortcutsConfig(Config):
   mudd_tail: str = "none"  # none | residual | both
   mudd_width: int = 64
 
+  def one_stream(self):
+    return self.lanes_from == 0
+
 
 def adds_values(config, layer):
   check_choice("value_embeds", config.value_embeds, ("alternate", "none", "list"))
@@ -52,7 +55,6 @@ class Reads(typing.NamedTuple):
   own: torch.Tensor | None = None  # factor of the stream
   first: torch.Tensor | None = None  # of its start
   start: torch.Tensor | None = None
-  rows: torch.Tensor | None = None  # of the layer's table, by token
   skip: torch.Tensor | None = None  # factor of what the mirrored layer put out
   mirrored: torch.Tensor | None = None
   saved: torch.Tensor | None = None  # what attention reads instead of the stream
@@ -71,7 +73,8 @@ def weighted(weights, *sources):
 
 
 class ShortcutsAttention(Attention):
-  """shared: a table's rows, and what is added to values; each may be None."""
+  """shared: for each layer the rows of its table by token, or None; with value_from x0 the embedding alone. x may be a
+  pair, with what is added to the values."""
 
   def __init__(self, config, layer):
     super().__init__(config, layer)
@@ -89,11 +92,11 @@ class ShortcutsAttention(Attention):
       nn.init.uniform_(self.ve_proj.weight, -bound, bound)
 
   def project(self, x, shared):
+    x, added = x if isinstance(x, tuple) else (x, None)
     q, k, v = super().project(x, shared)
-    rows, added = shared
     if hasattr(self, "ve_gate"):
       gate = self.config.gate_scale * self.ve_gate(x[..., : self.ve_gate.in_features]).sigmoid()  # (B, T, K)
-      rows = self.ve_proj(rows) if hasattr(self, "ve_proj") else rows
+      rows = self.ve_proj(shared[0].to(x.device)) if hasattr(self, "ve_proj") else shared[self.layer].to(x.device)
       v = v + gate.transpose(1, 2)[..., None] * split_heads(rows, self.config.head_dim)
     return q, k, v if added is None else v + split_heads(added, self.config.head_dim)
 
@@ -101,8 +104,8 @@ class ShortcutsAttention(Attention):
 class ShortcutsLayer(Layer):
   """x: the stream (B, T, C), or two lanes (B, T, 2, C). Returns, beside it, what the tail's network has read."""
 
-  def forward(self, x, shared, step):
-    reads = Reads(*(part.to(x.device) if isinstance(part, torch.Tensor) else part for part in shared))
+  def sublayers(self, x, reads, shared, step):
+    reads = Reads(*(part.to(x.device) if isinstance(part, torch.Tensor) else part for part in reads))
     lanes = list(x.unbind(2)) if x.ndim == 4 else [x] * (1 if reads.post is None else 2)
     if reads.skip is not None:
       lanes = [lane + reads.skip * reads.mirrored for lane in lanes]
@@ -110,17 +113,19 @@ class ShortcutsLayer(Layer):
       lanes = [reads.own * lane for lane in lanes]
     if reads.first is not None:
       lanes = [lane + reads.first * reads.start for lane in lanes]
-    before_last, added = lanes[0], None
+    before_last, added = lanes[0], None  # added: to the values
     if reads.tail is not None:
       *network, middle = (part.to(x.device) for part in reads.tail)
       weights, sources = tail_weights(before_last, *network), (reads.start, middle, before_last)
       lanes[0] = before_last + weighted(weights[..., :3], *sources)
       added = weighted(weights[..., 3:], *sources) if weights.shape[-1] > 3 else None
-    saved = lanes[0] if reads.saved is None else reads.saved
-    y, _ = self.self_attn(self.input_layernorm(saved), (reads.rows, added), step)
+    normed = self.input_layernorm(lanes[0] if reads.saved is None else reads.saved)
+    y, shared = self.self_attn(normed if added is None else (normed, added), shared, step)
     lanes = self.written(lanes, y, reads, 0)
-    lanes = self.written(lanes, self.mlp(self.post_attention_layernorm(lanes[-1])), reads, 1)
-    return lanes[0] if len(lanes) == 1 else torch.stack(lanes, 2), before_last
+    inner = self.post_attention_layernorm(lanes[-1])
+    lanes = self.written(lanes, self.mlp(inner), reads, 1)
+    x = lanes[0] if len(lanes) == 1 else torch.stack(lanes, 2)
+    return x, before_last, self.leave(inner, shared, step)
 
   def written(self, lanes, y, reads, mlp):
     if len(lanes) == 1:
@@ -144,10 +149,31 @@ class Tail(nn.Module):
     return self.w1.weight, self.w2.weight, self.bias
 
 
-class ShortcutsBackbone(Backbone):
+class ValueTables(Backbone):
   def __init__(self, config, layer, attention):
     super().__init__(config, layer, attention)
     L, width = config.num_hidden_layers, config.num_key_value_heads * config.head_dim
+    check_choice("value_from", config.value_from, ("tables", "x0"))
+    self.value_embeds = nn.ModuleDict(
+      {str(i): nn.Embedding(config.vocab_size, width) for i in range(L)
+       if adds_values(config, i) and config.value_from == "tables"})
+
+  def initialise(self):
+    bound = (3 / self.config.hidden_size) ** 0.5
+    for table in self.value_embeds.values():
+      nn.init.uniform_(table.weight, -bound, bound)
+
+  def begin(self, x, tokens):
+    if self.config.value_from == "x0":
+      return (x,)
+    return tuple(self.value_embeds[str(i)](tokens) if str(i) in self.value_embeds else None
+                 for i in range(self.config.num_hidden_layers))
+
+
+class ShortcutsBackbone(ValueTables):
+  def __init__(self, config, layer, attention):
+    super().__init__(config, layer, attention)
+    L = config.num_hidden_layers
     if config.resid:
       self.resid_lambdas = nn.Parameter(torch.linspace(1.15, 1.05, L))
     if config.x0:
@@ -162,27 +188,15 @@ class ShortcutsBackbone(Backbone):
     check_choice("mudd_tail", config.mudd_tail, ("none", "residual", "both"))
     if config.mudd_tail != "none":
       self.mudd_tail = nn.ModuleList([Tail(config, 6 if config.mudd_tail == "both" else 3), Tail(config, 3)])
-    check_choice("value_from", config.value_from, ("tables", "x0"))
-    self.value_embeds = nn.ModuleDict(
-      {str(i): nn.Embedding(config.vocab_size, width) for i in range(L)
-       if adds_values(config, i) and config.value_from == "tables"})
 
-  def initialise(self):
-    bound = (3 / self.config.hidden_size) ** 0.5
-    for table in self.value_embeds.values():
-      nn.init.uniform_(table.weight, -bound, bound)
-
-  def reads(self, i, tokens, start, outs):
+  def reads(self, i, start, outs):
     """outs: what the layers so far have put out."""
     config, L = self.config, self.config.num_hidden_layers
-    rows, decoder, first_with_lanes = None, L - L // 2, config.lanes_from or L
-    if adds_values(config, i):
-      rows = start if config.value_from == "x0" else self.value_embeds[str(i)](tokens)
+    decoder, first_with_lanes = L - L // 2, config.lanes_from or L
     return Reads(
       own=self.resid_lambdas[i] if config.resid else None,
       first=self.x0_lambdas[i] if config.x0 else None,
       start=start,
-      rows=rows,
       skip=self.skip_weights[i - decoder] if config.unet and i >= decoder else None,
       mirrored=outs[L - 1 - i] if config.unet and i >= decoder else None,
       saved=outs[config.attn_saved] if 0 < config.attn_saved < i else None,
@@ -194,10 +208,10 @@ class ShortcutsBackbone(Backbone):
     config, x = self.config, self.embed(tokens, step)
     if config.embed_norm:
       x = unit_rms(x, config.rms_norm_eps)
-    start, anchor, outs = x, None, []
+    start, anchor, outs, shared = x, None, [], self.begin(x, tokens)
     for i, layer in enumerate(self.layers):
       x, anchor = self.before(i, x, anchor)
-      x, before_last = layer(x, self.reads(i, tokens, start, outs), step)
+      x, before_last, shared = layer(x, self.reads(i, start, outs), shared, step)
       outs.append(x if x.ndim == 3 else x[..., 0, :])
       x = self.behind(i, x, anchor)
     x = x if x.ndim == 3 else x.mean(2)
@@ -208,6 +222,34 @@ class ShortcutsBackbone(Backbone):
     return self.norm(x - self.backout_lambda.to(x.device) * middle if config.backout else x)
 
 
+class ValuesAlone(ValueTables):
+  def __init__(self, config, layer, attention):
+    super().__init__(config, layer, attention)
+    stream = (config.resid, config.x0, config.backout, config.embed_norm, config.unet, config.lanes_from > 0,
+              config.attn_saved > 0, config.mudd_tail != "none")
+    if any(stream):
+      raise ValueError(f"{config.arch} do not combine: both change the stream; options may take that from shortcuts")
+
+
+class StreamAlone(ShortcutsBackbone):
+  def __init__(self, config, layer, attention):
+    super().__init__(config, layer, attention)
+    if any(adds_values(config, i) for i in range(config.num_hidden_layers)) or config.mudd_tail == "both":
+      raise ValueError(f"{config.arch} do not combine: both change a layer's own queries, keys and values; options may "
+                       "take that from shortcuts")
+
+
+class ShortcutValues(Llama):
+  """Beside an owner of the stream: values from tables, or from the embedding."""
+  config_class, backbone, attention = ShortcutsConfig, ValuesAlone, ShortcutsAttention
+
+
+class ShortcutStream(Llama):
+  """Beside an owner of values: all the rest."""
+  config_class, backbone, layer = ShortcutsConfig, StreamAlone, ShortcutsLayer
+
+
 class Shortcuts(Llama):
   config_class, backbone = ShortcutsConfig, ShortcutsBackbone
   layer, attention = ShortcutsLayer, ShortcutsAttention
+  beside_owner = {"the stream": ShortcutValues, "a layer's own queries, keys and values": ShortcutStream}

@@ -28,8 +28,11 @@ class VerticalConfig(Config):
   init_diag: float = 0.0  # how the score of h_i starts
   mirror_offset: int = 1  # unet: 1 reads what the mirrored layer read, 2 what it put out
 
+  def one_stream(self):
+    return False
 
-def sources(config, layer):
+
+def readable_layers(config, layer):
   """The m whose h_m the layer may read, ascending."""
   if config.map == "inet":
     return sorted({0, min(1, layer), layer})
@@ -43,7 +46,7 @@ class VerticalAttention(nn.Module):
   def __init__(self, config, layer):
     super().__init__()
     check_choice("map", config.map, ("learned", "unet", "inet"))
-    self.sources = sources(config, layer)
+    self.sources = readable_layers(config, layer)
     if config.map == "learned":
       self.scores = nn.Parameter(torch.tensor([0.0] * layer + [config.init_diag]))
 
@@ -60,13 +63,14 @@ class VerticalLayer(Layer):
     super().__init__(config, layer, attention)
     self.vertical_attention = VerticalAttention(config, layer)
 
-  def forward(self, x, history, step):
+  def sublayers(self, x, history, shared, step):
     history = (*history, x)  # h_0, ..., h_i
     x = self.vertical_attention(history)
     if self.config.residual:
-      return super().forward(x, history, step)
-    x, _ = self.self_attn(self.input_layernorm(x), history, step)
-    return self.mlp(self.post_attention_layernorm(x)), history
+      return super().sublayers(x, history, shared, step)
+    x, shared = self.self_attn(self.input_layernorm(x), shared, step)
+    inner = self.post_attention_layernorm(x)
+    return self.mlp(inner), history, self.leave(inner, shared, step)
 
 
 class Vertical(Llama):

@@ -251,7 +251,7 @@ void mark_as_variant(json& object, const Config& config) {
   }
   own["arch"] = config.arch;
   const std::string name = "Crossply" + class_stem(config.arch), module = modelling_module(config.arch);
-  object["model_type"] = "crossply_" + config.arch;
+  object["model_type"] = library_name(config.arch);
   object["architectures"] = json::array({name + "ForCausalLM"});
   if (module.empty() || !without_modelling_file(config).empty()) return;
   object["auto_map"] = {{"AutoConfig", module + "." + name + "Config"},

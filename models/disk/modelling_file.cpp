@@ -1,7 +1,9 @@
 #include "models/disk/modelling_file.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <filesystem>
 #include <set>
 #include <sstream>
 #include <vector>
@@ -9,18 +11,35 @@
 #include "engine/io/file.h"
 #include "engine/io/printable.h"
 #include "engine/io/python_files.h"
+#include "models/combined.h"
 #include "models/engram.h"
-#include "models/registry.h"
 
 namespace crossply {
 namespace {
 
-// The file that has the architecture's class; "" where there is none.
+// The file that has the class of one architecture; "" where there is none.
 std::string file_of(const std::string& arch) {
   const std::string begin = "\nclass " + class_stem(arch) + (arch == "llama" ? "(nn.Module):" : "(Llama):");
   for (const auto& [name, text] : python_files())
     if (text.find(begin) != std::string::npos) return name;
   return "";
+}
+
+// Of an architecture, or of the parts of a combination: each once, in their order. Empty where one has none.
+std::vector<std::string> files_of(const std::string& arch) {
+  std::vector<std::string> files;
+  for (const std::string& part : parts_of(arch)) {
+    const std::string file = file_of(part);
+    if (file.empty()) return {};
+    if (std::ranges::count(files, file) == 0) files.push_back(file);
+  }
+  return files;
+}
+
+std::string with_and(const std::string& arch, const std::string& between) {
+  std::string joined;
+  for (const std::string& part : parts_of(arch)) joined += (joined.empty() ? "" : between) + part;
+  return joined;
 }
 
 // Lines, each after what it is sorted by: of one package, "import" stands before "from".
@@ -57,23 +76,27 @@ PythonModule take_apart(const std::string& text) {
 std::string class_stem(const std::string& arch) {
   std::string stem;
   bool begins = true;
-  for (char c : arch) {
+  for (char c : with_and(arch, "_and_")) {
     if (c != '_') stem += begins ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
     begins = c == '_';
   }
   return stem;
 }
 
+std::string library_name(const std::string& arch) { return "crossply_" + with_and(arch, "_and_"); }
+
 std::string modelling_module(const std::string& arch) {
-  return file_of(arch).empty() ? "" : "modeling_crossply_" + arch;
+  return files_of(arch).empty() ? "" : "modeling_" + library_name(arch);
 }
 
 std::string modelling_file(const std::string& arch) {
-  const std::string own = file_of(arch), stem = class_stem(arch), name = "Crossply" + stem;
+  const std::vector<std::string> own = files_of(arch);
+  const std::string stem = class_stem(arch), name = "Crossply" + stem;
   CHECK_THAT(!own.empty(), "dev/reference has no ", arch);
   std::vector<std::string> files = {"engram.py", "config.py", "gpt2.py", "llama.py"};
-  if (own != files.back()) files.push_back(own);
-  const size_t main = files.size() - 1;
+  for (const std::string& file : own)
+    if (file != "llama.py") files.push_back(file);
+  if (is_combined(arch)) files.push_back("combined.py");
   files.push_back("hf.py");
   std::vector<PythonModule> parts;
   Imports standard, others;
@@ -82,45 +105,111 @@ std::string modelling_file(const std::string& arch) {
     for (const auto& import : parts.back().imports)
       (import.second.starts_with("import ") && !import.first.starts_with("torch") ? standard : others).insert(import);
   }
-  const auto docstring = [&](size_t i) { return "\"\"\"" + parts[i].docstring + "\"\"\"\n"; };
-  std::string text = docstring(main) +
+  const auto quoted = [](const std::string& docstring) { return "\"\"\"" + docstring + "\"\"\"\n"; };
+  // What the file is about stands at its beginning, not in front of its part.
+  const size_t main = is_combined(arch) ? files.size() : std::ranges::find(files, own[0]) - files.begin();
+  std::string text = quoted(is_combined(arch) ? with_and(arch, " and ") +
+                                                    " in PyTorch, together in one model. Each is explained in front of "
+                                                    "its classes.\n"
+                                              : parts[main].docstring) +
                      "# Written by crossply with the model: AutoModelForCausalLM.from_pretrained(DIR, "
                      "trust_remote_code=True) runs it.\n";
   for (const auto& [module, line] : standard) text += line + "\n";
   text += "\n";
   for (const auto& [module, line] : others) text += line + "\n";
   for (size_t i = 0; i < parts.size(); ++i)
-    text += "\n\n# " + std::string(118, '-') + "\n" + (i == main ? "" : docstring(i) + "\n") + parts[i].code;
-  text += "\n\nclass " + name + "Config(CrossplyConfig):\n  model_type = \"crossply_" + arch + "\"\n";
+    text +=
+        "\n\n# " + std::string(118, '-') + "\n" + (i == main ? "" : quoted(parts[i].docstring) + "\n") + parts[i].code;
+  if (is_combined(arch)) {
+    std::string classes;
+    for (const std::string& part : parts_of(arch)) classes += (classes.empty() ? "" : ", ") + class_stem(part);
+    text += "\n\n" + stem + " = combined(" + classes + ")\n";
+  }
+  text += "\n\nclass " + name + "Config(CrossplyConfig):\n  model_type = \"" + library_name(arch) + "\"\n";
   text += "\n\nclass " + name + "Model(CrossplyModel, " + stem + ".backbone):\n  pass\n";
   return text + "\n\nclass " + name + "ForCausalLM(CrossplyForCausalLM):\n  model_class = " + name +
          "Model\n  reference, config_class = " + stem + ", " + name + "Config\n";
 }
 
-// Does this Python replace what a layer does, with its norms, and not only add to it?
-static bool has_own_layer(const std::string& python) {
-  const size_t layer = python.find("(Layer):");
-  return layer != std::string::npos && python.find("def forward(", layer) < python.find("\nclass ", layer);
+namespace {
+
+// Does a class of this Python that inherits from `base` have the method?
+bool replaces(const std::string& python, const std::string& base, const std::string& method) {
+  for (size_t at = python.find("(" + base + "):"); at != std::string::npos; at = python.find("(" + base + "):", at + 1))
+    if (python.find("def " + method + "(", at) < python.find("\nclass ", at)) return true;
+  return false;
 }
+
+// A layer class that replaces its sublayers, with their norms, and does not only add to them.
+bool has_own_layer(const std::string& python) { return replaces(python, "Layer", "sublayers"); }
+
+// What a part of a combination owns as dev/reference/combined.py sees it: by its classes, whatever its options.
+std::set<std::string> owned_in_python(const std::string& python) {
+  std::set<std::string> owned;
+  if (has_own_layer(python) || replaces(python, "Backbone", "forward")) owned.insert("the stream");
+  if (replaces(python, "Attention", "project")) owned.insert("a layer's own queries, keys and values");
+  if (replaces(python, "Attention", "route")) owned.insert("the choice of keys and values");
+  for (const char* method : {"mix", "attend"})
+    if (replaces(python, "Attention", method)) owned.insert("attention");
+  return owned;
+}
+
+// Has it classes for a place beside another owner?
+bool can_give_up(const std::string& python) { return python.find("\n  beside_owner = ") != std::string::npos; }
+
+// Why combined.py refuses a model of these two that C++ takes; "" where it takes it, too. Here a part owns what its
+// classes replace, in C++ what it changes with its options.
+std::string why_not_together(const std::string& one, const std::string& other) {
+  const std::string& python = python_files().at(file_of(one));
+  const std::string& beside = python_files().at(file_of(other));
+  const std::set<std::string> owned = owned_in_python(python), owned_beside = owned_in_python(beside);
+  std::vector<std::string> both;
+  std::ranges::set_intersection(owned, owned_beside, std::back_inserter(both));
+  const bool gives_up = can_give_up(python) || can_give_up(beside);
+  if (both.size() > (gives_up ? 1U : 0U))
+    return str("in its modelling file ", one, " and ", other, " both change ", both[0]);
+  if (python.find("\n      del self.k_proj") != std::string::npos && owned_beside.contains("attention"))
+    return str("in its modelling file ", other, " reads keys of its own in every layer, and ", one,
+               " leaves some none");
+  if (replaces(python, "Attention", "attend") && replaces(beside, "Attention", "route"))
+    return str("in its modelling file ", one, " attends to a layer's own keys and values, whatever ", other,
+               " chooses");
+  return "";
+}
+
+}  // namespace
 
 std::string without_modelling_file(const Config& config) {
   const std::string& arch = config.arch;
-  if (file_of(arch).empty()) return "";
+  const std::vector<std::string> files = files_of(arch), parts = parts_of(arch);
+  if (files.empty()) return "";
   const std::string why = str("transformers cannot load this ", arch, ": ");
   const bool alone = arch == config.backbone && !has_engram(config), again = config.loop.tied && config.loop.passes > 1;
   if (has_anchor(config) && again && !alone)
     return why + "a modelling file runs layers several times only where nothing is beside them; try --loop-tied false";
-  return config.block_norm != "pre" && has_own_layer(python_files().at(file_of(arch)))
+  for (const std::string& one : parts)
+    for (const std::string& other : parts)
+      if (const std::string reason = one == other ? "" : why_not_together(one, other); !reason.empty())
+        return why + reason;
+  const auto own_layer = [](const std::string& file) { return has_own_layer(python_files().at(file)); };
+  return config.block_norm != "pre" && std::ranges::any_of(files, own_layer)
              ? why + "its modelling file knows no --block-norm"
              : "";
 }
 
 std::vector<std::string> modelling_files_in(const std::string& model_dir) {
+  const std::string begin = "modeling_crossply_", end = ".py", between = "_and_";
   std::vector<std::string> there;
-  for (const Architecture& architecture : architectures())
-    if (const std::string module = modelling_module(architecture.name);
-        !module.empty() && path_exists(model_dir + "/" + module + ".py"))
-      there.push_back(architecture.name);
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(model_dir, error), last; !error && it != last; it.increment(error)) {
+    std::string arch = it->path().filename();
+    if (!arch.starts_with(begin) || !arch.ends_with(end)) continue;
+    arch = arch.substr(begin.size(), arch.size() - begin.size() - end.size());
+    for (size_t at = arch.find(between); at != std::string::npos; at = arch.find(between))
+      arch.replace(at, between.size(), "+");
+    if (!modelling_module(arch).empty()) there.push_back(arch);
+  }
+  std::ranges::sort(there);
   return there;
 }
 

@@ -10,15 +10,18 @@
 
 namespace crossply {
 
-// "LimeStatic" of "lime_static": how the architecture's classes begin in Python.
+// "LimeStatic" of "lime_static", "MhcAndLime" of "mhc+lime": how the architecture's classes begin in Python.
 std::string class_stem(const std::string& arch);
-// "modeling_crossply_lime", without its ".py"; "" where dev/reference does not have the architecture.
+// "crossply_lime", "crossply_mhc_and_lime": its model_type.
+std::string library_name(const std::string& arch);
+// "modeling_crossply_lime", without its ".py"; "" where dev/reference does not have the architecture, or a part of it.
 std::string modelling_module(const std::string& arch);
 // Its text. The architecture must be in dev/reference.
 std::string modelling_file(const std::string& arch);
 
 // Why no modelling file computes this model; "" where one does. Layers that are run several times are the plain
-// backbones' there, and a connection with a layer class of its own takes no second norms.
+// backbones' there, and a connection with a layer class of its own takes no second norms. The parts of a combination
+// must go together whatever their options.
 std::string without_modelling_file(const Config& config);
 
 // The architectures whose modelling file a model directory has.

@@ -6,8 +6,8 @@
 #include "models/disk/checkpoint.h"
 #include "models/disk/modelling_file.h"
 #include "models/registry.h"
+#include "tests/support/cases.h"
 #include "tests/support/program.h"
-#include "tests/support/tiny.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -19,28 +19,76 @@ using Files = std::map<std::string, std::string>;
 
 bool is_there(const std::string& path) { return std::filesystem::exists(path); }
 
+// The text of an architecture's modelling file, which needs no other file of ours.
+std::string text_alone(const std::string& arch, const std::string& stem, const std::string& type) {
+  CAPTURE(arch);
+  CHECK(class_stem(arch) == stem);
+  CHECK(library_name(arch) == type);
+  REQUIRE(modelling_module(arch) == "modeling_" + type);
+  const std::string text = modelling_file(arch);
+  CHECK(text.starts_with("\"\"\""));
+  CHECK(text.ends_with("reference, config_class = " + stem + ", Crossply" + stem + "Config\n"));
+  CHECK(has(text, "  model_type = \"" + type + "\"\n"));
+  for (const char* once : {"\nimport torch\n", "\nclass Config:", "\nclass Llama(", "\nclass LayerNorm("})
+    CHECK_MESSAGE((has(text, once) && text.find(once) == text.rfind(once)), once);
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    CHECK_MESSAGE(line.size() <= 120, line);
+    CHECK_MESSAGE(!line.starts_with("from ."), line);
+  }
+  return text;
+}
+
 }  // namespace
 
 TEST_CASE("library files: the modelling file of every architecture stands alone") {
-  for (const Architecture& architecture : architectures()) {
-    if (architecture.draft) continue;
-    CAPTURE(architecture.name);
-    const std::string stem = class_stem(architecture.name);
-    REQUIRE(modelling_module(architecture.name) == "modeling_crossply_" + architecture.name);
-    const std::string text = modelling_file(architecture.name);
-    CHECK(text.starts_with("\"\"\""));
-    CHECK(text.ends_with("reference, config_class = " + stem + ", Crossply" + stem + "Config\n"));
-    CHECK(has(text, "  model_type = \"crossply_" + architecture.name + "\"\n"));
-    for (const char* once : {"\nimport torch\n", "\nclass Config:", "\nclass Llama(", "\nclass LayerNorm("})
-      CHECK_MESSAGE((has(text, once) && text.find(once) == text.rfind(once)), once);
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) {
-      CHECK_MESSAGE(line.size() <= 120, line);
-      CHECK_MESSAGE(!line.starts_with("from ."), line);
-    }
-  }
+  for (const Architecture& architecture : architectures())
+    if (const std::string& name = architecture.name; !architecture.draft)
+      CHECK(!has(text_alone(name, class_stem(name), "crossply_" + name), "combined("));
   CHECK(class_stem("my_idea2") == "MyIdea2");
-  for (const char* unknown : {"my_idea2", "layer", "attention"}) CHECK(modelling_module(unknown) == "");
+  for (const char* unknown : {"my_idea2", "layer", "attention", "lime+my_idea2", "+", "lime+"})
+    CHECK(modelling_module(unknown) == "");
+}
+
+TEST_CASE("library files: that of a combination has the classes of its parts once, and puts them together") {
+  const std::string pair = text_alone("mhc+lime", "MhcAndLime", "crossply_mhc_and_lime");
+  for (const char* once : {"\nclass Mhc(Llama):", "\nclass Lime(Llama):", "\nMhcAndLime = combined(Mhc, Lime)\n"})
+    CHECK_MESSAGE((has(pair, once) && pair.find(once) == pair.rfind(once)), once);
+  const std::string of_one_file = text_alone("ala+sla", "AlaAndSla", "crossply_ala_and_sla");
+  CHECK(of_one_file.find("\nclass Sla(Llama):") == of_one_file.rfind("\nclass Sla(Llama):"));
+  const std::string three =
+      text_alone("gemma3n+lime_static+sla", "Gemma3nAndLimeStaticAndSla", "crossply_gemma3n_and_lime_static_and_sla");
+  CHECK(has(three, " = combined(Gemma3n, LimeStatic, Sla)\n"));
+}
+
+TEST_CASE("library files: every pair has a modelling file, but where only options keep the parts apart") {
+  for (const std::string& pair : pairs()) CHECK_MESSAGE(without_modelling_file(tiny_with(pair)).empty(), pair);
+  for (const std::string choice : {"mhc+shortcuts:resid=false:x0=false:backout=false", "resformer+lime:block_norm=sum",
+                                   "lime_static+shortcuts:value_embeds=none", "kv_share+hyper:cla_factor=1",
+                                   "mhc+resformer+lime", "gemma3n+relay+lime+depth_attention"})
+    CHECK_MESSAGE(to_json(tiny_with(choice)).contains("auto_map"), choice);
+  for (const auto& [choice, reason] : std::vector<std::pair<std::string, std::string>>{
+           {"sla+lime:routing=own", "sla and lime both change the choice of keys and values"},
+           {"mhc+gemma3n:hidden_size_per_layer_input=0:laurel_rank=0:embed_scale=none", "both change the stream"},
+           {"lime+moda:depth_start=4", "moda attends to a layer's own keys and values"},
+           {"kv_share+depth_attention:depth_start=4", "kv_share leaves some none"},
+           {"mudd+shortcuts:value_embeds=none:resid=false:x0=false:backout=false", "mudd and shortcuts both change"},
+           {"gemma3n+kv_share:block_norm=branch", "--block-norm"}}) {
+    CAPTURE(choice);
+    const Config config = tiny_with(choice);
+    CHECK_MESSAGE(has(without_modelling_file(config), reason), without_modelling_file(config));
+    CHECK(!to_json(config).contains("auto_map"));
+  }
+}
+
+TEST_CASE("library files: the modelling files of a directory are found by name") {
+  const TempDir scratch;
+  for (const char* name :
+       {"modeling_crossply_lime.py", "modeling_crossply_mhc_and_lime.py", "modeling_crossply_none.py",
+        "modeling_crossply_lime_and_none.py", "modeling_crossply_sla.txt", "lime.py"})
+    write_text(scratch.file(name), "");
+  CHECK(modelling_files_in(scratch.file("")) == std::vector<std::string>{"lime", "mhc+lime"});
+  CHECK(modelling_files_in(scratch.file("nowhere")).empty());
 }
 
 TEST_CASE("library files: what is no plain model says where its module is, and has it") {
