@@ -82,8 +82,7 @@ class Combined : public Connection {
   }
   Value* read(const Sublayer& sublayer) override {
     for (size_t i = 0; i < parts_.size(); ++i)
-      if (parts_[i].reads_stream && i != owners_[the_stream])
-        parts_[i].connection->x_ = stand_in_ != nullptr ? stand_in_ : of(the_stream).stream();
+      if (parts_[i].reads_stream && i != owners_[the_stream]) parts_[i].connection->x_ = stream_for(parts_[i]);
     return of(the_stream).read(sublayer);
   }
   void offer(const Sublayer& sublayer, Value* x) override {
@@ -119,6 +118,15 @@ class Combined : public Connection {
   void stand_in(Value* x) { stand_in_ = x; }
 
  private:
+  // (B, T, C)
+  Value* stream_for(const Part& part) const {
+    if (stand_in_ != nullptr) return stand_in_;
+    Value* one = of(the_stream).has_stream() ? of(the_stream).stream() : nullptr;
+    if (one == nullptr || one->shape.rank != 3)
+      fail(Exit::usage, part.name, " makes keys and values of the stream, and ", parts_[owners_[the_stream]].name,
+           " has none or several");
+    return one;
+  }
   Connection& of(Thing thing) const { return *parts_[owners_[thing]].connection; }
 
   std::vector<Part> parts_;  // the last one is the plain backbone
@@ -312,16 +320,9 @@ void refuse_equal_rows(const Config& config, const std::vector<std::string>& nam
   }
 }
 
-// What one part hands to another beside the four things.
-void refuse_unmet(const Config& config, const Agreement& all) {
-  const size_t stream = all.owners[the_stream], attends = all.owners[the_attention], chooses = all.owners[the_choice],
-               plain = all.names.size();
-  const std::vector<Part> parts = all.make(config);
-  for (size_t i = 0; i < plain; ++i)
-    if (all.owned[i].reads_stream && i != stream &&
-        !(parts[stream].connection->has_stream() && parts[stream].connection->streams() == 1))
-      fail(Exit::usage, all.names[stream], " and ", all.names[i], " do not combine: ", all.names[i],
-           " makes keys and values of the stream, and ", all.names[stream], " has none or several");
+// Whoever chooses keys and values needs an attention that asks.
+void refuse_deaf(const Agreement& all) {
+  const size_t attends = all.owners[the_attention], chooses = all.owners[the_choice], plain = all.names.size();
   if (attends < plain && chooses < plain && attends != chooses && !all.owned[attends].asks)
     fail(Exit::usage, all.names[chooses], " and ", all.names[attends], " do not combine: ", all.names[attends],
          " attends to a layer's own keys and values, and nobody would read those that ", all.names[chooses],
@@ -360,7 +361,7 @@ Agreement agree(const Config& config) {
   for (const std::string& name : all.names) all.owned.push_back(owned_by(config, name));
   sort_parts(all);
   choose_owners(all);
-  refuse_unmet(config, all);
+  refuse_deaf(all);
   choose_copies(config, all);
   return all;
 }

@@ -10,7 +10,7 @@ from torch import nn
 from . import common
 
 ABOUT = "transformers"
-ARCHITECTURES = "gemma3n"
+ARCHITECTURES = "gemma3n, gemma3n+kv_share"
 CHECKOUTS, PACKAGES = {}, ""  # what Python finds by itself
 
 
@@ -29,6 +29,10 @@ def models():
     yield "gemma3n, large eps", dict(**small, rms_norm_eps=1e-2, qk_norm_eps=1e-2, head_dim=6, **options)
   for options in common.crossed(K=(4, 2), tied=(True, False), laurel_rank=(1, 5), seed=range(2)):
     yield "gemma3n, LAuReL alone", dict(arch="gemma3n", hidden_size_per_layer_input=0, **options)
+  for options in common.crossed(K=(4, 2), tied=(True, False), num_kv_shared_layers=(1, 2), qk_norm=(True, False),
+                                seed=range(2)):
+    yield "gemma3n+kv_share", dict(arch="gemma3n+kv_share", sharing="suffix", laurel_rank=3, rms_norm_eps=1e-2,
+                                   qk_norm_eps=1e-2, hidden_size_per_layer_input=5, **options)
 
 
 class OneStream(nn.Module):
@@ -48,7 +52,8 @@ def build(config):
   L = config.num_hidden_layers
   module = transformers.Gemma3nForCausalLM(transformers.Gemma3nTextConfig(
     **{key: getattr(config, key) for key in keys}, vocab_size_per_layer_input=config.vocab_size, altup_num_inputs=2,
-    altup_correct_scale=False, num_kv_shared_layers=0, layer_types=["full_attention"] * L,
+    altup_correct_scale=False, num_kv_shared_layers=getattr(config, "num_kv_shared_layers", 0),
+    layer_types=["full_attention"] * L,
     activation_sparsity_pattern=[0.0] * L, use_cache=False, pad_token_id=None,
     rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": config.rope_theta}}))
   vars(module.config)["final_logit_softcapping"] = None  # which their configuration refuses

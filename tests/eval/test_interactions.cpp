@@ -15,7 +15,8 @@ ArmLosses arm_of(const std::string& name, const std::vector<double>& losses) {
 }
 
 // A table of `pairs` disjoint pairs of arms: 12 seeds of the backbone, 6 of all others, and the share of tables with an
-// interaction that is found. unequal: deviations are drawn, too, as inverses of chi-square with 4 degrees of freedom.
+// interaction that is found. unequal: deviations are drawn, too, as inverses of chi-square with 8 degrees of
+// freedom.
 double share_found(int64_t pairs, double interaction, bool unequal, int tables = 2000) {
   int found = 0;
   for (int t = 0; t < tables; ++t) {
@@ -23,11 +24,11 @@ double share_found(int64_t pairs, double interaction, bool unequal, int tables =
     const auto normal = [&] { return random_normal(7, static_cast<uint64_t>(t), drawn++); };
     const auto arm = [&](double mean, int seeds) {
       double chi = 0;
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < 8; ++i) {
         const double x = normal();
         chi += x * x;
       }
-      const double sd = unequal ? std::sqrt(4 / chi) : 1;
+      const double sd = unequal ? std::sqrt(8 / chi) : 1;
       std::vector<double> losses;
       for (int i = 0; i < seeds; ++i) losses.push_back(mean + sd * normal());
       return arm_of("arm", losses);

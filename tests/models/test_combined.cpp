@@ -162,6 +162,7 @@ TEST_CASE("combined: what is no combination is refused by name") {
            {"moda+lime", "nobody would read those that lime chooses"},
            {"kv_share+depth_attention", "kv_share leaves layer 1 none"},
            {"mhc+lime_static", "makes keys and values of the stream"},
+           {"hyper+lime_static:rate=1", "makes keys and values of the stream"},
            {"vertical+lime_dynamic", "makes keys and values of the stream"}}) {
     CAPTURE(choice);
     CHECK_MESSAGE(has(refusal(choice), words), refusal(choice));
