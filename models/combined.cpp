@@ -12,7 +12,9 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <unordered_map>
 
@@ -353,7 +355,7 @@ void choose_copies(const Config& config, Agreement& all) {
   if (Trial(all.make(config), all.owners, all.copies).failed()) all.copies = every;
 }
 
-Agreement agree(const Config& config) {
+Agreement find_agreement(const Config& config) {
   if (has_loop(config)) fail(Exit::usage, config.arch, " takes no loop: one connection alone does");
   Agreement all;
   all.names = parts_of(config.arch);
@@ -364,6 +366,29 @@ Agreement agree(const Config& config) {
   refuse_deaf(all);
   choose_copies(config, all);
   return all;
+}
+
+// All that parts may look at.
+std::string key_of(const Config& c) {
+  std::string key = str(c.arch, " ", c.backbone, " ", c.norm_eps, " ", c.qk_norm, c.qk_norm_eps, c.qkv_bias, c.bias,
+                        c.scale_attn_by_inverse_layer_idx, c.tie_word_embeddings, has_loop(c));
+  for (const SizeKey& size : size_keys) key += str(" ", c.*size.value);
+  for (const auto& [name, value] : c.options) key += str(" ", name, "=", value);
+  return key;
+}
+
+// A model is made several times of one configuration.
+Agreement agree(const Config& config) {
+  static std::map<std::string, Agreement> known;
+  static std::mutex one_at_a_time;
+  const std::string key = key_of(config);
+  {
+    const std::lock_guard<std::mutex> lock(one_at_a_time);
+    if (const auto found = known.find(key); found != known.end()) return found->second;
+  }
+  Agreement made = find_agreement(config);
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
+  return known.emplace(key, std::move(made)).first->second;
 }
 
 std::unique_ptr<Connection> make_combined(const Config& config) {

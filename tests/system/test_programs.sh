@@ -117,7 +117,7 @@ for program in "${trainers[@]}" compare curves transplant generate evaluate grad
   expect 0 'Exit codes' "$build/$program" --help-all
   [ "$(awk 'length > 80 || /TEXT[^"]*\[/' output)" = '' ] || fail "$program --help-all is too wide or names no types"
   expect 0 "^$program \(crossply\) $version, commit [0-9a-z.-]+$" "$build/$program" --version
-  expect 64 'not-a-flag|required' "$build/$program" --not-a-flag
+  expect 64 'not-a-flag|required|needed' "$build/$program" --not-a-flag
 done
 # What a dry run says of memory, and what a run then takes: replicas, a wide model, a large vocabulary.
 if ! grep -qs '^CROSSPLY_SANITIZE:BOOL=ON' "$build/CMakeCache.txt"; then
@@ -427,6 +427,18 @@ expect 64 '--data is needed' "$build/train_llama" --out x
 expect 64 '--out is needed' "$build/train_llama" --data arith:3
 expect 64 'arith' train llama --out x --data arith:9
 expect 64 'preset' "$build/train_llama" --preset huge
+expect 64 '^error: --arch is needed' "$build/train_combined" --data arith:3 --out x
+expect 64 'train it by train_lime$' "$build/train_combined" --arch lime --data arith:3 --out x
+expect 64 'hyper and mhc do not combine: both change the stream' train combined --arch hyper+mhc --out x
+expect 64 'is a block of mhc[+]kv_share; train it by train_combined --arch' train lime --preset v4_block --out x
+expect 0 'test loss' train combined --arch lime+mhc --steps 2 --out pair
+expect 0 'test loss' "$build/train_combined" --resume --steps 4 --out pair
+expect 64 'is of train_combined --arch mhc[+]lime, not of train_lime' "$build/train_lime" --resume --out pair
+grep -q '"arch": "mhc+lime"' pair/step_00000004/config.json || fail "a pair's name is not in its order"
+[ -s pair/step_00000004/modeling_crossply_mhc_and_lime.py ] || fail "a pair has no modelling file"
+expect 0 'test loss' train mhc --steps 1 --out mhc_run
+expect 0 'mhc[+]resformer starts as the mhc of mhc_run' "$build/train_combined" --arch mhc+resformer --init mhc_run \
+  --data arith:3 --train-samples 40 --test-samples 8 --steps 1 --warmup 0 --out pair_of_mhc
 expect 64 'num_attention_heads' train llama --out x --heads 3
 expect 64 'num_key_value_heads' train llama --out x --heads 4 --kv-heads 3
 expect 64 'odd' train llama --out x --head-width 5

@@ -65,7 +65,7 @@ std::string joined(const std::vector<std::string>& words) {
 }
 
 std::string described(const Config& c, const ParameterTable& params) {
-  return str("a ", c.arch, c.arch != "gpt2" && c.gpt2() ? " on gpt2" : "", " of ", c.num_hidden_layers,
+  return str(with_article(c.arch), c.arch != "gpt2" && c.gpt2() ? " on gpt2" : "", " of ", c.num_hidden_layers,
              " blocks, width ", c.hidden_size, ", ", c.num_attention_heads, " heads, ", format_count(params.count()),
              " parameters");
 }
