@@ -69,6 +69,13 @@ narrow time
 cp -r whole timed && expect 0 '^relay +.* [0-9.<>]+$' sweep report timed
 rm whole/times.json
 
+# A combination beside its parts: is its gain the sum of theirs?
+{ sed '/^\[one\]/,$d' tiny.plan && printf '[three]\narch = llama, lime, resformer, lime+resformer\nseeds = 1, 2\n'; } >gains.plan
+expect 0 '^lime[+]resformer ' sweep run gains.plan --out gains
+grep -qE '^[|] lime[+]resformer [|] [+-][0-9.]+ [+]- [0-9.]+ [|]' gains/report.md || fail "no interaction in the report"
+grep -q '"combination": "lime+resformer"' gains/results.json || fail "no interaction in the results"
+[ -s gains/three-interactions.svg ] || fail "no picture of interactions"
+
 sed 's/^data/pairs = nowhere\ndata/' tiny.plan >pairs.plan
 expect 66 'there is no such file' sweep run pairs.plan --out pairs
 
