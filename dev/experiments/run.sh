@@ -203,7 +203,7 @@ of_recipe() {
 operator1() { operator1_d4 && operator1_d6 && operator1_d8; }
 operator1_d4() { of_operator1 4 176 320 16 "$both,$halves" adamw,muon; }
 operator1_d6() { of_operator1 6 256 1000 16 "$both,$halves" adamw,muon; }
-operator1_d8() { of_operator1 8 352 1200 32 "$both" muon; }
+operator1_d8() { of_operator1 8 352 400 32 "$both" muon; }  # two a parameter: six are 12 hours of a core
 operator1_d12() { of_operator1 12 512 3500 64 "$both" muon; }
 both=llama,llama:loop=anchor halves=llama:loop=anchor:loop_norm=none,llama:loop=anchor:loop_alpha=0
 # d, feed-forward width, steps, batch, architectures, optimizers
