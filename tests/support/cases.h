@@ -156,7 +156,7 @@ inline std::vector<Case> pair_cases() {
         "lime_static+shortcuts:value_embeds=none",
         "vertical+shortcuts:value_from=x0:resid=false:x0=false:backout=false"})
     list.push_back({choice, tiny_with(choice)});
-  list.push_back({"mhc+kv_share with Engram", with_engram(tiny_with("mhc+kv_share:reads=previous"), "[1]", 6)});
+  list.push_back({"mhc+kv_share with Engram", with_engram(tiny_with("mhc+kv_share:reads=previous"), "[1]", 1)});
   return list;
 }
 
