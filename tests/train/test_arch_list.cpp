@@ -61,6 +61,7 @@ TEST_CASE("arch list: what does not exist is refused by name") {
   refused("hyper:rate=2:rate=4", "gives rate twice");
   refused("llama,lime,llama", "names llama twice");
   refused("all,lime", "names lime twice");
+  refused("mhc+lime,llama,lime+mhc", "names lime+mhc twice");
   refused("hyper:rate=2,hyper:rate=2", "names hyper:rate=2 twice");
 }
 

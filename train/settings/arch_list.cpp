@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "models/registry.h"
+#include "models/combined.h"
 
 namespace crossply {
 namespace {
@@ -90,7 +90,11 @@ std::vector<ArchChoice> parse_arch_list(const std::string& list, const std::stri
   auto add = [&](const std::string& text) {
     choices.push_back(parse_arch(text));
     const std::string name = choices.back().file_name();
-    const auto same = [&](const ArchChoice& choice) { return choice.file_name() == name; };
+    const ArchChoice& own = choices.back();
+    const auto same = [&](const ArchChoice& choice) {  // both orders of a combination are one
+      return choice.file_name() == name || (same_architecture(choice.arch, own.arch) && choice.options == own.options &&
+                                            choice.frozen == own.frozen && choice.again == own.again);
+    };
     if (std::any_of(choices.begin(), choices.end() - 1, same)) fail(Exit::usage, "--arch names ", text, " twice");
   };
   for (const std::string& text : split(list, ',')) {

@@ -63,7 +63,9 @@ struct AddFlag {
 }  // namespace
 
 ShortHelp training_help(const std::string& program) {
-  return {{"--data", "--out"},
+  std::vector<std::string> needed = {"--data", "--out"};
+  if (program.find(" --arch ") != std::string::npos) needed.insert(needed.begin(), "--arch");
+  return {needed,
           {"--preset", "--init", "--steps", "--batch", "--seq", "--lr", "--layers", "--width", "--resume", "--dry-run"},
           {program + " --data text:my.txt --out runs/mine",
            program + " --resume --out runs/mine --steps 20000    # continue, and longer"}};
@@ -150,7 +152,8 @@ std::string chosen_combination(int argc, char** argv) {
 void add_arch_flag(CLI::App& app) {
   set_group(app, "Architecture");
   add_parsed(
-      app, "--arch", [](const std::string&) {}, "A+B", "The connections, between '+'");
+      app, "--arch", [](const std::string&) {}, "A+B",
+      "connections between '+'; with it --help-all lists their options");
 }
 
 void complete_flags(const CLI::App& app, Settings& settings, bool decided) {
