@@ -55,11 +55,6 @@ class Combined : public Connection {
   std::string start_as_plain(ParameterTable& params, const Config& c) const override {
     return start_beside(c.backbone, params, c);
   }
-  std::string plain_name(const std::string& name) const override {
-    std::string plain = name;
-    for (const Part& part : parts_) plain = part.connection->plain_name(plain);
-    return plain;
-  }
   std::string remark(const Config&) const override {
     std::string all;
     for (const Part& part : parts_)
@@ -311,9 +306,11 @@ void choose_owners(Agreement& all) {
 
 void refuse_equal_rows(const Config& config, const std::vector<std::string>& names) {
   std::map<std::string, std::string> owner;
+  ParameterTable plain;
+  declare_applications(plain, plain_config(config));
   for (const std::string& name : names) {
-    ParameterTable plain, own;
-    declare_applications(plain, plain_config(config)), declare_applications(own, bare(part_config(config, name)));
+    ParameterTable own;
+    declare_applications(own, bare(part_config(config, name)));
     for (const Parameter& row : own.rows()) {
       if (plain.contains(row.name)) continue;
       const auto [other, is_new] = owner.emplace(row.name, name);
@@ -382,13 +379,9 @@ Agreement agree(const Config& config) {
   static std::map<std::string, Agreement> known;
   static std::mutex one_at_a_time;
   const std::string key = key_of(config);
-  {
-    const std::lock_guard<std::mutex> lock(one_at_a_time);
-    if (const auto found = known.find(key); found != known.end()) return found->second;
-  }
-  Agreement made = find_agreement(config);
   const std::lock_guard<std::mutex> lock(one_at_a_time);
-  return known.emplace(key, std::move(made)).first->second;
+  const auto found = known.find(key);
+  return found != known.end() ? found->second : known.emplace(key, find_agreement(config)).first->second;
 }
 
 std::unique_ptr<Connection> make_combined(const Config& config) {
@@ -473,9 +466,11 @@ std::vector<Starting> starting_beside(const std::string& from, const Config& con
 
 std::string start_beside(const std::string& from, ParameterTable& params, const Config& config) {
   std::string remarks;
+  ParameterTable before;
+  declare_applications(before, plain_config(config));
   for (const Starting& part : starting_beside(from, config)) {
-    ParameterTable own, before;  // a part sees its own rows and the backbone's alone
-    declare_applications(own, part.config), declare_applications(before, plain_config(config));
+    ParameterTable own;  // a part sees its own rows and the backbone's alone
+    declare_applications(own, part.config);
     const std::string remark = part.connection->start_as_plain(own, part.config);
     if (!remark.empty()) remarks += (remarks.empty() ? "" : "; ") + remark;
     for (const Parameter& row : own.rows())
@@ -485,10 +480,12 @@ std::string start_beside(const std::string& from, ParameterTable& params, const 
   return remarks;
 }
 
-std::string name_beside(const std::string& from, const Config& config, const std::string& name) {
-  std::string plain = name;
-  for (const Starting& part : starting_beside(from, config)) plain = part.connection->plain_name(plain);
-  return plain;
+std::function<std::string(std::string)> names_beside(const std::string& from, const Config& config) {
+  const auto parts = std::make_shared<const std::vector<Starting>>(starting_beside(from, config));
+  return [parts](std::string name) {
+    for (const Starting& part : *parts) name = part.connection->plain_name(name);
+    return name;
+  };
 }
 
 }  // namespace crossply

@@ -1,6 +1,7 @@
 // Several connections in one model: the architecture "mhc+lime".
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,6 @@ std::string ordered_name(const Config& config);
 // For a start from the weights of architecture `from`, which is the plain backbone, or one of the parts: what the
 // others' start_as_plain() and plain_name() do and say. The rows must be declared.
 std::string start_beside(const std::string& from, ParameterTable& params, const Config& config);
-std::string name_beside(const std::string& from, const Config& config, const std::string& name);
+std::function<std::string(std::string)> names_beside(const std::string& from, const Config& config);
 
 }  // namespace crossply

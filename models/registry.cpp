@@ -43,9 +43,10 @@ std::vector<Architecture>& architectures() {
 static const Architecture& find_combination(const std::string& name, Exit code, const std::string& where) {
   static std::map<std::string, Architecture> known;
   static std::mutex one_at_a_time;
-  Architecture made = combined_architecture(name, code, where);
   const std::lock_guard<std::mutex> lock(one_at_a_time);
-  return known.emplace(name, std::move(made)).first->second;
+  const auto found = known.find(name);
+  return found != known.end() ? found->second
+                              : known.emplace(name, combined_architecture(name, code, where)).first->second;
 }
 
 const Architecture& find_architecture(const std::string& name, Exit code, const std::string& where) {

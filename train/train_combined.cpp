@@ -26,7 +26,7 @@
 // routes them. Where lime would write over them, they are copied: K D numbers a token for each such layer.
 //
 // Parameters, FLOPs and memory are the sum of what the parts add (--dry-run). The options are those of the parts; where
-// two parts have one of the same name, the part stands in front: --resformer-last-k.
+// two parts have one of the same name, the part stands in front: lime+lime_dynamic has --lime-kv-init.
 //
 // Presets (--preset; train/settings/presets.cpp). They have the structure of a block, at any size, and not the model:
 //

@@ -198,8 +198,6 @@ bool is_word(const std::string& arch, const std::string& key) {
 
 }  // namespace
 
-namespace {}  // namespace
-
 void read_crossply(const json& object, Config& config, const std::string& where) {
   if (!object.is_object()) fail(Exit::bad_data, where, ": \"crossply\" must be an object");
   read(object, "arch", config.arch, where);

@@ -273,9 +273,10 @@ void load_initial_weights(const std::string& dir, const Config& source, const Co
   ParameterTable theirs;
   declare_model(theirs, source);
   const Rows found = find_rows(files, source, theirs);
+  const auto name_there = names_beside(source.arch, config);
   std::vector<std::pair<const Parameter*, const Found*>> taken;
   for (const Parameter& row : params.rows()) {
-    const auto it = found.find(name_beside(source.arch, config, row.name));
+    const auto it = found.find(name_there(row.name));
     if (it == found.end()) continue;
     if (it->second.shape != row.shape) refuse_shape(it->second, row.shape);
     taken.emplace_back(&row, &it->second);

@@ -257,8 +257,9 @@ TEST_CASE("combined: from the weights of a part, or of the plain backbone, a pai
       TinyModel source(from == "llama" ? plain_of(c.config) : part_config(c.config, from)), pair(c.config);
       rows.allocate(*device, Dtype::f32, false);
       rows.initialise(1);
+      const auto name_there = names_beside(from, c.config);
       for (Parameter& row : pair.params.rows()) {
-        const std::string name = name_beside(from, c.config, row.name);
+        const std::string name = name_there(row.name);
         const bool taken = source.params.contains(name);
         const std::vector<float> numbers =
             taken ? source.params.read(source.params.at(name).value) : rows.read(rows.at(row.name).value);

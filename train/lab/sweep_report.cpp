@@ -162,10 +162,29 @@ struct CombinedArm {
   Interaction interaction;
 };
 
-// Combinations whose parts are arms of the table, too, with the same options.
+// Those among the arms whose parts are among them, too, with the same options.
+std::vector<Combination> combinations_among(const SweepTable& table, const std::vector<const Arm*>& arms) {
+  const auto config = [&](const Arm* arm) -> const Config& { return table.comparison.runs[arm->seeds[0]].plan.config; };
+  std::vector<Combination> out;
+  for (size_t i = 0; i < arms.size(); ++i) {
+    const Config& whole = config(arms[i]);
+    if (!is_combined(whole.arch)) continue;
+    Combination one{i, {}};
+    const std::vector<std::string> parts = parts_of(whole.arch);
+    for (const std::string& part : parts) {
+      const Config wanted = part_config(whole, part);
+      const auto found = std::ranges::find_if(
+          arms, [&](const Arm* arm) { return config(arm).arch == part && config(arm).options == wanted.options; });
+      if (found != arms.end()) one.parts.push_back(static_cast<size_t>(found - arms.begin()));
+    }
+    if (one.parts.size() == parts.size()) out.push_back(one);
+  }
+  return out;
+}
+
+// Of each optimizer, whose first architecture comes first.
 std::vector<CombinedArm> combined_arms(const SweepTable& table) {
   const std::vector<Arm> arms = arms_of(table.comparison);
-  const auto config = [&](const Arm& arm) -> const Config& { return table.comparison.runs[arm.seeds[0]].plan.config; };
   std::vector<CombinedArm> out;
   std::set<std::string> optimizers;
   for (const Arm& arm : arms) optimizers.insert(arm.optimizer);
@@ -175,18 +194,7 @@ std::vector<CombinedArm> combined_arms(const SweepTable& table) {
       if (arm.optimizer == optimizer && arm.arch.find('@') == std::string::npos) list.push_back(&arm);
     std::vector<ArmLosses> losses;
     for (const Arm* arm : list) losses.push_back(losses_of(table.comparison, *arm));
-    std::vector<Combination> combinations;
-    for (size_t i = 0; i < list.size(); ++i) {
-      const Config& whole = config(*list[i]);
-      Combination one{i, {}};
-      for (const std::string& part : parts_of(whole.arch)) {
-        const Config wanted = part_config(whole, part);
-        const auto found = std::ranges::find_if(
-            list, [&](const Arm* arm) { return config(*arm).arch == part && config(*arm).options == wanted.options; });
-        if (found != list.end()) one.parts.push_back(static_cast<size_t>(found - list.begin()));
-      }
-      if (is_combined(whole.arch) && one.parts.size() == parts_of(whole.arch).size()) combinations.push_back(one);
-    }
+    const std::vector<Combination> combinations = combinations_among(table, list);
     const std::vector<Interaction> found = interactions(losses, combinations);
     for (size_t i = 0; i < found.size(); ++i)
       if (found[i].tested) out.push_back({list[combinations[i].whole]->name, found[i]});

@@ -434,7 +434,8 @@ int train_program(int argc, char** argv, const std::string& arch, const Train& t
     if (!preset.empty() && preset != settings.preset) apply_preset(preset, settings);
     add_train_flags(app, settings);
     add_architecture_flags(app, settings);
-    set_short_help(app, training_help(combines ? "train_combined --arch mhc+lime" : "train_" + arch));
+    set_short_help(
+        app, combines ? training_help("train_combined --arch mhc+lime", {"--arch"}) : training_help("train_" + arch));
   };
   return run_program(app, argc, argv, flags, [&] {
     complete_flags(app, settings, !continued_run(settings).empty());

@@ -62,9 +62,8 @@ struct AddFlag {
 
 }  // namespace
 
-ShortHelp training_help(const std::string& program) {
-  std::vector<std::string> needed = {"--data", "--out"};
-  if (program.find(" --arch ") != std::string::npos) needed.insert(needed.begin(), "--arch");
+ShortHelp training_help(const std::string& program, std::vector<std::string> needed) {
+  needed.insert(needed.end(), {"--data", "--out"});
   return {needed,
           {"--preset", "--init", "--steps", "--batch", "--seq", "--lr", "--layers", "--width", "--resume", "--dry-run"},
           {program + " --data text:my.txt --out runs/mine",
@@ -135,9 +134,8 @@ std::string chosen_combination(int argc, char** argv) {
       fail(Exit::usage, "--arch ", arch, " is one connection alone; train it by ", trainer_of(arch));
     return arch;
   }
-  const std::string asked = find_flag(argc, argv, "--preset");
-  for (const Preset& preset : presets())
-    if (preset.name == asked && is_combined(preset.arch)) return preset.arch;
+  const Preset* preset = find_preset(find_flag(argc, argv, "--preset"));
+  if (preset != nullptr && is_combined(preset->arch)) return preset->arch;
   for (const char* flag : {"--out", "--branch"})
     if (const nlohmann::json run = read_run_settings(find_flag(argc, argv, flag)); run.is_object())
       if (const nlohmann::json arch =
@@ -164,8 +162,8 @@ void complete_flags(const CLI::App& app, Settings& settings, bool decided) {
   if (!is_open("--data") && is_open("--val-data") && data.kind == DataSpec::Kind::directory)
     settings.data.val_spec.clear();
   if (!is_open("--eval-samples") && settings.eval_rule == "spread_then_all") settings.eval_rule = "spread";
-  const auto preset = std::ranges::find(presets(), settings.preset, &Preset::name);
-  if (preset != presets().end() && preset->arch.empty()) decided = true;  // not by a structure
+  const Preset* preset = find_preset(settings.preset);
+  if (preset != nullptr && preset->arch.empty()) decided = true;  // not by a structure
   if (decided || !settings.init.empty() || !data.files()) return;
   settings.open = {is_open("--seq"), is_open("--steps"), is_open("--lr"), is_open("--warmup")};
 }
@@ -202,8 +200,8 @@ void check_together(const Settings& settings) {
     fail(Exit::usage, "--device reference has no bf16; it is for exact numbers");
   if (settings.lr == 0 && settings.router_lr > 0)
     fail(Exit::usage, "--router-lr ", settings.router_lr, " with --lr 0: nothing else would learn");
-  for (const Preset& preset : presets())
-    if (preset.name == settings.preset && preset.of_students && settings.teacher.empty())
+  if (const Preset* preset = find_preset(settings.preset); preset != nullptr)
+    if (preset->of_students && settings.teacher.empty())
       fail(Exit::usage, "--preset ", settings.preset,
            " is for a model that learns from another one; give --teacher DIR");
   for (const auto& [key, value] : settings.config.options)

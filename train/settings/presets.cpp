@@ -285,6 +285,7 @@ const std::vector<Preset>& presets() {
       {"gpt2-medium-fineweb", "its medium size on FineWeb-Edu", gpt2_fineweb, 1024, 4096, 24, 16, 0, 2e-4},
       {"gpt2-large-fineweb", "its large size on FineWeb-Edu", gpt2_fineweb, 1280, 5120, 32, 20, 0, 2e-4},
       {"gpt2-medium-kd", "its medium size as a student", gpt2_student, 1024, 4096, 16, 16, 0, 3e-4, 0, 0, {}, true},
+      {"gpt2-medium-50k", "its medium size with 49,152 tokens a step", gpt2_extra, 1024, 4096, 24, 16, 0, 3e-4},
       block("v4_block", "DeepSeek-V4.1's block: mHC in a single pass, shared keys and values, Engram",
             block_with_engram, v4_own, "mhc+kv_share"),
       block("gemma_like", "Gemma 3n's: per-layer embeddings, LAuReL, shared keys and values", block_alone, gemma_own,
@@ -292,36 +293,39 @@ const std::vector<Preset>& presets() {
       block("mhc_values", "mHC beside value embeddings of speed runs", block_alone, values_own, "mhc+shortcuts"),
       block("speedrun", "modded-nanogpt's of April 2026: two lanes, saved attention input, mixed tail", block_alone,
             speed_own, "shortcuts"),
-      {"gpt2-medium-50k", "its medium size with 49,152 tokens a step", gpt2_extra, 1024, 4096, 24, 16, 0, 3e-4},
   };
   // clang-format on
   return all;
 }
 
+const Preset* find_preset(const std::string& name) {
+  const auto found = std::ranges::find(presets(), name, &Preset::name);
+  return found == presets().end() ? nullptr : &*found;
+}
+
 void apply_preset(const std::string& name, Settings& settings) {
-  std::string known;
-  for (const Preset& preset : presets()) {
-    known += " " + preset.name;
-    if (preset.name != name) continue;
-    if (!preset.arch.empty() && !same_architecture(preset.arch, settings.config.arch))
-      fail(Exit::usage, "--preset ", name, " is a block of ", preset.arch, "; train it by ", trainer_of(preset.arch));
-    preset.apply(settings, preset);
-    settings.preset = name;
-    return;
+  const Preset* preset = find_preset(name);
+  if (preset == nullptr) {
+    std::string known;
+    for (const Preset& one : presets()) known += " " + one.name;
+    fail(Exit::usage, "unknown preset '", name, "'; known:", known);
   }
-  fail(Exit::usage, "unknown preset '", name, "'; known:", known);
+  if (!preset->arch.empty() && !same_architecture(preset->arch, settings.config.arch))
+    fail(Exit::usage, "--preset ", name, " is a block of ", preset->arch, "; train it by ", trainer_of(preset->arch));
+  preset->apply(settings, *preset);
+  settings.preset = name;
 }
 
 void add_preset_options(const std::string& name, Config& config) {
-  for (const Preset& preset : presets()) {
-    if (preset.name != name) continue;
-    for (const Preset::Own& own : preset.options) {
-      if (!same_architecture(own.arch, config.arch)) continue;
-      const int64_t F = config.intermediate_size, L = config.num_hidden_layers;
-      config.options.emplace(own.key, own.value == "rising"                      ? rising_widths(F, L)
-                                      : own.value.find('/') != std::string::npos ? part_of_layers(own.value, L)
-                                                                                 : own.value);
-    }
+  const Preset* preset = find_preset(name);
+  if (preset == nullptr) return;
+  const int64_t F = config.intermediate_size, L = config.num_hidden_layers;
+  for (const Preset::Own& own : preset->options) {
+    if (!same_architecture(own.arch, config.arch)) continue;
+    std::string value = own.value;
+    if (value == "rising") value = rising_widths(F, L);
+    else if (value.find('/') != std::string::npos) value = part_of_layers(value, L);
+    config.options.emplace(own.key, value);
   }
 }
 

@@ -126,8 +126,8 @@ Dtype storage_type(const Settings& settings);
 // How many prompts an evaluation answers at a time, at most.
 inline int64_t answer_rows(const Settings& settings) { return std::max<int64_t>(settings.batch, 16); }
 
-// What --help of a trainer shows first. program: for the examples.
-ShortHelp training_help(const std::string& program);
+// What --help of a trainer shows first. program: for the examples; needed: flags that only some trainers need.
+ShortHelp training_help(const std::string& program, std::vector<std::string> needed = {});
 // The defaults of the backbone gpt2, before its flags are added.
 void use_gpt2(Config& config);
 // Flags of the run and of the model's sizes (flag_table.h); of config.arch's connection, one per option. `settings`
@@ -194,6 +194,7 @@ struct Preset {
   std::string arch = "";     // of this architecture alone, whose structure it is: it sets no sizes
 };
 const std::vector<Preset>& presets();
+const Preset* find_preset(const std::string& name);              // null: there is none
 void apply_preset(const std::string& name, Settings& settings);  // throws Exit::usage for an unknown one
 // train_combined's --arch; where it is not given, that of --preset, or of the run that is continued. Throws Exit::usage
 // where none of them is.
