@@ -122,7 +122,6 @@ struct ProductShape {
   std::string name() const { return str(rows, " x ", in, " x ", out); }
 };
 
-double quantile(std::vector<double> values, double fraction);  // the value with that fraction of the others below it
 double median(const std::vector<double>& values);
 double geometric_mean(const std::vector<double>& values);
 

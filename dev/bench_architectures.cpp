@@ -4,6 +4,7 @@
 
 #include "cli/format.h"
 #include "dev/bench.h"
+#include "eval/statistics.h"
 #include "kernels/devices.h"
 #include "train/run/plan.h"
 #include "train/step/trainer.h"

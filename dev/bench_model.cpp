@@ -9,16 +9,12 @@
 #include "cli/program.h"
 #include "dev/bench.h"
 #include "engine/rng.h"
+#include "eval/statistics.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/devices.h"
 #include "train/step/trainer.h"
 
 namespace crossply {
-
-double quantile(std::vector<double> values, double fraction) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(std::lrint(fraction * static_cast<double>(values.size() - 1)))];
-}
 
 double median(const std::vector<double>& values) { return quantile(values, 0.5); }
 

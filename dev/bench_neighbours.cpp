@@ -16,6 +16,7 @@
 
 #include "cli/format.h"
 #include "dev/bench.h"
+#include "eval/statistics.h"
 
 namespace crossply {
 namespace {

@@ -9,6 +9,7 @@
 
 #include "cli/format.h"
 #include "dev/bench.h"
+#include "eval/statistics.h"
 #include "kernels/devices.h"
 #include "train/run/plan.h"
 #include "train/settings/gpus.h"

@@ -38,7 +38,8 @@ double student_t(double probability, int64_t v) {
 }
 
 double quantile(std::vector<double> values, double share) {
-  const auto at = values.begin() + static_cast<std::ptrdiff_t>(share * static_cast<double>(values.size()));
+  const auto n = static_cast<double>(values.size());
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(std::min(share * n, n - 1));
   std::nth_element(values.begin(), at, values.end());
   return *at;
 }

@@ -18,7 +18,7 @@ Spread spread_of(const std::vector<double>& values);
 // Of those that are finite; NaN of none.
 double mean_of_finite(std::span<const double> values);
 
-// The value that a share of them, below 1, lies below; of some.
+// The value that a share of them lies below, the largest where the share is 1; of some.
 double quantile(std::vector<double> values, double share);
 
 // t for which |T| <= t with this probability, of Student's distribution.
