@@ -260,15 +260,17 @@ std::string unknown_flag(const CLI::App& program) {
     const std::string typed = word.substr(0, word.find('='));
     if (const std::string ours = flag_of_other_name(app, typed); !ours.empty())
       return str("unknown flag ", typed, "; here it is ", ours);
-    std::string best;
+    std::string best, longer;
     size_t least = std::max<size_t>(2, (typed.size() - 2) / 3) + 1;
     for (const CLI::Option* option : app.get_options()) {
       for (const std::string& name : option->get_lnames()) {
         const std::string known = "--" + name;
+        if (known.ends_with(typed.substr(1))) longer += (longer.empty() ? "" : " or ") + known;
         const size_t apart = typed.size() > 4 && known.starts_with(typed) ? 0 : distance(typed, known);
         if (apart < least) least = apart, best = known;
       }
     }
+    if (!longer.empty()) best = longer;  // an option that several connections have
     return str("unknown flag ", typed, best.empty() ? "" : str("; did you mean ", best, "?"));
   }
   return "";

@@ -426,6 +426,7 @@ Architecture combined_architecture(const std::string& name, Exit code, const std
   const std::vector<std::string> names = parts_of(name);
   Architecture all{name, "", {}, make_combined};
   for (const std::string& part : names) {
+    if (part.empty()) fail(code, where, ": ", excerpt(name), ": a name is missing beside '+', as in mhc+lime");
     const Architecture& one = find_architecture(part, code, where);
     if (part == "llama" || part == "gpt2")
       fail(code, where, ": ", excerpt(name), ": ", part, " is the plain backbone; leave it out");

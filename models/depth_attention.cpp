@@ -32,7 +32,8 @@ class DepthAttention : public Connection {
 
   std::string remark(const Config& config) const override {
     const int64_t L = config.num_hidden_layers;
-    if (start_ >= L) return str("note: depth_start ", start_, " is above the last layer: this is the plain model");
+    if (start_ >= L)
+      return str("note: depth_start ", start_, " is above the last layer, so depth_attention adds nothing");
     if (recent_ > 0 && stride_ == 1)
       return "note: depth_recent has no effect: with every layer a multiple of the stride, all are sources already";
     if (recent_ >= L - 1)

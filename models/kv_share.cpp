@@ -41,7 +41,7 @@ class KvShare : public Connection {
 
   std::string remark(const Config&) const override {
     if (shares()) return "";
-    return "note: with these options every layer has keys and values of its own: this is the plain model";
+    return "note: with these options every layer has keys and values of its own, so kv_share changes nothing";
   }
 
   QueryKeyValue project(int layer, Value* x) override {

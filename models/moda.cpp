@@ -42,8 +42,7 @@ class Moda : public Connection {
   }
 
   std::string remark(const Config&) const override {
-    if (start_ >= layers_)
-      return str("note: depth_start ", start_, " is above the last layer: this is the plain model");
+    if (start_ >= layers_) return str("note: depth_start ", start_, " is above the last layer, so moda adds nothing");
     if (window_ >= layers_ - 1)
       return str("note: depth_window ", window_, " has no effect: no layer has more than ", layers_ - 1, " below it");
     return "";

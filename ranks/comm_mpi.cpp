@@ -86,6 +86,18 @@ class MpiComm : public Comm {
     });
   }
 
+  void route(const std::vector<Piece>& sends, const std::vector<Piece>& receives) override {
+    for (const auto* pieces : {&sends, &receives})
+      for (const Piece& piece : *pieces) bounded(piece.part), check_other(piece.rank);
+    ask([this, sends, receives] {
+      for (const auto& [rank, part] : receives)
+        receive(static_cast<char*>(part.data), static_cast<int64_t>(part.bytes()), rank);
+      for (const auto& [rank, part] : sends)
+        send(static_cast<const char*>(part.data), static_cast<int64_t>(part.bytes()), rank);
+      complete();
+    });
+  }
+
   // In place, MPI leaves the sum of the own slice where `whole` begins; the library's scratch is as large as `whole`.
   // The call that waits is quicker where cores are idle, and many times slower where ranks compute on them meanwhile.
   void reduce_scatter(const Tensor& whole) override {
@@ -131,6 +143,9 @@ class MpiComm : public Comm {
   int64_t bounded(const Tensor& whole) const {
     CHECK_THAT(whole.bytes() <= size_t{1} << 30, whole.str(), " is more than 1 GiB");
     return static_cast<int64_t>(whole.bytes());
+  }
+  void check_other(int rank) const {
+    CHECK_THAT(rank >= 0 && rank < world_.size && rank != world_.rank, "rank ", world_.rank, " and rank ", rank);
   }
   int64_t slice_bytes(const Tensor& whole) const {
     CHECK_THAT(whole.numel() % world_.size == 0, whole.str(), " for ", world_.size, " ranks");

@@ -112,6 +112,19 @@ class NcclComm : public Comm {
     start();
     issue(NCCL(ncclBroadcast)(whole.data, whole.data, whole.bytes(), ncclInt8, root, comm_, stream()), "ncclBroadcast");
   }
+  void route(const std::vector<Piece>& sends, const std::vector<Piece>& receives) override {
+    for (const auto* pieces : {&sends, &receives})
+      for (const auto& [rank, part] : *pieces)
+        CHECK_THAT(part.bytes() <= max_bytes && rank >= 0 && rank < world_.size && rank != world_.rank, part.str(),
+                   " between ranks ", world_.rank, " and ", rank);
+    start();
+    issue(NCCL(ncclGroupStart)(), "ncclGroupStart");
+    for (const auto& [rank, part] : sends)
+      issue(NCCL(ncclSend)(part.data, part.bytes(), ncclInt8, rank, comm_, stream()), "ncclSend");
+    for (const auto& [rank, part] : receives)
+      issue(NCCL(ncclRecv)(part.data, part.bytes(), ncclInt8, rank, comm_, stream()), "ncclRecv");
+    issue(NCCL(ncclGroupEnd)(), "ncclGroupEnd");
+  }
   void reduce_scatter(const Tensor& whole) override {
     const size_t count = slice_bytes(whole) / sizeof(float);
     CHECK_THAT(whole.dtype == Dtype::f32, whole.str());

@@ -1,6 +1,8 @@
 #include "kernels/optim/optimizer.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "kernels/optim/convert.h"
 #include "kernels/optim/sum_slices.h"
@@ -19,12 +21,11 @@ Optimizer::Optimizer(ParameterTable& params, const Buckets& buckets, const Adamw
     : params_(params),
       buckets_(buckets),
       options_(options),
-      muon_(params, muon, options.weight_decay, options.cautious),
+      muon_(params, buckets, muon, options.weight_decay, options.cautious),
       numbers_(params.device(), "numbers of a step", sizeof(Numbers)),
       m_(params.device(), "first moments", static_cast<size_t>(buckets.own_size()) * size_of(params.dtype())),
       v_(params.device(), "second moments",
-         static_cast<size_t>(buckets.own_size() - muon_.range().size()) * size_of(params.dtype())) {
-  CHECK_THAT(muon_.empty() || buckets.size() == 1, "Muon on ", buckets.size(), " ranks");
+         static_cast<size_t>(buckets.own_size() - muon_.own().size()) * size_of(params.dtype())) {
   if (const int64_t masters = (params.flat_size() - params.values().numel()) / buckets.size(); params.lends())
     masters_ = Arena(params.device(), "own f32 parameters", static_cast<size_t>(masters) * size_of(params.dtype()));
   for (const Bucket& bucket : buckets.list()) add_parts(bucket);
@@ -32,7 +33,7 @@ Optimizer::Optimizer(ParameterTable& params, const Buckets& buckets, const Adamw
 }
 
 Tensor Optimizer::v(const Range& own) const {
-  const int64_t begin = own.begin < muon_.range().end ? own.begin : own.begin - muon_.range().size();
+  const int64_t begin = own.begin < muon_.own().end ? own.begin : own.begin - muon_.own().size();
   return part_of(flat(v_), {begin, begin + own.size()});
 }
 
@@ -71,18 +72,19 @@ std::vector<AdamwRow> Optimizer::rows_in(const Range& flat) const {
   return rows;
 }
 
-// This rank's slice of a bucket, in front of Muon's matrices and behind them.
+// This rank's slice of a bucket: in front of Muon's matrices, they themselves, and behind them.
 void Optimizer::add_parts(const Bucket& bucket) {
-  const Range slice = bucket.slice_of(buckets_.rank()), matrices = muon_.range();
+  const Range slice = bucket.slice_of(buckets_.rank()), matrices = muon_range(params_);
   const Range before{slice.begin, std::min(slice.end, matrices.begin)};
+  const Range among{std::max(slice.begin, matrices.begin), std::min(slice.end, matrices.end)};
   const Range behind{std::max(slice.begin, matrices.end), slice.end};
-  for (const Range& flat : {before, behind}) {
+  for (const auto& [flat, muon] : {std::pair{before, false}, {among, true}, {behind, false}}) {
     if (flat.size() <= 0) continue;
     const Range in_slice{flat.begin - slice.begin, flat.end - slice.begin};
-    parts_.push_back({flat,
-                      {bucket.own + in_slice.begin, bucket.own + in_slice.end},
-                      part_of(own_values(bucket), in_slice),
-                      rows_in(flat)});
+    const Range own{bucket.own + in_slice.begin, bucket.own + in_slice.end};
+    const Tensor values = part_of(own_values(bucket), in_slice);
+    if (muon) muon_parts_.push_back({flat, own, values, muon_.rows_in(flat)});
+    else parts_.push_back({flat, own, values, rows_in(flat)});
   }
 }
 
@@ -94,13 +96,22 @@ void Optimizer::begin_step(const StepRates& rates, double scale) {
   params_.device().copy_in(numbers_.data(), &next, sizeof next);
 }
 
-void Optimizer::update() {
-  constexpr int64_t of_adamw = sizeof(AdamwNumbers) / sizeof(double), of_muon = sizeof(MuonNumbers) / sizeof(double);
+void Optimizer::update_by_adamw() {
+  constexpr int64_t numbers = sizeof(AdamwNumbers) / sizeof(double);
   for (const AdamwPart& part : parts_)
     adamw_update(part.values, part_of(m(), part.own), v(part.own), part_of(params_.bf16_copy(), part.flat),
-                 part_of(params_.gradients(), part.flat), number(1, of_adamw), part.rows,
+                 part_of(params_.gradients(), part.flat), number(1, numbers), part.rows,
                  {options_.beta1, options_.beta2, options_.eps, options_.cautious}, params_.device().stream());
-  muon_.update(part_of(m(), muon_.range()), factor(), number(1 + of_adamw, of_muon));
+}
+
+void Optimizer::update() {
+  CHECK_THAT(muon_.empty() || buckets_.size() == 1, "nobody brings Muon's matrices to their owners");
+  std::vector<size_t> all(muon_.matrices().size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  make_directions();
+  orthogonalise(all);
+  apply_directions();
+  update_by_adamw();
 }
 
 }  // namespace crossply

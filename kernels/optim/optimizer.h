@@ -39,8 +39,15 @@ class Optimizer {
   Tensor scale() const { return number(0); }
   Tensor factor() const { return number(1); }
   // Updates this rank's slices by the gradients times the factor. Waits for nothing, and a device may record it. Where
-  // the factor is not finite nothing changes.
+  // the factor is not finite nothing changes. On several ranks Muon's matrices travel in between, so they call the parts
+  // (train/step/muon_routes.h).
   void update();
+  // All that is not Muon's.
+  void update_by_adamw();
+  // What MuonMatrices does, with this step's numbers.
+  void make_directions() { muon_.make_directions(muon_parts_, m(), factor(), muon_numbers()); }
+  void orthogonalise(const std::vector<size_t>& places) { muon_.orthogonalise(places, factor()); }
+  void apply_directions() { muon_.apply(muon_parts_, factor(), muon_numbers()); }
 
   int64_t step = 0;  // begun
   // First moments of all own slices. Second moments of own elements, none of them Muon's: its matrices have none.
@@ -59,6 +66,9 @@ class Optimizer {
   }
   Tensor number(int64_t i, int64_t count = 1) const {
     return part_of({numbers_.data(), Dtype::f64, Shape{sizeof(Numbers) / sizeof(double)}}, {i, i + count});
+  }
+  Tensor muon_numbers() const {
+    return number(1 + sizeof(AdamwNumbers) / sizeof(double), sizeof(MuonNumbers) / sizeof(double));
   }
   // What is updated of a bucket, f32.
   Tensor own_values(const Bucket& bucket) const;
@@ -82,6 +92,7 @@ class Optimizer {
     std::vector<AdamwRow> rows;
   };
   std::vector<AdamwPart> parts_;  // all that is not Muon's
+  std::vector<MuonPart> muon_parts_;
 };
 
 }  // namespace crossply

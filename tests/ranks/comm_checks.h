@@ -92,6 +92,41 @@ inline void check_gather(Comm& comm, const World& world, Device& device) {
   }
 }
 
+// From rank a to rank b a * size + b pieces, of which the k-th has k + 1 elements; to those behind it first. In place:
+// each rank's own part of `all` is full.
+inline void check_route(Comm& comm, const World& world, Device& device) {
+  constexpr int64_t room = 1024;  // of what one rank has for another
+  const auto begin = [&](int from, int to) { return (from * world.size + to) * room; };
+  const auto pieces = [&](Tensor all, int from, int to) {
+    std::vector<Tensor> parts;
+    for (int64_t k = 0, at = begin(from, to); k < from * world.size + to; at += ++k)
+      parts.push_back({all.as<float>() + at, all.dtype, Shape{k + 1}});
+    return parts;
+  };
+  Flat all(device, world.size * world.size * room);
+  std::vector<float> full(static_cast<size_t>(all.tensor.numel()), nothing), want = full;
+  std::vector<Piece> sends, receives;
+  for (int other = 0; other < world.size; ++other) {
+    if (other == world.rank) continue;
+    for (const Tensor& part : pieces(all.tensor, world.rank, other)) {
+      sends.push_back({other, part});
+      const int64_t at = part.as<float>() - all.tensor.as<float>();
+      for (int64_t i = at; i < at + part.numel(); ++i) full[i] = want[i] = sent(world.rank, other, i);
+    }
+    for (const Tensor& part : pieces(all.tensor, other, world.rank)) {
+      receives.push_back({other, part});
+      const int64_t at = part.as<float>() - all.tensor.as<float>();
+      for (int64_t i = at; i < at + part.numel(); ++i) want[i] = sent(other, world.rank, i);
+    }
+  }
+  all.set(full);
+  comm.route(sends, receives);
+  comm.wait(comm.mark());
+  check_values(all.values(), want);
+  comm.route({}, {});
+  comm.wait(comm.mark());
+}
+
 inline void check_broadcast(Comm& comm, const World& world, Device& device) {
   for (const int64_t n : slice_lengths)
     for (int root = 0; root < world.size; ++root) {

@@ -62,6 +62,7 @@ void leave_together(const World& world) {
 
 TEST_CASE("mpi: exchange") { with_comm(check_exchange); }
 TEST_CASE("mpi: gather") { with_comm(check_gather); }
+TEST_CASE("mpi: route") { with_comm(check_route); }
 TEST_CASE("mpi: broadcast") { with_comm(check_broadcast); }
 TEST_CASE("mpi: reduce_scatter") { with_comm(check_reduce_scatter); }
 TEST_CASE("mpi: many in flight, in order") { with_comm(check_many_in_flight); }

@@ -45,6 +45,7 @@ TEST_CASE("nccl: ranks move memory, whenever transfers are done") {
         CHECK_THAT(rank.comm->describe().rfind("NCCL 2.", 0) == 0, rank.comm->describe());
         check_exchange(*rank.comm, rank.world, *rank.device);
         check_gather(*rank.comm, rank.world, *rank.device);
+        check_route(*rank.comm, rank.world, *rank.device);
         check_broadcast(*rank.comm, rank.world, *rank.device);
         check_reduce_scatter(*rank.comm, rank.world, *rank.device);
         check_many_in_flight(*rank.comm, rank.world, *rank.device);

@@ -113,6 +113,17 @@ TEST_CASE("elastic: 1 -> 2 -> 4 -> 1 ranks and one that never stops have the sam
   check_chain(options_for("lime", "bf16", 12), {3, 1, 3});
 }
 
+TEST_CASE("elastic: with Muon, and with NorMuon's moments of rows, too") {
+  for (const char* optimizer : {"muon", "normuon"})
+    for (const char* dtype : {"fp32", "bf16"}) {
+      CAPTURES(optimizer, dtype);
+      TrainPlan plan = options_for("mhc", dtype, 8);
+      plan.optimizer = optimizer;
+      plan.muon.lr = 0.02, plan.muon.normalize_rows = plan.optimizer == "normuon";
+      check_chain(plan, {1, 2, 4, 1});
+    }
+}
+
 TEST_CASE("elastic: a row's moments lie in several files, and each is there once") {
   Saved saved;
   std::map<std::string, int64_t> elements;

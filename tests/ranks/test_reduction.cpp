@@ -5,6 +5,7 @@
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"
 #include "tests/support/temp_dir.h"
+#include "train/step/muon_routes.h"
 #include "train/step/trainer.h"
 
 using namespace crossply;
@@ -137,4 +138,79 @@ TEST_CASE("ranks: --sum tree gives the bits of one rank, every architecture, fp3
         CHECK(many.weights == one.weights);
       }
     }
+}
+
+// Widths at which matrices are cut by buckets and slices in many ways.
+TrainPlan with_muon(TrainPlan plan, const std::string& optimizer) {
+  plan.optimizer = optimizer;
+  plan.muon.lr = 0.02, plan.muon.normalize_rows = optimizer == "normuon";
+  return plan;
+}
+
+TEST_CASE("ranks: Muon's matrices have the bits of one rank, every architecture, fp32 and bf16") {
+  int turn = 0;
+  for (const Case& c : one_in(5, cases()))
+    for (const char* dtype : {"fp32", "bf16"}) {
+      const std::string optimizer = turn++ / 2 % 2 == 0 ? "muon" : "normuon";
+      CAPTURES(c.name, dtype, optimizer);
+      TrainPlan plan = with_muon(options_for(c.config, dtype, "tree", 8), optimizer);
+      plan.muon.polynomial = turn % 3 == 0 ? "polar_express" : "jordan";
+      const Outcome one = train(plan, 1, 3);
+      for (const int ranks : {2, 4, 8}) {
+        CAPTURE(ranks);
+        const Outcome many = train(plan, ranks, 3);
+        CHECK(many.losses == one.losses);
+        CHECK(many.norms == one.norms);
+        CHECK(many.weights == one.weights);
+      }
+    }
+}
+
+TEST_CASE("ranks: Muon beside buckets that are exchanged during the backward, three ranks, and other sums") {
+  Config config = tiny_with("mhc");  // whose matrices are many sizes
+  config.vocab_size = 1500, config.intermediate_size = 700;
+  for (const char* dtype : {"fp32", "bf16"}) {
+    CAPTURE(dtype);
+    TrainPlan plan = with_muon(options_for(config, dtype, "tree", 12), "normuon");
+    plan.batch = 1;
+    const Outcome one = train(plan, 1, 3);
+    CHECK(train(plan, 3, 3) == one);
+    plan.sum = "library";
+    const Outcome other = train(plan, 2, 3);
+    CHECK(other.norms[0] == doctest::Approx(one.norms[0]).epsilon(1e-4));
+  }
+}
+
+TEST_CASE(
+    "ranks: every element of a matrix goes to its owner and back, or is there; owners have about the same to do") {
+  TrainPlan plan = with_muon(options_for(tiny_config("mhc"), "fp32", "tree", 8), "muon");
+  plan.config.num_hidden_layers = 12, plan.config.hidden_size = 64, plan.config.intermediate_size = 176;
+  for (const int ranks : {2, 3, 4, 8}) {
+    CAPTURE(ranks);
+    ParameterTable params;
+    declare(params, plan);
+    const Buckets buckets = divide(params, plan, {0, ranks, 0, ranks});
+    const std::vector<const Parameter*> matrices = muon_matrices(params);
+    const std::vector<int> owners = muon_owners(params, ranks);
+    std::vector<int64_t> there(matrices.size());  // elements that their owner has in its own slices
+    for (size_t i = 0; i < matrices.size(); ++i)
+      for (const OwnPart& part : buckets.parts_of(*matrices[i], owners[i])) there[i] += part.end - part.begin;
+    int64_t last = 0;
+    for (const RoutedPart& part : routed_parts(params, buckets)) {
+      CHECK(part.owner == owners[part.matrix]);
+      CHECK(part.holder != part.owner);
+      CHECK(part.flat.begin < part.flat.end);
+      CHECK((last <= part.flat.begin || part.holder > 0));
+      last = part.flat.end;
+      there[part.matrix] += part.flat.size();
+    }
+    std::vector<double> loads(static_cast<size_t>(ranks));
+    double all = 0;
+    for (size_t i = 0; i < matrices.size(); ++i) {
+      CHECK(there[i] == matrices[i]->shape.numel());
+      const double flops = newton_schulz_flops(matrices[i]->shape[0], matrices[i]->shape[1], 1);
+      loads[static_cast<size_t>(owners[i])] += flops, all += flops;
+    }
+    CHECK(*std::max_element(loads.begin(), loads.end()) <= 1.05 * all / ranks);
+  }
 }

@@ -70,6 +70,18 @@ class ThreadComm : public Comm {
       if (rank_ != root) std::memcpy(whole.data, all[static_cast<size_t>(root)], whole.bytes());
     });
   }
+  void route(const std::vector<Piece>& sends, const std::vector<Piece>& receives) override {
+    threads_.meet(rank_, &sends, [&](const auto& all) {
+      std::vector<size_t> next(all.size());  // of each rank's sends
+      for (const auto& [from, part] : receives) {
+        const auto& theirs = *static_cast<const std::vector<Piece>*>(all[static_cast<size_t>(from)]);
+        size_t& i = next[static_cast<size_t>(from)];
+        while (i < theirs.size() && theirs[i].rank != rank_) ++i;
+        CHECK_THAT(i < theirs.size() && theirs[i].part.bytes() == part.bytes(), part.str(), " from rank ", from);
+        std::memcpy(part.data, theirs[i++].part.data, part.bytes());
+      }
+    });
+  }
   // From the last rank to the first: another order than ours.
   void reduce_scatter(const Tensor& whole) override {
     const auto n = static_cast<size_t>(whole.numel() / threads_.size());

@@ -427,6 +427,11 @@ expect 64 '--data is needed' "$build/train_llama" --out x
 expect 64 '--out is needed' "$build/train_llama" --data arith:3
 expect 64 'arith' train llama --out x --data arith:9
 expect 64 'preset' "$build/train_llama" --preset huge
+expect 64 "^error: unknown preset 'nosuch'" "$build/train_combined" --data arith:3 --preset nosuch --out x
+expect 64 'there is no run in nosuch yet' "$build/train_combined" --resume --out nosuch
+expect 64 "a name is missing beside '[+]'" "$build/train_combined" --arch lime+ --data arith:3 --out x
+expect 64 'did you mean --lime-kv-init or --lime-dynamic-kv-init' "$build/train_combined" --arch lime+lime_dynamic \
+  --kv-init normal --data arith:3 --out x
 expect 64 '^error: --arch is needed' "$build/train_combined" --data arith:3 --out x
 expect 64 'train it by train_lime$' "$build/train_combined" --arch lime --data arith:3 --out x
 expect 64 'hyper and mhc do not combine: both change the stream' train combined --arch hyper+mhc --out x

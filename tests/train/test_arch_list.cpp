@@ -55,6 +55,8 @@ TEST_CASE("arch list: what does not exist is refused by name") {
   refused("llama,", "unknown architecture ''");
   refused("hyper:rat=2", "hyper has no option 'rat'; it has: rate dynamic");
   refused("mhc:hc_mult=2:hc-mult=2", "gives hc_mult twice");
+  refused("mhc:hc_mult=2+lime", "options stand behind the last name");
+  CHECK(parse_arch("llama:loop=anchor:loop_alpha=1e+0").arch == "llama");
   refused("llama:rate=2", "llama has no option 'rate'; it has: none");
   refused("hyper:rate", "key=value, not 'rate'");
   refused("hyper:", "key=value, not ''");
@@ -91,13 +93,13 @@ TEST_CASE("arch list: options that amount to nothing are refused, or said") {
     return find_architecture(config.arch).make(config)->remark(config);
   };
   CHECK(has(remark("attnres"), "one block of these 4"));
-  CHECK(has(remark("kv_share:sharing=suffix"), "the plain model"));
-  CHECK(has(remark("kv_share:cla_factor=1"), "the plain model"));
+  CHECK(has(remark("kv_share:sharing=suffix"), "kv_share changes nothing"));
+  CHECK(has(remark("kv_share:cla_factor=1"), "kv_share changes nothing"));
   CHECK(has(remark("shortcuts:value_embeds=list"), "no layer has a value table"));
-  CHECK(has(remark("depth_attention:depth_start=4"), "the plain model"));
+  CHECK(has(remark("depth_attention:depth_start=4"), "depth_attention adds nothing"));
   CHECK(has(remark("depth_attention:depth_stride=1:depth_recent=1"), "depth_recent has no effect"));
   CHECK(has(remark("depth_attention:depth_stride=3:depth_recent=3"), "depth_stride has no effect"));
-  CHECK(has(remark("moda:depth_start=4"), "the plain model"));
+  CHECK(has(remark("moda:depth_start=4"), "moda adds nothing"));
   CHECK(has(remark("moda:depth_window=3"), "depth_window 3 has no effect"));
   for (const char* text : {"attnres:attn_res_block_size=0", "attnres:attn_res_block_size=3", "kv_share", "shortcuts",
                            "kv_share:sharing=suffix:num_kv_shared_layers=1", "shortcuts:value_embeds=none",

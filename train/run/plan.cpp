@@ -92,10 +92,12 @@ std::vector<MemoryPart> flat_parts(const TrainPlan& plan, const PlannedRun& plan
   const double staging = static_cast<double>(reduction_bytes(planned.buckets, plan.sum, planned.micro_steps)) - parked;
   if (parked > 0) parts.push_back({"parked gradients (--sum tree)", parked});
   if (staging > 0) parts.push_back({"gradients of other ranks", staging});
-  const double matrices = floats(muon_range(planned.params).size());
-  const double of_rows = plan.muon.normalize_rows ? floats(muon_row_moments(planned.params)) : 0;
+  const double matrices = floats(own_muon_range(planned.params, planned.buckets).size());
+  const int rank = planned.buckets.rank(), ranks = planned.buckets.size();
+  const double of_rows = plan.muon.normalize_rows ? floats(muon_row_moments(planned.params, rank, ranks)) : 0;
   parts.push_back({"moments", 2 * floats(planned.buckets.own_size()) - matrices + of_rows});
-  if (in_bf16 && matrices > 0) parts.push_back({"Muon's directions", matrices / 2});
+  const double directions = floats(muon_range(planned.params).size()) / 2;
+  if (in_bf16 && directions > 0) parts.push_back({"Muon's directions", directions});
   if (planned.teacher != nullptr)
     parts.push_back({"teacher", floats(planned.teacher->params.flat_size()) * (in_bf16 ? 1.5 : 1)});
   return parts;

@@ -53,9 +53,6 @@ struct Deadline {
 
 void check_ranks(const Settings& settings, int64_t ranks) {
   const int64_t V = settings.accumulate, sequences = settings.batch * V;
-  if (has_muon(settings.optimizer) && ranks > 1)
-    fail(Exit::usage, "--optimizer ", settings.optimizer, " runs on one rank so far, not on ", ranks,
-         "; use --optimizer adamw or one rank");
   if (ranks >= 1 << max_levels)
     fail(Exit::usage, ranks, " ranks are too many: at most ", (1 << max_levels) - 1, " add up their gradients");
   if (V % ranks == 0) return;

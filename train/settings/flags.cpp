@@ -127,6 +127,14 @@ void add_architecture_flags(CLI::App& app, Settings& settings) {
   }
 }
 
+// "": there is no run, or none that says it.
+static std::string arch_of_run(const std::string& dir) {
+  const nlohmann::json run = read_run_settings(dir);
+  if (!run.is_object()) return "";
+  const nlohmann::json arch = run.value(nlohmann::json::json_pointer("/config/crossply/arch"), nlohmann::json());
+  return arch.is_string() ? arch.get<std::string>() : "";
+}
+
 std::string chosen_combination(int argc, char** argv) {
   if (const std::string arch = find_flag(argc, argv, "--arch"); !arch.empty()) {
     find_architecture(arch);
@@ -134,15 +142,16 @@ std::string chosen_combination(int argc, char** argv) {
       fail(Exit::usage, "--arch ", arch, " is one connection alone; train it by ", trainer_of(arch));
     return arch;
   }
-  const Preset* preset = find_preset(find_flag(argc, argv, "--preset"));
+  const std::string preset_name = find_flag(argc, argv, "--preset");
+  const Preset* preset = find_preset(preset_name);
   if (preset != nullptr && is_combined(preset->arch)) return preset->arch;
   for (const char* flag : {"--out", "--branch"})
-    if (const nlohmann::json run = read_run_settings(find_flag(argc, argv, flag)); run.is_object())
-      if (const nlohmann::json arch =
-              run.value(nlohmann::json::json_pointer("/config/crossply/arch"), nlohmann::json());
-          arch.is_string())
-        return arch;
-  for (const char* flag : {"--help", "-h", "--help-all", "--version", "--list-presets"})
+    if (const std::string dir = find_flag(argc, argv, flag), arch = arch_of_run(dir); is_combined(arch)) return arch;
+    else if (!arch.empty())
+      fail(Exit::usage, flag, " ", dir, ": its run is of ", trainer_of(arch), ", not of train_combined");
+  // Nothing is trained, or what is wrong is said where it is for all trainers.
+  if (!preset_name.empty() && preset == nullptr) return "llama";
+  for (const char* flag : {"--resume", "--branch", "--help", "-h", "--help-all", "--version", "--list-presets"})
     if (has_flag(argc, argv, flag)) return "llama";
   fail(Exit::usage, "--arch is needed: two connections or more, as in --arch mhc+lime");
 }

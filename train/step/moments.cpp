@@ -27,15 +27,18 @@ std::string file_of(int rank, int size) {
 
 std::string range_text(int64_t begin, int64_t end) { return str("[", begin, ":", end, "]"); }
 
-json index_of(const ParameterTable& params, const Buckets& buckets) {
-  json parameters = json::object();
+json index_of(const ParameterTable& params, const Buckets& buckets, const MuonMatrices& muon) {
+  json parameters = json::object(), row_moments = json::object();
   for (const Parameter& row : params.rows()) {
     json& parts = parameters[row.name] = json::array();
     for (int rank = 0; rank < buckets.size(); ++rank)
       for (const OwnPart& part : buckets.parts_of(row, rank))
         parts.push_back({file_of(rank, buckets.size()), part.begin, part.end});
   }
-  return {{"parameters", parameters}};
+  for (size_t i = 0; muon.normalizes_rows() && i < muon.matrices().size(); ++i)
+    row_moments[muon.matrices()[i]->name] = {
+        {file_of(muon.owners()[i], buckets.size()), 0, muon.matrices()[i]->shape[0]}};
+  return {{"parameters", parameters}, {"row_moments", row_moments}};
 }
 
 // Elements [begin, end) of a row, and the file that has them.
@@ -44,14 +47,14 @@ struct Piece {
   int64_t begin, end;
 };
 
-// What an index says of one row, by their places; must be the whole row.
-std::vector<Piece> pieces_of(const json& parts, const Parameter& row, const std::string& path) {
+// What an index says of one row, by their places; must be all its `size` elements.
+std::vector<Piece> pieces_of(const json& parts, const std::string& row, int64_t size, const std::string& path) {
   std::vector<Piece> pieces;
   for (const json& part : parts) {
     const bool fits = part.is_array() && part.size() == 3 && part[0].is_string() && holds<int64_t>(part[1], 0) &&
                       holds<int64_t>(part[2], 0) && part[0].get<std::string>().find('/') == std::string::npos;
     if (!fits)
-      fail(Exit::bad_data, path, ": ", excerpt(json_text(part)), " of \"", row.name, "\" is not [file, begin, end]");
+      fail(Exit::bad_data, path, ": ", excerpt(json_text(part)), " of \"", row, "\" is not [file, begin, end]");
     pieces.push_back({part[0].get<std::string>(), part[1].get<int64_t>(), part[2].get<int64_t>()});
   }
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
@@ -59,18 +62,18 @@ std::vector<Piece> pieces_of(const json& parts, const Parameter& row, const std:
   std::string last = "none";
   const auto check = [&](int64_t begin, const std::string& file) {
     if (begin != end)
-      fail(Exit::bad_data, path, ": elements ", range_text(std::min(begin, end), std::max(begin, end)), " of \"",
-           row.name, "\" are in ", begin > end ? "no file" : "two files", ", between ", excerpt(last), " and ",
-           excerpt(file), "; resume from another checkpoint");
+      fail(Exit::bad_data, path, ": elements ", range_text(std::min(begin, end), std::max(begin, end)), " of \"", row,
+           "\" are in ", begin > end ? "no file" : "two files", ", between ", excerpt(last), " and ", excerpt(file),
+           "; resume from another checkpoint");
   };
   for (const Piece& piece : pieces) {
     check(piece.begin, piece.file);
-    if (piece.end <= piece.begin || piece.end > row.shape.numel())
+    if (piece.end <= piece.begin || piece.end > size)
       fail(Exit::bad_data, path, ": ", excerpt(piece.file), " cannot have elements ",
-           range_text(piece.begin, piece.end), " of \"", row.name, "\", which has ", row.shape.numel());
+           range_text(piece.begin, piece.end), " of \"", row, "\", which has ", size);
     end = piece.end, last = piece.file;
   }
-  check(row.shape.numel(), "the end");
+  check(size, "the end");
   return pieces;
 }
 
@@ -96,17 +99,17 @@ void each_moment(const ParameterTable& params, const Buckets& buckets, const Opt
 // Moments on disk, as many files as there are.
 class MomentFiles {
  public:
-  // tensors: how many a file of one rank must have.
-  MomentFiles(const std::string& dir, const ParameterTable& params, size_t tensors)
+  // of_rows: as NorMuon has, second moments of the rows of its matrices.
+  MomentFiles(const std::string& dir, const ParameterTable& params, bool of_rows)
       : dir_(dir + "/"), index_path_(dir_ + index_name), indexed_(path_exists(index_path_)) {
-    if (indexed_) read_index(params);
-    else open_whole(params, tensors);
+    if (indexed_) read_index(params, of_rows);
+    else open_whole(params, of_rows);
   }
 
   // Elements [begin, end) of the row's m. or v., from whatever has them. whole: its shape in a file of one rank.
   void read(const std::string& prefix, const Parameter& row, const Shape& whole, int64_t begin, int64_t end,
             float* out) {
-    for (const Piece& piece : pieces_[row.name]) {
+    for (const Piece& piece : pieces_[prefix == "v." && row.muon ? prefix + row.name : row.name]) {
       const int64_t from = std::max(begin, piece.begin), to = std::min(end, piece.end);
       if (from >= to) continue;
       const SafetensorsFile& file = open(piece, row);
@@ -116,21 +119,33 @@ class MomentFiles {
   }
 
  private:
-  void read_index(const ParameterTable& params) {
-    const json index = read_json(index_path_), parameters = index.value("parameters", json());
+  void read_index(const ParameterTable& params, bool of_rows) {
+    const json index = read_json(index_path_), parameters = index.value("parameters", json()),
+               row_moments = index.value("row_moments", json::object());
     if (!parameters.is_object()) fail(Exit::bad_data, index_path_, ": \"parameters\" is missing");
-    for (const Parameter& row : params.rows())
-      pieces_[row.name] = pieces_of(parameters.value(row.name, json::array()), row, index_path_);
+    if (!row_moments.is_object()) fail(Exit::bad_data, index_path_, ": \"row_moments\" is not an object");
+    for (const Parameter& row : params.rows()) {
+      pieces_[row.name] =
+          pieces_of(parameters.value(row.name, json::array()), row.name, row.shape.numel(), index_path_);
+      if (of_rows && row.muon)
+        pieces_["v." + row.name] =
+            pieces_of(row_moments.value(row.name, json::array()), row.name, row.shape[0], index_path_);
+    }
     for (const auto& [name, parts] : parameters.items())
       if (!pieces_.contains(name))
         fail(Exit::bad_data, index_path_, ": \"", excerpt(name), "\" is not part of the model");
   }
 
-  void open_whole(const ParameterTable& params, size_t tensors) {
+  void open_whole(const ParameterTable& params, bool of_rows) {
     const SafetensorsFile& file = files_.emplace(whole_name, dir_ + whole_name).first->second;
+    size_t tensors = 0;
+    for (const Parameter& row : params.rows()) {
+      tensors += !row.muon || of_rows ? 2 : 1;
+      pieces_[row.name] = {{whole_name, 0, row.shape.numel()}};
+      if (of_rows && row.muon) pieces_["v." + row.name] = {{whole_name, 0, row.shape[0]}};
+    }
     if (file.tensors().size() != tensors)
       fail(Exit::bad_data, file.path(), ": ", file.tensors().size(), " tensors, expected ", tensors);
-    for (const Parameter& row : params.rows()) pieces_[row.name] = {{whole_name, 0, row.shape.numel()}};
   }
 
   const SafetensorsFile& open(const Piece& piece, const Parameter& row) {
@@ -157,7 +172,7 @@ class MomentFiles {
 
   std::string dir_, index_path_;
   bool indexed_;                                      // by several ranks
-  std::map<std::string, std::vector<Piece>> pieces_;  // of every row, in its order
+  std::map<std::string, std::vector<Piece>> pieces_;  // of every row; "v." and its name: of NorMuon's
   std::map<std::string, SafetensorsFile> files_;      // opened so far
 };
 
@@ -177,15 +192,12 @@ std::string save_moments(const CheckpointWriter& writer, const ParameterTable& p
   const std::string name = file_of(buckets.rank(), buckets.size());
   save_tensors(writer.path(name), params, tensors);
   if (buckets.size() > 1 && buckets.rank() == 0)
-    write_file_atomically(writer.path(index_name), json_text(index_of(params, buckets)) + "\n");
+    write_file_atomically(writer.path(index_name), json_text(index_of(params, buckets, optimizer.muon())) + "\n");
   return name;
 }
 
 void load_moments(const std::string& dir, const ParameterTable& params, const Buckets& buckets, Optimizer& optimizer) {
-  size_t tensors = 0;
-  for (const Parameter& row : params.rows())
-    tensors += !row.muon || optimizer.muon().row_moments(row).data != nullptr ? 2 : 1;
-  MomentFiles files(dir, params, tensors);
+  MomentFiles files(dir, params, optimizer.muon().normalizes_rows());
   std::vector<float> host;
   each_moment(params, buckets, optimizer,
               [&](const std::string& prefix, const Parameter& row, const Shape& shape, const OwnPart& part,

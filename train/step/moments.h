@@ -3,8 +3,9 @@
 // One rank writes optimizer.safetensors with m.NAME and v.NAME for every row of the table; Muon's matrices have no
 // v.NAME, and NorMuon's have one of a number for each of their rows. Of W ranks, rank r = 0, 1,
 // ... writes optimizer-0000r-of-0000W.safetensors with 1-D tensors m.NAME[BEGIN:END] and v.NAME[BEGIN:END], elements of
-// the row in its order, and rank 0 optimizer.index.json, which says where they are:
-//   {"parameters": {NAME: [[FILE, BEGIN, END], ...], ...}}
+// the row in its order, and v.NAME[0:ROWS] of NorMuon's matrices that it owns. Rank 0 writes optimizer.index.json,
+// which says where they are:
+//   {"parameters": {NAME: [[FILE, BEGIN, END], ...], ...}, "row_moments": {NAME: [[FILE, 0, ROWS]], ...}}
 // Nothing tells how the slices were cut, so any number of ranks reads what any other wrote.
 #pragma once
 

@@ -52,6 +52,7 @@ Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& 
              batch_of(plan, train.seq_len(), teacher_.get())),
       T_(train.seq_len()),
       optimizer_(params_, buckets_, plan.adamw, plan.muon),
+      muon_routes_(params_, buckets_, group_->comm(), optimizer_),
       reduction_(make_reduction(*group_, params_, buckets_, model_, plan.sum, micro_steps())),
       sums_(params_, buckets_, model_, *group_, micro_steps(), model_.has_ce(), std::ssize(model_.tape().quantized())),
       profile_(plan.profile, *device_, model_),
@@ -102,7 +103,8 @@ void Trainer::next_batch() {
   for (int64_t m = 0; m < micro_steps(); ++m) loader_.next(&tokens_[m * micro], &targets_[m * micro]);
   loader_.seek(position + own * group.world.size);
   const int64_t scored = std::count_if(targets_.begin(), targets_.end(), [](int32_t target) { return target >= 0; });
-  group.start_stats({steps_done(), position, reduction_->transfers(), scored, stop_requested(), busy_});
+  const int64_t transfers = reduction_->transfers() + steps_done() * muon_routes_.transfers();
+  group.start_stats({steps_done(), position, transfers, scored, stop_requested(), busy_});
 }
 
 void Trainer::forward_backward() {
@@ -131,7 +133,7 @@ void Trainer::compute_clip_factor() {
 void Trainer::apply_update() {
   const auto flat = static_cast<double>(params_.gradients().bytes());
   profile_.phase(plan_.optimizer.c_str(), (7 * flat + static_cast<double>(params_.bf16_copy_bytes())) / buckets_.size(),
-                 [&] { optimizer_.update(); });
+                 [&] { muon_routes_.update(); });
   reduction_->gather_weights();
 }
 

@@ -13,6 +13,7 @@
 #include "train/step/attachment.h"
 #include "train/step/declare.h"
 #include "train/step/inputs_digest.h"
+#include "train/step/muon_routes.h"
 #include "train/step/reduction.h"
 #include "train/step/step_profile.h"
 #include "train/step/step_sums.h"
@@ -112,6 +113,7 @@ class Trainer {
   BatchModel model_;
   int64_t T_;
   Optimizer optimizer_;
+  MuonRoutes muon_routes_;
   std::unique_ptr<Reduction> reduction_;
   StepSums sums_;
   StepProfile profile_;

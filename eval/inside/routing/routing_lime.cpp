@@ -60,7 +60,7 @@ RoutingFound look_lime(const RoutingInput& in) {
                   HeatScale::shares,
                   {layers}},
                  {"the same for each key/value head of the reading layer", HeatScale::shares, heads}};
-  found.notes = "each row sums to 1; a plain LLaMA would have 1 at \"itself\"\n";
+  found.notes = "itself and the layers below sum to 1; a plain LLaMA would have 1 at \"itself\"\n";
   return found;
 }
 
