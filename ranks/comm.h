@@ -43,8 +43,8 @@ class Comm {
   virtual void gather(const Tensor& whole) = 0;
   // The whole tensor, of any length up to that, is afterwards the root's at every rank.
   virtual void broadcast(const Tensor& whole, int root) = 0;
-  // Pieces of any sizes to and from other ranks, none of them this one. What one rank sends to another and what that one
-  // receives from it are pieces of the same sizes, in the same order.
+  // Pieces of any sizes to and from other ranks, none of them this one. What one rank sends to another, and what that
+  // one receives from it, are pieces of the same sizes in the same order.
   virtual void route(const std::vector<Piece>& sends, const std::vector<Piece>& receives) = 0;
   // The library's own sum of f32 over all ranks, in an order of its choice, in the own slice of `whole`; the other
   // slices are undefined afterwards. For --sum library only.

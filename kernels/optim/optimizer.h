@@ -39,7 +39,7 @@ class Optimizer {
   Tensor scale() const { return number(0); }
   Tensor factor() const { return number(1); }
   // Updates this rank's slices by the gradients times the factor. Waits for nothing, and a device may record it. Where
-  // the factor is not finite nothing changes. On several ranks Muon's matrices travel in between, so they call the parts
+  // the factor is not finite nothing changes. Several ranks call the parts below, for Muon's matrices travel in between
   // (train/step/muon_routes.h).
   void update();
   // All that is not Muon's.

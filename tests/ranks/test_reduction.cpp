@@ -1,4 +1,5 @@
 // A run of several ranks gives what one rank gives.
+#include <atomic>
 #include <mutex>
 
 #include "tests/ranks/thread_group.h"
@@ -166,6 +167,18 @@ TEST_CASE("ranks: Muon's matrices have the bits of one rank, every architecture,
     }
 }
 
+TEST_CASE("ranks: combinations have the bits of one rank, with AdamW and with Muon") {
+  for (const char* arch : {"mhc+lime", "gemma3n+kv_share", "resformer+depth_attention"})
+    for (const char* optimizer : {"adamw", "normuon"}) {
+      CAPTURES(arch, optimizer);
+      TrainPlan plan = options_for(tiny_with(arch), "bf16", "tree", 4);
+      if (has_muon(optimizer)) plan = with_muon(plan, optimizer);
+      const Outcome one = train(plan, 1, 3);
+      CHECK(train(plan, 2, 3) == one);
+      CHECK(train(plan, 4, 3) == one);
+    }
+}
+
 TEST_CASE("ranks: Muon beside buckets that are exchanged during the backward, three ranks, and other sums") {
   Config config = tiny_with("mhc");  // whose matrices are many sizes
   config.vocab_size = 1500, config.intermediate_size = 700;
@@ -213,4 +226,29 @@ TEST_CASE(
     }
     CHECK(*std::max_element(loads.begin(), loads.end()) <= 1.05 * all / ranks);
   }
+}
+
+TEST_CASE("ranks: Muon's directions are as many bytes as are counted, about 2 e P / W times (W - 1) / W a rank") {
+  const Counting data(10);
+  for (const char* dtype : {"fp32", "bf16"})
+    for (const int ranks : {2, 4}) {
+      CAPTURES(dtype, ranks);
+      const TrainPlan plan = with_muon(options_for(tiny_with("llama"), dtype, "tree", 4), "muon");
+      std::atomic<size_t> routed = 0;
+      on_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
+        Trainer trainer(plan, data, "", group);
+        trainer.step(), trainer.step();
+        routed += dynamic_cast<const ThreadComm&>(group->comm()).routed;
+      });
+      ParameterTable params;
+      declare(params, plan);
+      const Buckets buckets = divide(params, plan, {0, ranks, 0, ranks});
+      const double e = plan.dtype == "bf16" ? 2 : 4, W = ranks;
+      double counted = 0, numbers = 0;
+      for (const RoutedPart& part : routed_parts(params, buckets))
+        counted += 2 * e * static_cast<double>(part.flat.size());
+      for (const Parameter* row : muon_matrices(params)) numbers += static_cast<double>(row->shape.numel());
+      CHECK(static_cast<double>(routed) == 2 * counted);  // of two steps
+      CHECK(counted / W == doctest::Approx(2 * e * numbers / W * (W - 1) / W).epsilon(0.25));
+    }
 }

@@ -109,6 +109,16 @@ TEST_CASE("stand-in: sends must have receives") {
   });
   check_says(became[0], "rank 0 has a send of 16 bytes, rank 1 has a receive of 0");
   check_says(became[1], "rank 1 has a send of 8 bytes, rank 0 has a receive of 0");
+  const auto cut_otherwise = with_raw([](ncclComm_t comm, float* data, const World& world) {
+    start_transfers();
+    ncclGroupStart();
+    for (const int64_t bytes : {world.rank == 0 ? 4 : 12, world.rank == 0 ? 12 : 4})
+      (world.rank == 0 ? ncclSend(data, bytes, ncclInt8, 1, comm, transfer_stream())
+                       : ncclRecv(data, bytes, ncclInt8, 0, comm, transfer_stream()));
+    ncclGroupEnd();
+    wait_for_transfers(mark_transfers());
+  });
+  check_says(cut_otherwise[0], "rank 0 has 2 sends of 16 bytes, rank 1 has 2 receives of 16 bytes");
 }
 
 TEST_CASE("stand-in: memory that changes under a transfer is noticed") {
@@ -205,10 +215,12 @@ TEST_CASE("stand-in: misuse is refused") {
     check_refused(comm, ncclBroadcast(data, data, 8, ncclInt8, 0, comm, nullptr), "not on the transfer stream");
     check_refused(comm, ncclBroadcast(data, data, 8, ncclInt8, 2, comm, transfer_stream()), "Broadcast from rank 2");
     check_refused(comm, ncclSend(data, 8, ncclInt8, 1 - world.rank, comm, transfer_stream()), "only in groups");
+    start_transfers();
     ncclGroupStart();
     check_refused(comm, ncclSend(data, 8, ncclInt8, world.rank, comm, transfer_stream()), "sends to or receives from");
     check_refused(comm, gather(comm, data, world.rank), "only sends and receives in groups");
     CHECK_THAT(ncclGroupEnd() == ncclSuccess, "an empty group");
+    synchronize_transfers();
     check_refused(nullptr, ncclGroupEnd(), "a group ends that has not begun");
 
     start_transfers();

@@ -42,14 +42,21 @@ enum Kind { group, all_gather, broadcast, reduce_scatter };
 // What ranks tell each other before a transfer.
 struct Header {
   int64_t number, kind, count, type, root, recorded;
-  int64_t to_you, from_you;  // bytes, in a group
+  struct Messages {
+    int64_t bytes, count;
+    uint64_t sizes;  // a hash of each one's
+    bool operator==(const Messages&) const = default;
+  };
+  Messages to_you, from_you;  // in a group
 };
+
+using Messages = std::vector<Span>;  // to or from one rank
 
 struct Transfer {
   ncclComm* comm;
   Header header{};
-  std::vector<Span> out, in;  // by rank
-  Span whole{};               // of a ReduceScatter
+  std::vector<Messages> out, in;  // by rank
+  Span whole{};                   // of a ReduceScatter
   std::shared_ptr<int> recording{};
   // From when it is asked for until it runs: hashes of what goes out; whether NaN was put where it comes in. Not of
   // memory that a transfer before this one has still to do with.
@@ -87,16 +94,27 @@ std::string text_of(const Header& h) {
   if (h.kind == group) return names[h.kind] + recorded;
   return str(names[h.kind], " of ", h.count, " x type ", h.type, " with root ", h.root, recorded);
 }
+std::string text_of(const char* what, const Header::Messages& m) {
+  return m.count <= 1 ? str("a ", what, " of ", m.bytes, " bytes")
+                      : str(m.count, " ", what, "s of ", m.bytes, " bytes");
+}
 size_t size_of_type(ncclDataType_t type) { return type == ncclFloat32 ? 4 : 1; }
 
 // -----------------------------------------------------------------------------------------------------------------
 // Memory.
 
-uint64_t hash_of(const Span& span) {
-  uint64_t hash = 0xCBF29CE484222325ull;
+uint64_t hash_of(const Span& span, uint64_t hash = 0xCBF29CE484222325ull) {
   const auto* bytes = static_cast<const uint8_t*>(span.data);
   for (size_t i = 0; i < span.bytes; ++i) hash = (hash ^ bytes[i]) * 0x100000001B3ull;
   return hash;
+}
+Header::Messages summary_of(const Messages& messages) {
+  Header::Messages sum{0, static_cast<int64_t>(messages.size()), hash_of({})};
+  for (const Span& one : messages) {
+    size_t bytes = one.bytes;
+    sum.bytes += static_cast<int64_t>(bytes), sum.sizes = hash_of({&bytes, sizeof bytes}, sum.sizes);
+  }
+  return sum;
 }
 bool is_poisoned(const Span& span) {
   const auto* bytes = static_cast<const uint8_t*>(span.data);
@@ -122,28 +140,35 @@ void begin(Transfer& t) {
     asked.copy.assign(data, data + t.whole.bytes);
     poison(t.whole);
   }
-  for (const Span& out : t.out) asked.hashes.push_back(is_free(out) ? std::optional(hash_of(out)) : std::nullopt);
-  for (const Span& in : t.in) {
-    asked.poisoned.push_back(is_free(in));
-    if (asked.poisoned.back()) poison(in);
-  }
-  std::vector<Span> touched = t.out;
-  touched.insert(touched.end(), t.in.begin(), t.in.end());
-  touched.push_back(t.whole);
+  std::vector<Span> touched = {t.whole};
+  for (const Messages& to_one : t.out)
+    for (const Span& out : to_one) {
+      asked.hashes.push_back(is_free(out) ? std::optional(hash_of(out)) : std::nullopt);
+      touched.push_back(out);
+    }
+  for (const Messages& from_one : t.in)
+    for (const Span& in : from_one) {
+      asked.poisoned.push_back(is_free(in));
+      if (asked.poisoned.back()) poison(in);
+      touched.push_back(in);
+    }
   under_way.push_back(std::move(touched));
   t.asked.push_back(std::move(asked));
   ++t.comm->under_way;
 }
 
 void check_memory(const Transfer& t, const Transfer::Asked& asked) {
+  size_t sent = 0, received = 0;
   for (size_t r = 0; r < t.out.size(); ++r)
-    if (asked.hashes[r] && hash_of(t.out[r]) != *asked.hashes[r])
-      fail_transfer(t, "rank ", t.comm->rank, " wrote what goes to rank ", r, " before that was waited for, in ",
-                    text_of(t.header));
+    for (const Span& out : t.out[r])
+      if (const auto& hash = asked.hashes[sent++]; hash && hash_of(out) != *hash)
+        fail_transfer(t, "rank ", t.comm->rank, " wrote what goes to rank ", r, " before that was waited for, in ",
+                      text_of(t.header));
   for (size_t r = 0; r < t.in.size(); ++r)
-    if (asked.poisoned[r] && !is_poisoned(t.in[r]))
-      fail_transfer(t, "rank ", t.comm->rank, " wrote where something comes from rank ", r,
-                    " before that was waited for, in ", text_of(t.header));
+    for (const Span& in : t.in[r])
+      if (asked.poisoned[received++] && !is_poisoned(in))
+        fail_transfer(t, "rank ", t.comm->rank, " wrote where something comes from rank ", r,
+                      " before that was waited for, in ", text_of(t.header));
   if (!asked.copy.empty() && !is_poisoned(t.whole))
     fail_transfer(t, "rank ", t.comm->rank, " wrote what is summed before that was waited for");
 }
@@ -168,10 +193,8 @@ void compare(const Transfer& t, const Header& mine, const Header& theirs, size_t
   };
   const auto key = [](const Header& h) { return std::array{h.number, h.kind, h.count, h.type, h.root, h.recorded}; };
   if (key(mine) != key(theirs)) say(text_of(mine), text_of(theirs));
-  if (mine.to_you != theirs.from_you)
-    say(str("a send of ", mine.to_you, " bytes"), str("a receive of ", theirs.from_you));
-  if (mine.from_you != theirs.to_you)
-    say(str("a receive of ", mine.from_you, " bytes"), str("a send of ", theirs.to_you));
+  if (mine.to_you != theirs.from_you) say(text_of("send", mine.to_you), text_of("receive", theirs.from_you));
+  if (mine.from_you != theirs.to_you) say(text_of("receive", mine.from_you), text_of("send", theirs.to_you));
 }
 
 void meet(const Transfer& t) {
@@ -179,7 +202,7 @@ void meet(const Transfer& t) {
   std::vector<Span> out, in;
   for (size_t r = 0; r < mine.size(); ++r) {
     mine[r].number = t.comm->run;
-    if (t.header.kind == group) mine[r].to_you = int64_t(t.out[r].bytes), mine[r].from_you = int64_t(t.in[r].bytes);
+    if (t.header.kind == group) mine[r].to_you = summary_of(t.out[r]), mine[r].from_you = summary_of(t.in[r]);
     out.push_back({&mine[r], sizeof(Header)});
     in.push_back({&theirs[r], sizeof(Header)});
   }
@@ -211,8 +234,27 @@ void sum_slices(const Transfer& t, std::vector<std::byte> from) {
   std::memcpy(static_cast<std::byte*>(t.whole.data) + own * bytes, sum.data(), bytes);
 }
 
+// All that goes to a rank at once, and all that comes from it.
+void swap_messages(const Transfer& t) {
+  std::vector<std::vector<std::byte>> sent(t.out.size()), received(t.in.size());
+  std::vector<Span> out, in;
+  for (size_t r = 0; r < t.out.size(); ++r) {
+    for (const Span& one : t.out[r]) {
+      const auto* data = static_cast<const std::byte*>(one.data);
+      sent[r].insert(sent[r].end(), data, data + one.bytes);
+    }
+    received[r].resize(static_cast<size_t>(summary_of(t.in[r]).bytes));
+    out.push_back({sent[r].data(), sent[r].size()}), in.push_back({received[r].data(), received[r].size()});
+  }
+  t.comm->mesh->swap(out, in, patience);
+  for (size_t r = 0; r < t.in.size(); ++r) {
+    size_t at = 0;
+    for (const Span& one : t.in[r]) std::memcpy(one.data, received[r].data() + at, one.bytes), at += one.bytes;
+  }
+}
+
 void move(const Transfer& t, Transfer::Asked& asked) {
-  if (t.whole.bytes == 0) return t.comm->mesh->swap(t.out, t.in, patience);
+  if (t.whole.bytes == 0) return swap_messages(t);
   if (asked.copy.empty()) {
     const auto* data = static_cast<const std::byte*>(t.whole.data);
     asked.copy.assign(data, data + t.whole.bytes);
@@ -265,9 +307,9 @@ ncclResult_t look_at(ncclComm* comm, const void* data, cudaStream_t stream) {
 Transfer new_transfer(ncclComm* comm, Kind kind, size_t count, ncclDataType_t type, int root) {
   const auto ranks = static_cast<size_t>(comm->ranks);
   return {comm,
-          {0, kind, int64_t(count), type, root, emulator::captures(), 0, 0},
-          std::vector<Span>(ranks),
-          std::vector<Span>(ranks)};
+          {0, kind, int64_t(count), type, root, emulator::captures(), {}, {}},
+          std::vector<Messages>(ranks),
+          std::vector<Messages>(ranks)};
 }
 
 ncclResult_t ask(Transfer transfer) {
@@ -295,9 +337,7 @@ ncclResult_t add_message(const void* data, size_t bytes, int peer, ncclComm* com
     return refuse(comm, ncclInvalidArgument, str("rank ", comm->rank, " sends to or receives from ", peer));
   if (open_group == nullptr) open_group = std::make_unique<Transfer>(new_transfer(comm, group, 0, ncclInt8, 0));
   if (open_group->comm != comm) return refuse(comm, ncclInvalidUsage, "a group of two communicators");
-  Span& span = (sends ? open_group->out : open_group->in)[static_cast<size_t>(peer)];
-  if (span.bytes > 0) return refuse(comm, ncclInvalidUsage, str("it knows one message to or from ", peer, " a group"));
-  span = slice_of(data, 0, bytes);
+  (sends ? open_group->out : open_group->in)[static_cast<size_t>(peer)].push_back(slice_of(data, 0, bytes));
   return ncclSuccess;
 }
 
@@ -316,7 +356,11 @@ ncclResult_t ncclGroupStart() {
 }
 ncclResult_t ncclGroupEnd() {
   if (groups == 0) return refuse(nullptr, ncclInvalidUsage, "a group ends that has not begun");
-  const auto ended = --groups == 0 ? std::move(open_group) : nullptr;
+  if (--groups > 0) return ncclSuccess;
+  // A rank that sends and receives nothing meets the others, too. A process has one communicator at a time.
+  if (open_group == nullptr && !all.empty() && all.back()->mesh != nullptr)
+    open_group = std::make_unique<Transfer>(new_transfer(all.back().get(), group, 0, ncclInt8, 0));
+  const auto ended = std::move(open_group);
   return ended != nullptr ? ask(std::move(*ended)) : ncclSuccess;
 }
 
@@ -328,7 +372,7 @@ ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataTyp
   if (from != own.data) return refuse(comm, ncclInvalidArgument, "it knows AllGather only in place");
   Transfer t = new_transfer(comm, all_gather, count, type, 0);
   for (int r = 0; r < comm->ranks; ++r)
-    if (r != comm->rank) t.out[static_cast<size_t>(r)] = own, t.in[static_cast<size_t>(r)] = slice_of(to, r, bytes);
+    if (r != comm->rank) t.out[static_cast<size_t>(r)] = {own}, t.in[static_cast<size_t>(r)] = {slice_of(to, r, bytes)};
   return ask(std::move(t));
 }
 
@@ -339,9 +383,9 @@ ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataTyp
   if (root < 0 || root >= comm->ranks) return refuse(comm, ncclInvalidArgument, str("Broadcast from rank ", root));
   Transfer t = new_transfer(comm, broadcast, count, type, root);
   const Span whole = slice_of(to, 0, count * size_of_type(type));
-  if (comm->rank != root) t.in[static_cast<size_t>(root)] = whole;
+  if (comm->rank != root) t.in[static_cast<size_t>(root)] = {whole};
   for (int r = 0; r < comm->ranks; ++r)
-    if (comm->rank == root && r != root) t.out[static_cast<size_t>(r)] = whole;
+    if (comm->rank == root && r != root) t.out[static_cast<size_t>(r)] = {whole};
   return ask(std::move(t));
 }
 

@@ -11,7 +11,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 . "$root/tests/system/mpi_jobs.sh"
 steps=24
-flags=("${run_of_ranks[@]}" --steps $steps --save-every 3 --eval-every 12)
+flags=("${run_of_ranks[@]}" --optimizer normuon --steps $steps --save-every 3 --eval-every 12)
 "$tests" run train_lime "${flags[@]}" --out "$work/one" >"$work/output" 2>&1 || failed "one rank"
 
 now() { echo $(($(date +%s%N) / 1000000)); }

@@ -34,6 +34,9 @@ jobs=0 turn=0
 for trainer in "${trainers[@]}"; do
   for dtype in fp32 bf16; do
     flags=("${run_of_ranks[@]}" --dtype $dtype --steps "$steps" --save-every "$steps" --eval-every "$steps")
+    [ "$trainer" != train_combined ] || flags+=(--arch mhc+lime)
+    # Every third with Muon, every third with NorMuon.
+    case $((turn % 3)) in 1) flags+=(--optimizer muon) ;; 2) flags+=(--optimizer normuon) ;; esac
     "$tests" run "$trainer" "${flags[@]}" --out "$work/one" >"$work/output" 2>&1 || failed "$trainer, one rank"
     : $((++turn))
     for i in "${!mpiruns[@]}"; do
@@ -51,7 +54,9 @@ done
 
 # 1 -> 2 -> 4 -> 1 ranks, two steps each.
 for dtype in fp32 bf16; do
-  flags=("${run_of_ranks[@]}" --dtype $dtype --schedule constant --eval-every 2)
+  optimizer=adamw
+  [ $dtype = fp32 ] || optimizer=normuon
+  flags=("${run_of_ranks[@]}" --dtype $dtype --optimizer $optimizer --schedule constant --eval-every 2)
   "$tests" run train_lime "${flags[@]}" --steps 8 --out "$work/one" >"$work/output" 2>&1 || failed "one rank"
   for i in "${!mpiruns[@]}"; do
     last=0

@@ -11,6 +11,7 @@
 #include "train/run/ranks.h"
 #include "train/run/scaling.h"
 #include "train/settings/gpus.h"
+#include "train/step/muon_routes.h"
 #include "train/step/reduction.h"
 
 namespace crossply {
@@ -123,6 +124,27 @@ double weight_bytes(const PlannedRun& planned, Dtype storage) {
   return bytes;
 }
 
+// Muon's directions, both ways; of a rank, on the average.
+Sent sent_directions(const TrainPlan& plan, const PlannedRun& planned, int64_t node_ranks) {
+  const double bytes = storage_type(plan) == Dtype::bf16 ? 2 : 4;
+  Sent all;
+  for (const RoutedPart& part : routed_parts(planned.params, planned.buckets))
+    (part.holder / node_ranks == part.owner / node_ranks ? all.inside : all.outside) +=
+        2 * bytes * static_cast<double>(part.flat.size()) / static_cast<double>(planned.buckets.size());
+  return all;
+}
+
+// FLOPs of the rank that has most to make orthogonal.
+double newton_schulz_of_busiest(const TrainPlan& plan, const PlannedRun& planned) {
+  const std::vector<const Parameter*> matrices = muon_matrices(planned.params);
+  const std::vector<int> owners = muon_owners(planned.params, planned.buckets.size());
+  const size_t steps = newton_schulz_of(plan.muon.polynomial, plan.muon.steps).steps.size();
+  std::vector<double> loads(static_cast<size_t>(planned.buckets.size()));
+  for (size_t i = 0; i < matrices.size(); ++i)
+    loads[static_cast<size_t>(owners[i])] += newton_schulz_flops(matrices[i]->shape[0], matrices[i]->shape[1], steps);
+  return *std::max_element(loads.begin(), loads.end());
+}
+
 // What moves, which way, and in what time the rest is done. Without a rate to compute by, t_c stays 0.
 ScalingInput scaling_input(const TrainPlan& plan, const PlannedRun& planned) {
   const PlannedWorld& world = plan.world;
@@ -138,16 +160,19 @@ ScalingInput scaling_input(const TrainPlan& plan, const PlannedRun& planned) {
   if (!on_gpus(plan)) {
     in.gather = Route::flat;
     in.links = {world.net * 1e9, world.net * 1e9, 1, true};
+    in.directions = sent_directions(plan, planned, 1);
     return in;
   }
   const Gpu& gpu = gpu_of(plan);
   in.links = {world.nvlink > 0 ? world.nvlink * 1e9 : gpu.b_nv, world.net > 0 ? world.net * 1e9 : gpu.b_ib,
               world.node_gpus};
+  in.directions = sent_directions(plan, planned, in.links.g);
   if (plan.sum == "library") in.reduce = Route::ring;
   if (world.rate > 0) return in;
   const bool in_bf16 = storage_type(plan) == Dtype::bf16;
   const double peak = assumed_mfu(planned.params.count()) * (in_bf16 ? gpu.bf16 : gpu.fp32);
   in.t_c = planned.training_flops_per_token * tokens / peak;
+  in.newton_schulz = newton_schulz_of_busiest(plan, planned) / peak;
   // AdamW reads four numbers and writes three, and a bf16 copy, after the norm has read one; the tree reads and writes
   // six for each micro-step but one: a sum, a copy, zeros.
   in.swept = (in_bf16 ? 34 : 32) * static_cast<double>(planned.buckets.own_size());
@@ -162,15 +187,18 @@ std::string sent_table(const TrainPlan& plan, const ScalingInput& in) {
   std::vector<std::vector<std::string>> rows = {{"sent by a rank in a step"}};
   if (on_gpus(plan)) rows[0].insert(rows[0].end(), {"inside its node", "to other nodes"});
   else rows[0].push_back("to other ranks");
-  const auto add = [&](const std::string& what, double bytes, Route route) {
-    const Sent each = sent(bytes, route, in.W, in.links.g);
-    rows.push_back({"  " + what + (route == Route::ring ? ", round a ring" : ", to each rank")});
+  const auto add_sent = [&](const std::string& what, const Sent& each) {
+    rows.push_back({"  " + what});
     if (on_gpus(plan)) rows.back().push_back(format_bytes(each.inside));
     rows.back().push_back(format_bytes(each.outside));
+  };
+  const auto add = [&](const std::string& what, double bytes, Route route) {
+    add_sent(what + (route == Route::ring ? ", round a ring" : ", to each rank"), sent(bytes, route, in.W, in.links.g));
   };
   add("gradients, fp32", in.gradients, in.reduce);
   add(in.weights < in.gradients ? "weights, bf16 and fp32" : "weights, fp32", in.weights, in.gather);
   add("losses and squares, fp64", in.sums, in.gather);
+  if (has_muon(plan.optimizer)) add_sent("Muon's directions, to owners and back", in.directions);
   return format_table(rows);
 }
 
@@ -194,7 +222,7 @@ std::string rates_line(const TrainPlan& plan, const ScalingInput& in) {
 }
 
 std::string computing(const TrainPlan& plan, const PlannedRun& planned) {
-  if (plan.world.rate > 0) return str("by --rank-rate; AdamW is in it");
+  if (plan.world.rate > 0) return str("by --rank-rate; the optimizer is in it");
   const bool in_bf16 = storage_type(plan) == Dtype::bf16;
   return str(format_number("%.3g", planned.training_flops_per_token), " FLOPs each, ",
              format_number("%.0f%% of ", 100 * assumed_mfu(planned.params.count())),
@@ -227,10 +255,15 @@ std::string time_lines(const TrainPlan& plan, const PlannedRun& planned, const S
         str("AdamW", plan.sum == "tree" ? ", parked sums," : "", " at ", format_number("%.4g GB/s", 1e-9 * in.b_hbm),
             " of memory"));
   add("t_sums", format_time(t.t_sums), "losses and squares of the gradients");
+  if (has_muon(plan.optimizer))
+    add("t_muon", format_time(t.t_muon),
+        in.newton_schulz > 0 ? str("directions to owners and back; Newton-Schulz ", format_time(in.newton_schulz))
+                             : std::string("directions to owners and back; Newton-Schulz is in t_c"));
   const double tokens = static_cast<double>(tokens_of_rank(plan, planned) * in.W);
   add("t", format_time(t.t), "a step");
   add("tokens/s", format_count(std::llround(tokens / t.t)), "of all ranks");
-  out += str("  t = s t_c + max(tail, t_rs - 0.9 t_bwd) + t_ag", in.b_hbm > 0 ? " + t_hbm" : "", " + t_sums\n");
+  out += str("  t = s t_c + max(tail, t_rs - 0.9 t_bwd) + t_ag", in.b_hbm > 0 ? " + t_hbm" : "", " + t_sums",
+             has_muon(plan.optimizer) ? " + t_muon\n" : "\n");
   out += str("  efficiency t_c / t: ", format_number("%.1f%%", 100 * t.efficiency()),
              "; without overlap, with t_rs in full: ", format_number("%.1f%%", 100 * t.plain_efficiency()), "\n");
   return out;
@@ -252,7 +285,7 @@ std::string memory_limit(const TrainPlan& plan, const std::vector<MemoryPart>& p
 
 std::string time_limit(const TrainPlan& plan, const ScalingInput& in, const Scaling& t) {
   const double slower = (t.s - 1) * t.t_c;
-  const double most = std::max({slower, t.rs_exposed, t.ag_exposed, t.t_hbm, t.t_sums});
+  const double most = std::max({slower, t.rs_exposed, t.ag_exposed, t.t_hbm, t.t_sums, t.t_muon});
   const auto costs = [&](const char* what) {
     return str(what, format_number(", %.1f%% of the step;\n  ", 100 * most / t.t));
   };
@@ -263,6 +296,7 @@ std::string time_limit(const TrainPlan& plan, const ScalingInput& in, const Scal
            "a larger --batch with a smaller --accumulate makes it longer";
   if (most == t.rs_exposed) return costs("the gradients' tail") + more;
   if (most == t.t_hbm) return costs("sweeps over memory") + (plan.sum == "tree" ? "--sum running parks nothing" : more);
+  if (most == t.t_muon) return costs("Muon's matrices") + more;
   if (most == t.t_sums) return costs("the gather of losses and squares") + more;
   return costs("the gather of weights") + (in.weights < in.gradients ? more : more + ";\n  or --dtype bf16");
 }
@@ -280,8 +314,10 @@ std::string bits_line(const TrainPlan& plan, int64_t micro_steps, int64_t W) {
 
 std::string checkpoint_lines(const PlannedRun& planned, int64_t W) {
   const auto count = static_cast<double>(planned.params.count());
-  const double each = 8 * count / static_cast<double>(W);
-  return str("a checkpoint: ", format_bytes(12 * count), "; weights in fp32, ", format_bytes(4 * count),
+  double moments = 2 * count;  // Muon's matrices have the first alone
+  for (const Parameter* row : muon_matrices(planned.params)) moments -= static_cast<double>(row->shape.numel());
+  const double each = 4 * moments / static_cast<double>(W);
+  return str("a checkpoint: ", format_bytes(4 * (count + moments)), "; weights in fp32, ", format_bytes(4 * count),
              ";\n  moments in ", W == 1 ? "a file" : format_count(W) + " files", " of ", format_bytes(each),
              ";\n  config.json, train_state.json, tokenizer and manifest\n");
 }

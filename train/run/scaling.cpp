@@ -40,7 +40,13 @@ double latency(Route route, int64_t W, const Links& links) {
   return (30 + (n > 1 ? 25 + peers : 0)) * us;
 }
 
-// Links inside and outside work at the same time. A ring is as fast as its slowest link, and has all cards of a node.
+// Links inside and outside work at the same time.
+static double beside(const Sent& each, const Links& links) {
+  const double inside = each.inside > 0 ? each.inside / links.b_nv : 0;
+  return each.outside > 0 ? std::max(inside, each.outside / links.b_ib) : inside;
+}
+
+// A ring is as fast as its slowest link, and has all cards of a node.
 double transfer_time(double bytes, int64_t nb, Route route, int64_t W, const Links& links) {
   if (W == 1) return 0;
   const Sent each = sent(bytes, route, W, links.g);
@@ -49,8 +55,7 @@ double transfer_time(double bytes, int64_t nb, Route route, int64_t W, const Lin
     const double cards = links.b_ib * static_cast<double>(std::min(links.g, W));
     seconds = (each.inside + each.outside) / (each.outside > 0 ? std::min(links.b_nv, cards) : links.b_nv);
   } else {
-    if (each.inside > 0) seconds = each.inside / links.b_nv;
-    if (each.outside > 0) seconds = std::max(seconds, each.outside / links.b_ib);
+    seconds = beside(each, links);
   }
   return seconds + static_cast<double>(nb) * latency(route, W, links);
 }
@@ -61,6 +66,9 @@ Scaling predict(const ScalingInput& in) {
   out.t_rs = transfer_time(in.gradients, in.nb, in.reduce, in.W, in.links);
   out.t_ag = transfer_time(in.weights, in.nb, in.gather, in.W, in.links);
   out.t_sums = transfer_time(in.sums, in.sums > 0 ? 1 : 0, in.gather, in.W, in.links);
+  out.t_muon = in.newton_schulz;
+  if (in.directions.inside + in.directions.outside > 0)
+    out.t_muon += beside(in.directions, in.links) + 2 * latency(Route::flat, in.W, in.links);
   out.t_hbm = in.b_hbm > 0 ? in.swept / in.b_hbm : 0;
   out.t_bwd = in.t_c / static_cast<double>(in.A) * 2 / 3, out.t_fwd = out.t_bwd / 2;
   const auto exposed = [](double t, double tail, double hidden) { return std::max(tail, t - 0.9 * hidden); };
@@ -68,8 +76,8 @@ Scaling predict(const ScalingInput& in) {
   out.rs_exposed = in.reduce_beside ? exposed(out.t_rs, out.rs_tail, out.t_bwd) : out.t_rs;
   const double first = out.t_ag / static_cast<double>(in.nb);  // without which the forward cannot begin
   out.ag_exposed = in.gather_beside ? exposed(out.t_ag, first, out.t_fwd) : out.t_ag;
-  out.t = out.s * out.t_c + out.rs_exposed + out.ag_exposed + out.t_hbm + out.t_sums;
-  out.t_plain = out.s * out.t_c + out.t_rs + out.t_ag + out.t_hbm + out.t_sums;
+  out.t = out.s * out.t_c + out.rs_exposed + out.ag_exposed + out.t_hbm + out.t_sums + out.t_muon;
+  out.t_plain = out.s * out.t_c + out.t_rs + out.t_ag + out.t_hbm + out.t_sums + out.t_muon;
   return out;
 }
 

@@ -5,7 +5,8 @@
 //   t_rs, t_ag  gradients to their owners; updated weights to all ranks
 //   t_hbm       sweeps over the flat arrays: AdamW, parked sums
 //   t_sums      the gather of losses and squares, for which the update waits
-//   t           = s t_c + exposed t_rs + exposed t_ag + t_hbm + t_sums;  efficiency = t_c / t
+//   t_muon      Muon's directions to the owners of the matrices and back, and the work of the busiest owner
+//   t           = s t_c + exposed t_rs + exposed t_ag + t_hbm + t_sums + t_muon;  efficiency = t_c / t
 //
 // A transfer that runs while the device computes is exposed by max(tail, t - 0.9 of the time it may hide behind): the
 // tail is what only begins when the computing is done.
@@ -50,6 +51,8 @@ struct ScalingInput {
   double gradients = 0;         // bytes
   double weights = 0;           // bytes, as they are gathered
   double sums = 0;              // bytes
+  Sent directions;              // bytes of a rank, on the average
+  double newton_schulz = 0;     // seconds
   int64_t nb = 1;               // buckets
   double tail = 1;              // share of the gradients that is final only when the backward ends
   double swept = 0, b_hbm = 0;  // bytes for t_hbm, and their rate; 0: in t_c
@@ -59,7 +62,7 @@ struct ScalingInput {
 };
 
 struct Scaling {
-  double t_c, s, t_rs, t_ag, t_hbm, t_sums;
+  double t_c, s, t_rs, t_ag, t_hbm, t_sums, t_muon;
   double t_bwd, t_fwd;  // of one micro-step, without s
   double rs_tail, rs_exposed, ag_exposed;
   double t, t_plain;  // with and without overlap

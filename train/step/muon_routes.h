@@ -3,7 +3,7 @@
 // go there and come back, in rounds, beside AdamW's update and the products of the rounds before. They have the bits of
 // one rank.
 //
-//   sent by all ranks in a step: 2 e P (W - 1) / W bytes, about, of P numbers in matrices, each of e = 4, or in bf16 2
+//   sent by all ranks in a step: 2 e P (W - 1) / W bytes, about; P numbers in matrices, of e = 4 bytes, or in bf16 2
 #pragma once
 
 #include <vector>
