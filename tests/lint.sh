@@ -40,7 +40,7 @@ kernels/block: engine kernels kernels/cpu kernels/cuda
 kernels/depth: engine kernels kernels/cpu kernels/cuda kernels/block
 kernels/attention: engine kernels kernels/cpu kernels/cuda kernels/depth
 kernels/depth/streams: engine kernels kernels/cpu kernels/cuda kernels/block kernels/depth
-kernels/optim: engine kernels kernels/cpu kernels/cuda
+kernels/optim: engine kernels kernels/block kernels/cpu kernels/cuda
 kernels/reference: engine kernels/cpu
 ranks: engine engine/io kernels kernels/optim kernels/cuda
 cli: engine engine/io

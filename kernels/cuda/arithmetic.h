@@ -15,7 +15,7 @@
 
 namespace crossply {
 
-// All that an algorithm for a product may depend on, in the order of kind_of (kernels/block/matmul.cu).
+// All that an algorithm for a product may depend on, in the order of kind_of (kernels/block/products.cu).
 using ProductKind = std::array<int64_t, 17>;
 
 // An algorithm: cuBLASLt's own bytes, which it promises to take back in the same version; in the emulator, an order.

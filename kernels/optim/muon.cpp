@@ -61,16 +61,15 @@ void muon_row_cpu(float* params, bf16* copy, const S* o, const MuonNumbers& numb
   }
 }
 
-// The step's factor, where the CPU can read it.
-double factor_in(const Tensor& factor, Stream stream) {
-  CHECK_THAT(stream.backend != Backend::cuda, "Muon runs on the CPU only");
+// Where the step's factor and numbers are.
+const double* factor_at(const Tensor& factor) {
   CHECK_THAT(factor.numel() == 1, factor.str());
-  return *factor.as<double>();
+  return factor.as<double>();
 }
 
-const MuonNumbers& numbers_in(const Tensor& numbers) {
+const MuonNumbers* numbers_at(const Tensor& numbers) {
   CHECK_THAT(numbers.bytes() == sizeof(MuonNumbers), numbers.str());
-  return *reinterpret_cast<const MuonNumbers*>(numbers.as<double>());
+  return reinterpret_cast<const MuonNumbers*>(numbers.as<double>());
 }
 
 }  // namespace
@@ -90,7 +89,9 @@ void muon_momentum(const Tensor& u, const Tensor& m, const Tensor& grads, const 
                    bool nesterov, Stream stream) {
   const int64_t n = grads.numel();
   CHECK_SHAPES(u.numel() == n && m.numel() == n, u, m, grads);
-  const double by = factor_in(factor, stream), momentum = numbers_in(numbers).momentum;
+  if (stream.backend == Backend::cuda)
+    return muon_momentum_cuda(u, m, grads, factor_at(factor), numbers_at(numbers), nesterov);
+  const double by = *factor_at(factor), momentum = numbers_at(numbers)->momentum;
   if (!std::isfinite(by)) return;
   if (stream.backend == Backend::cpu)
     return with_storage(u.dtype, [&]<class S>(S) {
@@ -102,7 +103,8 @@ void muon_momentum(const Tensor& u, const Tensor& m, const Tensor& grads, const 
 
 void normalize_rows(const Tensor& o, const Tensor& v, double beta2, const Tensor& factor, Stream stream) {
   CHECK_SHAPES(o.shape.rank == 2 && v.numel() == o.dim(0), o, v);
-  if (!std::isfinite(factor_in(factor, stream))) return;
+  if (stream.backend == Backend::cuda) return normalize_rows_cuda(o, v, beta2, factor_at(factor));
+  if (!std::isfinite(*factor_at(factor))) return;
   if (stream.backend == Backend::cpu)
     return with_storage(o.dtype,
                         [&]<class S>(S) { normalize_rows_cpu(o.as<S>(), v.as<float>(), o.dim(0), o.dim(1), beta2); });
@@ -114,8 +116,10 @@ void muon_update(const Tensor& params, const Tensor& bf16_copy, const Tensor& o,
   const int64_t n = params.numel();
   CHECK_SHAPES(o.numel() == n && (bf16_copy.data == nullptr || bf16_copy.numel() == n), params, bf16_copy, o);
   check_rows(rows, n);
-  const MuonNumbers& of_step = numbers_in(numbers);
-  if (!std::isfinite(factor_in(factor, stream))) return;
+  if (stream.backend == Backend::cuda)
+    return muon_update_cuda(params, bf16_copy, o, factor_at(factor), numbers_at(numbers), rows, cautious);
+  if (!std::isfinite(*factor_at(factor))) return;
+  const MuonNumbers& of_step = *numbers_at(numbers);
   if (stream.backend == Backend::cpu)
     return with_storage(o.dtype, [&]<class S>(S) {
       for_parts_of_rows(rows, n, [&](const MuonRow& row) {

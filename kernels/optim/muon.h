@@ -45,6 +45,13 @@ void normalize_rows(const Tensor& o, const Tensor& v, double beta2, const Tensor
 void muon_update(const Tensor& params, const Tensor& bf16_copy, const Tensor& o, const Tensor& factor,
                  const Tensor& numbers, const std::vector<MuonRow>& rows, bool cautious, Stream stream);
 
+// kernels/optim/muon.cu
+CUDA_TWIN void muon_momentum_cuda(const Tensor& u, const Tensor& m, const Tensor& grads, const double* factor,
+                                  const MuonNumbers* numbers, bool nesterov);
+CUDA_TWIN void normalize_rows_cuda(const Tensor& o, const Tensor& v, double beta2, const double* factor);
+CUDA_TWIN void muon_update_cuda(const Tensor& params, const Tensor& bf16_copy, const Tensor& o, const double* factor,
+                                const MuonNumbers* numbers, const std::vector<MuonRow>& rows, bool cautious);
+
 template <class T>
 void muon_momentum_ref(T* u, T* m, const T* grads, int64_t n, double factor, double momentum, bool nesterov) {
   for (int64_t i = 0; i < n; ++i) {

@@ -148,6 +148,16 @@ void MuonMatrices::orthogonalise(const std::vector<size_t>& places, const Tensor
     normalize_rows(each[k], row_moments_[own[k]], beta2, factor, stream);
 }
 
+void MuonMatrices::try_products() {
+  std::vector<Tensor> one_of_each;
+  for (const Parameter* row : matrices_) {
+    if (std::ranges::count(one_of_each, row->shape, &Tensor::shape) > 0) continue;
+    one_of_each.push_back(directions({row->offset, row->offset + row->shape.numel()}));
+    one_of_each.back().shape = row->shape;
+  }
+  newton_schulz(one_of_each, iteration_, params_.device().stream());
+}
+
 void MuonMatrices::apply(const std::vector<MuonPart>& parts, const Tensor& factor, const Tensor& numbers) {
   for (const MuonPart& part : parts)
     muon_update(part.values, part_of(params_.bf16_copy(), part.flat), directions(part.flat), factor, numbers, part.rows,

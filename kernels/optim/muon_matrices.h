@@ -1,5 +1,4 @@
 // The rows of a parameter table that Muon updates: where they lie, their directions, NorMuon's moments, one update.
-// On CPUs so far.
 //
 // Of several ranks each has the momentum of its own slices (engine/buckets.h), but a matrix is made orthogonal as a
 // whole, by its owner:
@@ -75,6 +74,9 @@ class MuonMatrices {
                        const Tensor& numbers);
   // Of these matrices, by their places in matrices(), the ones that this rank owns.
   void orthogonalise(const std::vector<size_t>& places, const Tensor& factor);
+  // Multiplies as orthogonalise() does, one matrix of each shape, whoever owns it: a GPU's choices of algorithms are
+  // those of all ranks. What directions hold is lost.
+  void try_products();
   void apply(const std::vector<MuonPart>& parts, const Tensor& factor, const Tensor& numbers);
   // A matrix's second moments of its rows, (rows); without data without NorMuon, and where another rank owns it.
   Tensor row_moments(const Parameter& row) const;

@@ -166,7 +166,7 @@ int64_t newton_schulz_scratch(const std::vector<Shape>& matrices, Dtype dtype, i
 
 void newton_schulz(const std::vector<Tensor>& matrices, const NewtonSchulz& iteration, Stream stream) {
   for (const Tensor& x : matrices) CHECK_THAT(x.shape.rank == 2 && x.numel() > 0, x.str());
-  CHECK_THAT(stream.backend != Backend::cuda, "Newton-Schulz runs on the CPU only");
+  if (stream.backend == Backend::cuda) return newton_schulz_cuda(matrices, iteration);
   if (stream.backend == Backend::reference) {
     for (const Tensor& x : matrices)
       with_real(x.dtype, [&]<class T>(T) { newton_schulz_ref(x.as<T>(), x.dim(0), x.dim(1), iteration); });

@@ -9,7 +9,7 @@
 // matrices: each (m, n), row-major, replaced by the result; not overlapping. f32 (f64 on the reference), with products
 // as stream.products says, or all bf16: then X, A and b A + c A A are stored in bf16, and sums are f32. |X|_F: squares
 // in double, leaf by leaf, then in order. A zero matrix stays zero. No result depends on the thread count, nor on which
-// matrices are beside each other in the list.
+// matrices are beside each other in the list. On a GPU those of one shape are multiplied at once.
 //
 // FLOPs of one step: 4 s^2 l + 2 s^3 with s the smaller side and l the larger; 31 % less on the CPU, which computes the
 // symmetric products once.
@@ -46,6 +46,10 @@ inline double newton_schulz_flops(int64_t m, int64_t n, size_t steps) {
 // Bytes that the CPU takes beside these matrices, with `threads` threads.
 int64_t newton_schulz_scratch(const std::vector<Shape>& matrices, Dtype dtype, int64_t threads);
 void newton_schulz(const std::vector<Tensor>& matrices, const NewtonSchulz& iteration, Stream stream);
+
+// kernels/optim/newton_schulz.cu
+CUDA_TWIN void newton_schulz_cuda(const std::vector<Tensor>& matrices, const NewtonSchulz& iteration);
+CUDA_TWIN ScratchBytes newton_schulz_scratch_cuda(const std::vector<Shape>& matrices, Dtype dtype);
 
 template <class T>
 void newton_schulz_ref(T* x, int64_t m, int64_t n, const NewtonSchulz& iteration) {

@@ -54,6 +54,7 @@ class Optimizer {
   Tensor m() const { return flat(m_); }
   Tensor v(const Range& own) const;
   const MuonMatrices& muon() const { return muon_; }
+  MuonMatrices& muon() { return muon_; }
   // If bf16_only rows have lent their values' memory (ParameterTable::allocate): copies the own slices of the values
   // into the masters, and the masters back into the gradients' memory.
   void take_masters();

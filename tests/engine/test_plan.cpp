@@ -88,6 +88,9 @@ TEST_CASE("plan: what every architecture takes of a GPU's memory") {
       const Config config = sized(c.config, 7, 16);
       check_plan(options_for(config, dtype), Counting(4, 16, 7));
     }
+    TrainPlan normuon = options_for(sized(tiny_config("mhc"), 7, 16), dtype);
+    normuon.optimizer = "normuon", normuon.muon.lr = 0.02, normuon.muon.normalize_rows = true;
+    check_plan(normuon, Counting(4, 16, 7));
   }
 }
 

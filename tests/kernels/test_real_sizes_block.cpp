@@ -1,5 +1,6 @@
 // The block's and the optimizer's kernels at the sizes of training: a model of 1B parameters, C = 2048 and F = 8192,
 // 8,192 tokens, heads of 64 to 128, contexts up to 2048, a vocabulary of 50,257.
+#include <deque>
 #include <numeric>
 
 #include "kernels/attention/attention.h"
@@ -18,6 +19,7 @@
 #include "kernels/optim/adamw.h"
 #include "kernels/optim/convert.h"
 #include "kernels/optim/gradient_norm.h"
+#include "kernels/optim/newton_schulz.h"
 #include "tests/support/real_sizes.h"
 
 using namespace crossply;
@@ -359,4 +361,49 @@ TEST_CASE("real sizes: adamw with many rates, the norm of all gradients, sums of
   const auto all = [](const std::vector<double>& leaves) { return std::accumulate(leaves.begin(), leaves.end(), 0.0); };
   for (size_t l = 0; l < norms[0].size(); ++l) REQUIRE(norms[1][l] == doctest::Approx(norms[0][l]).epsilon(1e-6));
   CHECK(all(norms[0]) == doctest::Approx(static_cast<double>(n) / 3).epsilon(sized(1e-3, 0.1)));
+}
+
+// cuBLASLt chooses an algorithm for one matrix and takes it for all: whoever owns how many gets the same bits.
+TEST_CASE("real sizes: Newton-Schulz of three matrices at once has the bits of each alone") {
+  if (!available(Backend::cuda)) return;
+  const NewtonSchulz iteration = newton_schulz_of("jordan", 0);
+  const Stream stream{Backend::cuda};
+  for (const Dtype dtype : storage_types)
+    for (const auto& [m, n] : std::vector<std::array<int64_t, 2>>{{C, F}, {F, C}, {C, C}, {C / 4, C}}) {
+      CAPTURES(name_of(dtype), m, n);
+      std::vector<Numbers> start;
+      std::deque<DeviceMemory> together, alone;
+      std::vector<Tensor> all;
+      for (uint64_t i = 0; i < 3; ++i) {
+        start.emplace_back(dtype, Shape{m, n}).fill_randomly(i, 1);
+        const Tensor& numbers = start.back().tensor();
+        for (auto* list : {&together, &alone}) {
+          list->emplace_back(numbers.bytes());
+          copy_to_device(list->back().data(), numbers.data, numbers.bytes());
+        }
+        all.push_back({together.back().data(), dtype, Shape{m, n}});
+      }
+      newton_schulz(all, iteration, stream);
+      for (size_t i = 0; i < 3; ++i) {
+        newton_schulz({Tensor{alone[i].data(), dtype, Shape{m, n}}}, iteration, stream);
+        std::vector<std::byte> bits[2] = {std::vector<std::byte>(all[i].bytes()),
+                                          std::vector<std::byte>(all[i].bytes())};
+        copy_from_device(bits[0].data(), together[i].data(), all[i].bytes());
+        copy_from_device(bits[1].data(), alone[i].data(), all[i].bytes());
+        CHECK(bits[0] == bits[1]);
+        CHECK((together[i].kept_inside() && alone[i].kept_inside()));
+      }
+    }
+}
+
+// In f32, against the CPU. What the products round, by of_sum(n) of their largest terms, the iteration multiplies with
+// its slope at 0 where a singular value is small: 485 in the worst case, and of random matrices some 20.
+TEST_CASE("real sizes: Newton-Schulz beside the CPU") {
+  if (!available(Backend::cuda)) return;
+  for (const auto& [m, n] : std::vector<std::array<int64_t, 2>>{{C / 4, C}, {C, C / 4}}) {
+    CAPTURES(m, n);
+    RealSizes at;
+    const size_t x = at.sum("x", Dtype::f32, {m, n}, 20 * of_sum(C));
+    at.run([&](auto& t, Stream stream) { newton_schulz({t[x]}, newton_schulz_of("jordan", 0), stream); });
+  }
 }

@@ -31,6 +31,13 @@ TrainPlan options_for(const std::string& model, const std::string& dtype, int64_
   return plan;
 }
 
+// With AdamW, Muon and NorMuon in turns.
+TrainPlan by_turns(TrainPlan plan, size_t turn) {
+  plan.optimizer = optimizers[turn % optimizers.size()];
+  plan.muon.lr = 0.02, plan.muon.normalize_rows = plan.optimizer == "normuon";
+  return plan;
+}
+
 // So many parameters that there are several buckets, whose exchange runs beside the backward.
 TrainPlan wide_options(const std::string& model, const std::string& dtype, int ranks) {
   TrainPlan plan = options_for(model, dtype);
@@ -113,7 +120,7 @@ TEST_CASE("emulated ranks: the bits of one rank, every architecture, fp32 and bf
     for (const char* dtype : {"fp32", "bf16"}) {
       CAPTURES(architecture.name, dtype);
       const int own = turn / 4 % 2 == 0 ? 2 : 4;
-      const TrainPlan plan = options_for(architecture.name, dtype, all ? 4 : own);
+      const TrainPlan plan = by_turns(options_for(architecture.name, dtype, all ? 4 : own), turn);
       const std::string one = train(plan, 2);
       for (const int size : {2, 4})
         for (size_t policy = 0; policy < policies.size(); ++policy)
@@ -133,8 +140,8 @@ TEST_CASE(
         "llama:engram_layers=[1]:engram_rows=5:engram_heads=2:block_norm=branch",
         "shortcuts:unet=true:value_from=x0:lanes_from=1", "mhc+resformer+lime"}) {
     const int size = turn % 2 == 0 ? 2 : 4;
-    const TrainPlan plan = options_for(choice, turn % 3 == 0 ? "bf16" : "fp32", size);
-    CAPTURES(choice, plan.dtype);
+    const TrainPlan plan = by_turns(options_for(choice, turn % 3 == 0 ? "bf16" : "fp32", size), turn / 2);
+    CAPTURES(choice, plan.dtype, plan.optimizer);
     check_bits(size, plan, policies[turn % policies.size()], 2, train(plan, 2));
     ++turn;
   }
@@ -244,7 +251,7 @@ TEST_CASE("emulated ranks: rank 0's choices for products are everybody's") {
 
 TEST_CASE("emulated ranks: 1 -> 2 -> 4 -> 1 ranks have the bits of one that never stops") {
   const TempDir scratch(memory_or_disk());
-  const TrainPlan plan = options_for("mudd", "bf16");
+  const TrainPlan plan = by_turns(options_for("mudd", "bf16"), 2);
   const auto dir = [&](int64_t step) { return scratch.file(str("step_", step)); };
   const Counting data(5);
   forget_choices();

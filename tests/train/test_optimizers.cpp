@@ -50,8 +50,8 @@ TrainPlan plan_of(const std::string& arch, const std::string& optimizer) {
 }
 
 // Largest difference from float64 over all weights after 7 steps.
-void check_table(const TrainPlan& plan) {
-  Table exact(plan, "reference", Dtype::f64), fast(plan, "cpu", Dtype::f32);
+void check_table(const TrainPlan& plan, const std::string& device = "cpu") {
+  Table exact(plan, "reference", Dtype::f64), fast(plan, device, Dtype::f32);
   for (uint64_t k = 0; k < 7; ++k) {
     const StepRates rates{1e-3, 0.02, 1 - 0.1 * static_cast<double>(k)};
     exact.step(10 * k, rates), fast.step(10 * k, rates);
@@ -81,6 +81,9 @@ TEST_CASE("optimizers: in f32 every weight stays within 2e-6 of float64 over 7 s
       plan.adamw.cautious = polynomial == "jordan";
       check_table(plan);
     }
+  // Their matrices have every orientation, and several are of one shape.
+  for (const char* arch : {"gated_streams", "mhc"})
+    if (available(Backend::cuda)) check_table(plan_of(arch, "normuon"), gpu);
 }
 
 TEST_CASE("optimizers: matrices move by an orthogonal step of the scale's size, all other rows as AdamW moves them") {
@@ -110,31 +113,32 @@ TEST_CASE("optimizers: matrices move by an orthogonal step of the scale's size, 
 }
 
 TEST_CASE("optimizers: a run learns, resumes bit for bit, and its checkpoint has no second moments of matrices") {
-  for (const std::string optimizer : {"muon", "normuon"})
-    for (const std::string dtype : {"fp32", "bf16"}) {
-      CAPTURES(optimizer, dtype);
-      const Counting data(10);
-      TrainPlan plan = plan_of("lime", optimizer);
-      plan.dtype = dtype;
-      plan.decay_schedule = "linear", plan.muon.momentum_warmup = 5;
-      Trainer whole(plan, data);
-      std::vector<double> want, got;
-      for (int i = 0; i < 12; ++i) want.push_back(whole.step().loss);
-      CHECK(want.back() < want.front());
-      const TempDir run;
-      {
-        Trainer first(plan, data);
-        for (int i = 0; i < 5; ++i) got.push_back(first.step().loss);
-        first.save(run.file("step_00000005"), Tokenizer());
-      }
-      Trainer second(plan, data, run.file("step_00000005"));
-      for (int i = 5; i < 12; ++i) got.push_back(second.step().loss);
-      CHECK(got == want);
-      CHECK(weights(second) == weights(whole));
-      const std::string moments = read_text(run.file("step_00000005") + "/optimizer.safetensors");
-      CHECK(moments.find("\"v.model.embed_tokens.weight\"") != std::string::npos);
-      CHECK((moments.find("\"v.model.layers.0.mlp.up_proj.weight\"") != std::string::npos) == (optimizer == "normuon"));
-      plan.optimizer = "adamw";
-      check_fails(Exit::usage, {"--optimizer"}, [&] { Trainer(plan, data, run.file("step_00000005")); });
+  const std::vector<std::string> devices = fast_devices();
+  for (size_t turn = 0; turn < 4 * devices.size(); ++turn) {
+    const std::string optimizer = turn % 2 == 0 ? "muon" : "normuon", dtype = turn / 2 % 2 == 0 ? "fp32" : "bf16";
+    CAPTURES(optimizer, dtype, devices[turn / 4]);
+    const Counting data(10);
+    TrainPlan plan = plan_of("lime", optimizer);
+    plan.dtype = dtype, plan.device = devices[turn / 4];
+    plan.decay_schedule = "linear", plan.muon.momentum_warmup = 5;
+    Trainer whole(plan, data);
+    std::vector<double> want, got;
+    for (int i = 0; i < 12; ++i) want.push_back(whole.step().loss);
+    CHECK(want.back() < want.front());
+    const TempDir run;
+    {
+      Trainer first(plan, data);
+      for (int i = 0; i < 5; ++i) got.push_back(first.step().loss);
+      first.save(run.file("step_00000005"), Tokenizer());
     }
+    Trainer second(plan, data, run.file("step_00000005"));
+    for (int i = 5; i < 12; ++i) got.push_back(second.step().loss);
+    CHECK(got == want);
+    CHECK(weights(second) == weights(whole));
+    const std::string moments = read_text(run.file("step_00000005") + "/optimizer.safetensors");
+    CHECK(moments.find("\"v.model.embed_tokens.weight\"") != std::string::npos);
+    CHECK((moments.find("\"v.model.layers.0.mlp.up_proj.weight\"") != std::string::npos) == (optimizer == "normuon"));
+    plan.optimizer = "adamw";
+    check_fails(Exit::usage, {"--optimizer"}, [&] { Trainer(plan, data, run.file("step_00000005")); });
+  }
 }

@@ -58,10 +58,20 @@ double scratch_memory(const TrainPlan& plan, const Layout& layout, const Paramet
   return replicas * logits + squares + static_cast<double>(threads) * (packed + attention);
 }
 
+// Of Newton-Schulz, with as many matrices of each shape as a rank may own.
+ScratchBytes muon_scratch_of_gpu(const TrainPlan& plan, const PlannedRun& planned) {
+  const std::vector<const Parameter*> matrices = muon_matrices(planned.params);
+  const std::vector<int> owners = muon_owners(planned.params, planned.buckets.size());
+  std::vector<Shape> own;
+  for (size_t i = 0; i < matrices.size(); ++i)
+    if (owners[i] == planned.buckets.rank()) own.push_back(matrices[i]->shape);
+  return own.empty() ? ScratchBytes{} : newton_schulz_scratch_cuda(own, storage_type(plan));
+}
+
 // The same on a GPU: what the nodes of the training tape say, and what a product needs beside its operands.
-double gpu_scratch(const TrainPlan& plan, const Tape& tape) {
-  ScratchBytes most{};
-  for (const auto& node : tape.nodes()) {
+double gpu_scratch(const TrainPlan& plan, const PlannedRun& planned) {
+  ScratchBytes most = muon_scratch_of_gpu(plan, planned);
+  for (const auto& node : planned.tape.nodes()) {
     const ScratchBytes bytes = node->scratch();
     for (size_t slot = 0; slot < most.size(); ++slot) most[slot] = std::max(most[slot], bytes[slot]);
   }
@@ -138,7 +148,7 @@ std::vector<MemoryPart> memory_parts(const TrainPlan& plan, PlannedRun& planned)
     parts.push_back({"gradients of the replicas", 4 * replicas * static_cast<double>(planned.params.flat_size())});
   const bool gpu = backend_of(plan.device) == Backend::cuda;
   parts.push_back({"scratch of the kernels, about",
-                   gpu ? gpu_scratch(plan, planned.tape) : scratch_memory(plan, planned.layout, planned.params)});
+                   gpu ? gpu_scratch(plan, planned) : scratch_memory(plan, planned.layout, planned.params)});
   const double answering = answering_memory(plan, planned.params);
   if (answering > 0) parts.push_back({"answering of prompts", answering});
   if (gpu) return parts;  // where neither tokens nor the program are

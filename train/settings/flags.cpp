@@ -216,9 +216,6 @@ void check_together(const Settings& settings) {
   for (const auto& [key, value] : settings.config.options)
     if (settings.decay_all && value == "routers")
       fail(Exit::usage, "--decay-all decays everything, --decay routers the routers alone; leave one of them out");
-  if (has_muon(settings.optimizer) && gpu)
-    fail(Exit::usage, "--optimizer ", settings.optimizer,
-         " does not run on a GPU yet; use --optimizer adamw or --device cpu");
   check_batch(settings.batch, settings.accumulate, settings.data.seq_len);
   check_world(settings);
   if (settings.matmul == "fp8" && settings.world.gpu == "a100") fail(Exit::usage, "--matmul fp8: --gpu a100 has none");

@@ -1,9 +1,9 @@
 // Muon's matrices on several ranks. Each rank has the momentum of its own slices, and so directions of parts of
-// matrices; a matrix is made orthogonal as a whole, by the rank that owns it (kernels/optim/muon_matrices.h). Directions
-// go there and come back, in rounds, beside AdamW's update and the products of the rounds before. They have the bits of
-// one rank.
+// matrices; a matrix is made orthogonal as a whole, by the rank that owns it (kernels/optim/muon_matrices.h).
+// Directions go there and come back, in rounds, beside AdamW's update and the products of the rounds before. They have
+// the bits of one rank.
 //
-//   sent by all ranks in a step: 2 e P (W - 1) / W bytes, about; P numbers in matrices, of e = 4 bytes, or in bf16 2
+// Of P numbers in matrices all ranks send 2 e P (W - 1) / W bytes in a step, about: e = 4, or in bf16 2.
 #pragma once
 
 #include <vector>

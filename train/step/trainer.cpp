@@ -89,6 +89,7 @@ void Trainer::warm_up(bool fresh) {
   std::fill(targets_.begin(), targets_.end(), 0);
   share_choices(*group_, *device_, [&] {  // nobody reads the results
     run(first), run(Step{});
+    optimizer_.muon().try_products();
   });
 }
 
