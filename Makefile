@@ -86,7 +86,7 @@ test: setup configure
 
 # The second: what takes long. bench and the fuzz targets, too, so that what nobody runs here is compiled here.
 test-second: setup configure
-	@$(COMPILE) --target all tests tests_of_mpi fuzz_targets fault_injection bench
+	@$(COMPILE) --target all tests tests_of_mpi fuzz_targets fault_injection bench coordinates
 	@tests/second_tier.sh $(BUILD) $(JOBS) $(END); code=$$?; tests/times.sh show $(BUILD); exit $$code
 
 test-all: test test-second

@@ -2,8 +2,8 @@
 // arXiv 1910.02054).
 //
 // The flat index is cut into buckets, from its end to its beginning, as the backward finishes gradients; every bucket
-// into `size` slices of equal length, of which slice r is rank r's. Its owner alone has the moments of a slice. With
-// one rank all of it is one bucket and one slice.
+// into `size` slices of equal length, multiples of a leaf, of which slice r is rank r's. Its owner alone has the
+// moments of a slice. With one rank all of it is one bucket and one slice.
 //
 //   flat    | bucket 2      | bucket 1      | bucket 0      |
 //   owner   |  0  |  1  |...|  0  |  1  |...|  0  |  1  |...|
@@ -15,9 +15,6 @@
 #include "engine/params.h"
 
 namespace crossply {
-
-// A slice is so many elements, or a multiple of it: what the gradient norm is summed from (kernels/optim/).
-constexpr int64_t leaf = 4096;
 
 // Elements [begin, end) of something flat.
 struct Range {

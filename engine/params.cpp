@@ -28,6 +28,14 @@ Init Init::uniform(double bound) {
           }};
 }
 
+Init Init::times(double factor) const {
+  if (factor == 1) return *this;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4g x ", factor);
+  return {text + rule,
+          [factor, own = at](uint64_t seed, uint64_t stream, int64_t i) { return factor * own(seed, stream, i); }};
+}
+
 // A name with {i} for every number that stands between dots.
 static std::string kind_of(const std::string& name) {
   std::string kind;
@@ -84,15 +92,27 @@ void ParameterTable::remove(const std::string& name) {
   for (auto& entry : index_) entry.second -= entry.second > gone;
 }
 
-// Elements a row takes in the flat arrays.
-static int64_t padded(const Parameter& row) { return (row.shape.numel() + 63) / 64 * 64; }
+static int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+template <class Table, class F>
+int64_t ParameterTable::walk(Table& table, bool bf16_only, int64_t begin, F&& visit) {
+  int64_t next = begin;
+  for (const bool muon : {bf16_only, !bf16_only})
+    for (auto& row : table.rows_) {
+      if (row.bf16_only != bf16_only || row.muon != muon) continue;
+      const int64_t unit = row.norm_mul == 1 ? 64 : leaf;
+      const int64_t offset = round_up(next, unit);
+      visit(row, offset);
+      next = round_up(offset + row.shape.numel(), unit);
+      if (next - begin > int64_t{1} << 50)  // each row is smaller, so nothing overflowed
+        fail(Exit::usage, "the model has more parameters than any memory holds: ", next - begin);
+    }
+  return next;
+}
 
 int64_t ParameterTable::size_of_rows(bool bf16_only) const {
-  int64_t size = 0;
-  for (const Parameter& row : rows_) size += row.bf16_only == bf16_only ? padded(row) : 0;
-  if (size > int64_t{1} << 50)  // each row is smaller, so nothing overflowed
-    fail(Exit::usage, "the model has more parameters than any memory holds: ", size);
-  return size;
+  const int64_t begin = bf16_only ? bf16_only_begin() : 0;
+  return walk(*this, bf16_only, begin, [](const Parameter&, int64_t) {}) - begin;
 }
 
 void ParameterTable::lay_out(int64_t unit, int64_t end_unit) {
@@ -102,21 +122,15 @@ void ParameterTable::lay_out(int64_t unit, int64_t end_unit) {
 }
 
 void ParameterTable::place_rows() {
-  int64_t next = 0;
-  const auto place = [&](bool bf16_only, bool muon) {
-    for (Parameter& row : rows_)
-      if (row.bf16_only == bf16_only && row.muon == muon) row.offset = std::exchange(next, next + padded(row));
-  };
-  place(false, false), place(false, true);
-  next = bf16_only_begin();
-  place(true, true), place(true, false);
+  const auto place = [](Parameter& row, int64_t offset) { row.offset = offset; };
+  walk(*this, false, 0, place), walk(*this, true, bf16_only_begin(), place);
 }
 
-int64_t ParameterTable::bf16_only_begin() const { return (size_of_rows(false) + unit_ - 1) / unit_ * unit_; }
+int64_t ParameterTable::bf16_only_begin() const { return round_up(size_of_rows(false), unit_); }
 int64_t ParameterTable::flat_size() const {
   const int64_t bf16_only = size_of_rows(true),
                 size = bf16_only > 0 ? bf16_only_begin() + bf16_only : size_of_rows(false);
-  return (size + end_unit_ - 1) / end_unit_ * end_unit_;
+  return round_up(size, end_unit_);
 }
 int64_t ParameterTable::rows_size() const { return size_of_rows(false) + size_of_rows(true); }
 
@@ -213,7 +227,8 @@ std::string ParameterTable::report() const {
   for (const Parameter& row : rows_) {
     const std::string name = kind_of(row.name);
     const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) {
-      return kind.name == name && kind.first->lr_mul == row.lr_mul && kind.first->wd_mul == row.wd_mul;
+      return kind.name == name && kind.first->lr_mul == row.lr_mul && kind.first->wd_mul == row.wd_mul &&
+             kind.first->eps_mul == row.eps_mul;
     });
     if (same == kinds.end()) kinds.push_back({name, &row, &row, 1});
     else same->last = &row, ++same->count;
@@ -229,6 +244,10 @@ std::string ParameterTable::report() const {
                   (rule + (rule == kind.last->init.rule ? "" : " ...")).c_str(), kind.first->lr_mul,
                   kind.first->wd_mul);
     out += line;
+    if (const auto& [eps, norm] = std::pair{kind.first->eps_mul, kind.first->norm_mul}; eps != 1 || norm != 1) {
+      std::snprintf(line, sizeof line, "%56s epsilon x %g, in the norm x %g\n", "", eps, norm);
+      out += line;
+    }
   }
   return out;
 }

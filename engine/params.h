@@ -14,14 +14,18 @@
 
 namespace crossply {
 
+// What the gradient norm is summed from (kernels/optim/gradient_norm.h).
+constexpr int64_t leaf = 4096;
+
 // How a parameter starts: element i is at(seed, stream, i), so initialisation has no order.
 struct Init {
-  std::string rule;  // for the printed table: "normal(0.02)"
+  std::string rule;  // for the printed table: "normal(0.02)", "0.5 x normal(0.02)"
   std::function<double(uint64_t seed, uint64_t stream, int64_t i)> at;
 
   static Init constant(double value);
   static Init normal(double std);
   static Init uniform(double bound);  // in (-bound, bound)
+  Init times(double factor) const;
 };
 
 // What a row is for. Every row says it once, where it is declared.
@@ -56,6 +60,8 @@ struct Parameter {
   bool between_widths = false;  // a projection of a block, or declared a matrix
   bool bf16_only = false;       // a bf16 tape reads nothing but bf16_copy; set by Tape::mark_bf16_only()
   bool muon = false;            // a matrix that Muon updates in this run; set before lay_out()
+  double eps_mul = 1;           // times AdamW's epsilon
+  double norm_mul = 1;          // times its gradient, in the norm that is clipped; set before lay_out()
   int64_t offset = 0;  // first element in the flat arrays; set by lay_out(), and by allocate() with value and grad
   Tensor value = {}, grad = {};
   Tensor bf16_copy = {};  // bf16 copy of the value, for the matrix products of bf16 tapes; set by allocate_bf16_copy()
@@ -84,9 +90,9 @@ class ParameterTable {
   int64_t count() const;  // number of parameters
   // How the rows lie in the flat arrays: in two regions, those that are bf16_only in the second one, each in the
   // order of the table, from multiples of 64. Muon's matrices are the end of the first and the begin of the second, so
-  // that they lie together. The second region begins at a multiple of `unit` elements, all of it ends
-  // at one of `end_unit`; both are 64 by default. What lies between rows stays zero. Before allocate(),
-  // which keeps the offsets that the rows get here.
+  // that they lie together. A row with a norm_mul has leaves of its own. The second region begins at a multiple of
+  // `unit` elements, all of it ends at one of `end_unit`; both are 64 by default. What lies between rows stays zero.
+  // Before allocate(), which keeps the offsets that the rows get here.
   void lay_out(int64_t unit, int64_t end_unit);
   int64_t flat_size() const;        // elements of the flat arrays
   int64_t bf16_only_begin() const;  // where the second region begins
@@ -123,6 +129,9 @@ class ParameterTable {
   std::string report() const;
 
  private:
+  // Calls visit(row, offset) for the rows of a region that begins at `begin`. Returns its end.
+  template <class Table, class F>
+  static int64_t walk(Table& table, bool bf16_only, int64_t begin, F&& visit);
   int64_t size_of_rows(bool bf16_only) const;
   void place_rows();
   std::deque<Parameter> rows_;  // a deque, because recorded tapes point at rows

@@ -12,11 +12,12 @@ namespace {
 
 template <bool cautious>
 void adamw_row_cpu(float* params, float* m, float* v, bf16* bf16_copy, const float* grads, const AdamwNumbers& numbers,
-                   const AdamwRow& row, AdamwFactors s) {
+                   const AdamwRow& row, AdamwFactors s, double eps) {
   const auto f = [](double x) { return static_cast<float>(x); };
   const double lr = numbers.lr * row.lr_mul;
   const float step_size = f(lr * numbers.unbias_m), decay = f(lr * numbers.decay * row.weight_decay);
   const float factor = f(numbers.factor), unbias_v = f(numbers.unbias_v);
+  s.eps = f(eps * row.eps_mul);
   constexpr int64_t chunk = 1024;  // what bf16_copy is rounded from is still in the cache
   for (int64_t first = row.begin; first < row.end; first += chunk) {
     const int64_t end = std::min(first + chunk, row.end);
@@ -41,8 +42,9 @@ void adamw_update_cpu(float* params, float* m, float* v, bf16* bf16_copy, const 
                       const AdamwConstants& constants) {
   const AdamwFactors factors = factors_of(constants);
   for_parts_of_rows(rows, n, [&](const AdamwRow& row) {
-    with_flag(factors.cautious,
-              [&](auto cautious) { adamw_row_cpu<cautious>(params, m, v, bf16_copy, grads, numbers, row, factors); });
+    with_flag(factors.cautious, [&](auto cautious) {
+      adamw_row_cpu<cautious>(params, m, v, bf16_copy, grads, numbers, row, factors, constants.eps);
+    });
   });
 }
 

@@ -9,12 +9,13 @@ namespace {
 // Bound by memory: 28 bytes a parameter, 30 with bf16_copy.
 struct OfRow {
   double lr_mul, weight_decay;
+  float eps;
   bool operator==(const OfRow&) const = default;
 };
 
 // The factors of a span in this step.
 struct SpanFactors {
-  float factor, step_size, decay, unbias_v;
+  float factor, step_size, decay, unbias_v, eps;
 };
 
 template <int width>
@@ -27,7 +28,7 @@ __device__ __forceinline__ void update(float* params, float* m, float* v, bf16* 
     const float x = r.factor * g[k];
     m1[k] = s.beta1 * m1[k] + s.in1 * x;
     v1[k] = s.beta2 * v1[k] + s.in2 * x * x;
-    const float step = r.step_size * m1[k] / (sqrtf(v1[k]) * r.unbias_v + s.eps);
+    const float step = r.step_size * m1[k] / (sqrtf(v1[k]) * r.unbias_v + r.eps);
     p[k] -= (!s.cautious || step * p[k] >= 0 ? r.decay : 0.f) * p[k] + step;
   }
   store<width>(params + i, p);
@@ -45,7 +46,7 @@ __global__ void adamw_kernel(float* params, float* m, float* v, bf16* bf16_copy,
   const double lr = of_step.lr * spans.span[r].of.lr_mul;
   const SpanFactors of{static_cast<float>(of_step.factor), static_cast<float>(lr * of_step.unbias_m),
                        static_cast<float>(lr * of_step.decay * spans.span[r].of.weight_decay),
-                       static_cast<float>(of_step.unbias_v)};
+                       static_cast<float>(of_step.unbias_v), spans.span[r].of.eps};
   for_span<width>(
       spans, r, [&](int64_t i) { update<width>(params, m, v, bf16_copy, grads, i, of, factors); },
       [&](int64_t i) { update<1>(params, m, v, bf16_copy, grads, i, of, factors); });
@@ -63,8 +64,8 @@ void adamw_update_cuda(const Tensor& params, const Tensor& m, const Tensor& v, c
   const bool aligned = aligned16({params.data, m.data, v.data, grads.data, bf16_copy.data});
   with_spans(
       rows, aligned ? 4 : 1,
-      [](const AdamwRow& row) {
-        return OfRow{row.lr_mul, row.weight_decay};
+      [&](const AdamwRow& row) {
+        return OfRow{row.lr_mul, row.weight_decay, static_cast<float>(constants.eps * row.eps_mul)};
       },
       [&](const RowSpans<OfRow>& spans, uint32_t blocks) {
         launch({"adamw", blocks, row_threads}, aligned ? adamw_kernel<4> : adamw_kernel<1>, params.as<float>(),

@@ -4,7 +4,7 @@
 //   m = beta1 m + (1 - beta1) g;       v = beta2 v + (1 - beta2) g^2
 //   mhat = unbias_m m;                 vhat = unbias_v^2 v        unbias_m = 1 / (1 - beta1^step)
 //   a = lr lr_mul                                                 unbias_v = 1 / sqrt(1 - beta2^step)
-//   step = a mhat / (sqrt(vhat) + eps)
+//   step = a mhat / (sqrt(vhat) + eps eps_mul)
 //   params -= a decay weight_decay params + step                  cautious: the decay only where step params >= 0
 //
 //   bf16_copy = params                                            rounded to bf16, if it has data
@@ -24,10 +24,10 @@
 
 namespace crossply {
 
-// A range of the arena with its own learning rate and weight decay.
+// A range of the arena with its own learning rate, weight decay and epsilon.
 struct AdamwRow {
   int64_t begin, end;
-  double lr_mul, weight_decay;
+  double lr_mul, weight_decay, eps_mul = 1;
 };
 
 struct AdamwConstants {
@@ -76,7 +76,7 @@ void adamw_row_ref(T* params, T* m, T* v, const T* grads, const AdamwNumbers& nu
     const T g = T(numbers.factor) * grads[i];
     m[i] = T(constants.beta1) * m[i] + T(1 - constants.beta1) * g;
     v[i] = T(constants.beta2) * v[i] + T(1 - constants.beta2) * g * g;
-    const T step = T(lr) * (m[i] * unbias_m) / (sqrt(v[i]) * unbias_v + T(constants.eps));
+    const T step = T(lr) * (m[i] * unbias_m) / (sqrt(v[i]) * unbias_v + T(constants.eps * row.eps_mul));
     const bool decays = !constants.cautious || step * params[i] >= T(0);
     params[i] -= decays ? T(lr * numbers.decay * row.weight_decay) * params[i] + step : step;
   }

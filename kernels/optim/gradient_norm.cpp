@@ -54,13 +54,14 @@ void add_sum(const Tensor& to, const Tensor& x, Stream stream) {
   });
 }
 
-void ordered_sum(const Tensor& to, const Tensor& sums, const Tensor& order, Stream stream) {
+void ordered_sum(const Tensor& to, const Tensor& sums, const Tensor& order, Stream stream, const Tensor& weights) {
   CHECK_THAT(to.numel() == 1 && order.dtype == Dtype::i32, "to ", to.str(), ", order ", order.str());
-  const double* from = sums.as<double>();
-  if (stream.backend == Backend::cuda) return ordered_sum_cuda(to.as<double>(), from, order);
+  CHECK_THAT(weights.data == nullptr || weights.numel() == order.numel(), order.str(), ", weights ", weights.str());
+  const double *from = sums.as<double>(), *by = data_or_null<double>(weights);
+  if (stream.backend == Backend::cuda) return ordered_sum_cuda(to.as<double>(), from, order, by);
   const int32_t* at = order.as<int32_t>();
   double total = 0;
-  for (int64_t k = 0; k < order.numel(); ++k) total += from[at[k]];
+  for (int64_t k = 0; k < order.numel(); ++k) total += (by != nullptr ? by[k] : 1) * from[at[k]];
   *to.as<double>() = total;
 }
 

@@ -64,10 +64,12 @@ __global__ void add_partial_kernel(double* to, const double* partial, int count)
 // A block's share of the order: few enough that one block has all of a model of 4 million parameters.
 constexpr int64_t share = 1024;
 
-__global__ void ordered_sum_kernel(double* to, const double* sums, const int32_t* order, int64_t n) {
+__global__ void ordered_sum_kernel(double* to, const double* sums, const int32_t* order, const double* weights,
+                                   int64_t n) {
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * share, end = begin + share < n ? begin + share : n;
   double sum = 0;
-  for (int64_t k = begin + threadIdx.x; k < end; k += threads) sum += sums[order[k]];
+  for (int64_t k = begin + threadIdx.x; k < end; k += threads)
+    sum += (weights != nullptr ? weights[k] : 1) * sums[order[k]];
   sum = block_sum<warps>(sum);
   if (threadIdx.x == 0) to[blockIdx.x] = sum;
 }
@@ -94,11 +96,11 @@ void add_sum_cuda(double* to, const Tensor& x) {
   launch({"add_partial", 1, threads}, add_partial_kernel, to, partial, static_cast<int>(blocks));
 }
 
-void ordered_sum_cuda(double* to, const double* sums, const Tensor& order) {
+void ordered_sum_cuda(double* to, const double* sums, const Tensor& order, const double* weights) {
   const int64_t n = order.numel();
   const uint32_t blocks = std::max(blocks_of(n, share), 1u);
   double* partial = blocks > 1 ? scratch<double>(blocks) : to;
-  launch({"ordered_sum", blocks, threads}, ordered_sum_kernel, partial, sums, order.as<int32_t>(), n);
+  launch({"ordered_sum", blocks, threads}, ordered_sum_kernel, partial, sums, order.as<int32_t>(), weights, n);
   if (blocks == 1) return;
   fill_device_memory(to, 0, sizeof(double));
   launch({"add_partial", 1, threads}, add_partial_kernel, to, partial, static_cast<int>(blocks));

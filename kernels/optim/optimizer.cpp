@@ -66,7 +66,8 @@ std::vector<AdamwRow> Optimizer::rows_in(const Range& flat) const {
     const int64_t begin = std::max(row.offset, flat.begin);
     const int64_t end = std::min(row.offset + row.shape.numel(), flat.end);
     if (begin < end)
-      rows.push_back({begin - flat.begin, end - flat.begin, row.lr_mul, options_.weight_decay * row.wd_mul});
+      rows.push_back(
+          {begin - flat.begin, end - flat.begin, row.lr_mul, options_.weight_decay * row.wd_mul, row.eps_mul});
   }
   std::sort(rows.begin(), rows.end(), [](const AdamwRow& a, const AdamwRow& b) { return a.begin < b.begin; });
   return rows;

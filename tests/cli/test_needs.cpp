@@ -57,7 +57,7 @@ std::string value_of(const Shown& flag) {
       "continue --kv-owners [0,2] --value-layers [1] --norm rmsnorm --x tokens --style llama3 --lambda-scale frozen "
       "--vectors 30 --tsne-vectors 30 --rank-rate 100 --num-kv-shared-layers 1 --heads 0.0 --ffn 24 --mirror-offset 2 "
       "--documents after --router-init random --decay routers --lambda2 frozen --router-bound literal --loss train "
-      "--loop-norm all --value-from x0 "
+      "--loop-norm all --value-from x0 --depth-alpha 0.75 "
       "--engram-order 2 --engram-boundary [0] --engram-multipliers [[1,3,5]]");
   if (values.contains(flag.name)) return values.at(flag.name);
   if (flag.type.empty()) return "";
@@ -166,7 +166,8 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       "--backbone --teacher "
       "--steps --batch --accumulate --lr --router-lr --freeze-routers --schedule --warmup --weight-decay --beta1 "
       "--beta2 --adam-eps "
-      "--clip --optimizer --decay-schedule --out --resume --branch --eval-every --eval-samples --save-every --save-at "
+      "--clip --optimizer --decay-schedule --transfer --out --resume --branch --eval-every --eval-samples --save-every "
+      "--save-at "
       "--keep "
       "--tensorboard --csv --dry-run --dump-tape --dump-tensors --profile --device --dtype --matmul --sum "
       "--peer-timeout --check-replicas --log-ranks");

@@ -11,7 +11,7 @@ namespace {
 
 // Three ranges with their own learning rate and decay, and three gaps: before, between, behind.
 constexpr int64_t n = 40009;
-const std::vector<AdamwRow> rows{{3, 20, 0.5, 0.1}, {20, 301, 0.02, 0.0}, {333, 40000, 0.1, 0.3}};
+const std::vector<AdamwRow> rows{{3, 20, 0.5, 0.1}, {20, 301, 0.02, 0.0}, {333, 40000, 0.1, 0.3, 0.25}};
 constexpr double usual = 0.7;
 
 bool in_gap(int64_t i) { return i < 3 || (i >= 301 && i < 333) || i >= 40000; }
@@ -67,7 +67,7 @@ std::vector<double> textbook(double grad_size, double eps, const Decay& decay = 
     for (const AdamwRow& row : rows)
       for (int64_t i = row.begin; i < row.end; ++i)
         states[static_cast<size_t>(i)].update(static_cast<double>(grads[static_cast<size_t>(i)]), row.lr_mul,
-                                              decay.factor * row.weight_decay, eps, decay.cautious);
+                                              decay.factor * row.weight_decay, eps * row.eps_mul, decay.cautious);
   }
   for (size_t i = 0; i < n; ++i) all[i] = states[i].p, all[n + i] = states[i].m, all[2 * n + i] = states[i].v;
   return all;

@@ -113,6 +113,11 @@ TEST_CASE("gradient_norm: sums listed in an order, each as often as it is there"
              [&](auto& t, Stream stream) { ordered_sum(t[0], t[1], t[2], stream); });
       CHECK(std::abs(sum - static_cast<double>(want)) <= static_cast<double>(n) * 0x1p-53 * static_cast<double>(size));
       if (n == 0) continue;
+      double weighted = NAN;
+      const std::vector<double> half(static_cast<size_t>(n), 0.5);  // exact
+      run_on(backend, {view(&weighted, {1}), view(sums), view(order.data(), {n}), view(half)},
+             [&](auto& t, Stream stream) { ordered_sum(t[0], t[1], t[2], stream, t[3]); });
+      CHECK(weighted == sum / 2);
       sums[static_cast<size_t>(order[static_cast<size_t>(n - 1)])] += 1e9;
       double other = NAN;
       run_on(backend, {view(&other, {1}), view(sums), view(order.data(), {n})},

@@ -23,9 +23,11 @@ const Takes count = from(0, max_count), number = from(0, max_number), truth, giv
 const std::vector<Need> beside_muon = {{"--optimizer", {"muon", "normuon"}}}, beside_teacher = {{"--teacher"}},
                         beside_world = {{"--world"}}, beside_loop = {{"--loop", {"anchor"}}},
                         beside_any_loop = {{"--loop", {"anchor", "stack"}}}, beside_stack = {{"--loop", {"stack"}}},
-                        beside_engram = {{"--engram-layers"}};
+                        beside_engram = {{"--engram-layers"}}, beside_transfer = {{"--transfer", {"mup", "completep"}}},
+                        beside_completep = {{"--transfer", {"completep"}}};
 bool has_teacher(const Settings& settings) { return !settings.teacher.empty(); }
 bool trains_by_muon(const Settings& settings) { return has_muon(settings.optimizer); }
+bool transfers_rates(const Settings& settings) { return settings.transfer.rule != "none"; }
 bool cools_down(const Settings& settings) { return has_cooldown(settings.schedule); }
 
 // clang-format off
@@ -196,7 +198,18 @@ const std::vector<FlagRow> optimizer = {
     {"--beta1", fixed, [](S s) -> M { return &s.adamw.beta1; }, from(0, max_beta), "AdamW's first decay"},
     {"--beta2", fixed, [](S s) -> M { return &s.adamw.beta2; }, from(0, max_beta), "AdamW's second decay"},
     {"--adam-eps", fixed, [](S s) -> M { return &s.adamw.eps; }, number, "AdamW's epsilon"},
-    {"--clip", fixed, [](S s) -> M { return &s.adamw.clip; }, number, "largest global gradient norm (0: no clipping)"}};
+    {"--clip", fixed, [](S s) -> M { return &s.adamw.clip; }, number, "largest global gradient norm (0: no clipping)"},
+    {"--transfer", fixed, [](S s) -> M { return &s.transfer.rule; }, any_of(transfer_rules),
+     "starts, rates, decay and epsilons of rows as they were tuned at a base shape: mup, across widths; completep, "
+     "across depths, too (train/settings/transfer.h)"},
+    {"--base-width", fixed, [](S s) -> M { return &s.transfer.base_width; }, from(0, max_size),
+     "C0, the width that was tuned", beside_transfer, {}, "", transfers_rates},
+    {"--base-layers", fixed, [](S s) -> M { return &s.transfer.base_layers; }, from(0, 4096),
+     "L0, the depth that was tuned", beside_completep, {}, "", transfers_rates},
+    {"--base-head-width", fixed, [](S s) -> M { return &s.transfer.base_head_width; }, from(0, max_size),
+     "D0, the width of heads that was tuned (0: the model's)", beside_transfer, {}, "", transfers_rates},
+    {"--depth-alpha", fixed, [](S s) -> M { return &s.transfer.depth_alpha; }, from(0.5, 1),
+     "how a residual shrinks with depth: (L / L0)^-ALPHA", beside_completep, {}, "", transfers_rates}};
 
 const std::vector<FlagRow> output = {
     {"--out", this_call, [](S s) -> M { return &s.out; }, text("DIR"),

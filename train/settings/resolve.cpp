@@ -266,6 +266,7 @@ TrainPlan resolve(const Settings& settings, Config model, const InitialModel* in
   }
   choose_positions(plan);
   plan.config.check(Exit::usage, "flags");
+  check_transfer(plan.config, plan.transfer);
   notes += check_options(plan);
   if (data.seq_len > 0) choose_open(plan, data);
   choose_muon(plan);

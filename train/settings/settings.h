@@ -16,6 +16,7 @@
 #include "kernels/optim/optimizer.h"
 #include "models/config.h"
 #include "train/settings/schedule.h"
+#include "train/settings/transfer.h"
 
 namespace CLI {
 class App;
@@ -64,6 +65,7 @@ struct Settings {
   AdamwOptions adamw;
   MuonOptions muon;  // its lr of 0 is resolve()'s to choose; normalize_rows is what `optimizer` says
   std::string decay_schedule = "constant";
+  TransferOptions transfer;
   bool decay_all = false;  // also what the parameter table exempts
   uint64_t seed = 42;
   std::string device = "cpu", dtype = "fp32", matmul = "fp32";

@@ -18,6 +18,7 @@ void declare(ParameterTable& params, const TrainPlan& plan) {
     if (plan.decay_all) row.wd_mul = 1;
     row.muon = has_muon(plan.optimizer) && row.matrix() && row.lr_mul != 0;
   }
+  apply_transfer(params, c, plan.transfer, plan.muon.scale, plan.init.empty());
 }
 
 Batch batch_of(const TrainPlan& plan, int64_t T, Teacher* teacher) {

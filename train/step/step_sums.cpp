@@ -1,5 +1,6 @@
 #include "train/step/step_sums.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -26,6 +27,7 @@ StepSums::StepSums(ParameterTable& params, const Buckets& buckets, const BatchMo
       squares_(on_device(order_of_squares())),
       loss_(on_device(order_of_losses(0))),
       ce_(on_device(order_of_losses(with_ce ? replicas_ : 0))),
+      weights_(on_device(weights_of_squares())),
       host_(result_.bytes()) {}
 
 void StepSums::clear() { device_.fill(sums_.data(), 0, sums_.bytes()); }
@@ -56,23 +58,39 @@ std::vector<int32_t> StepSums::order_of_losses(int64_t first) const {
 }
 
 // Leaves between the rows are left out: how many there are depends on the number of ranks.
-std::vector<int32_t> StepSums::order_of_squares() const {
-  std::vector<bool> used(static_cast<size_t>(leaves_of(params_.flat_size())));
+template <class F>
+void StepSums::each_leaf(F&& visit) const {
+  std::vector<double> norm_muls(static_cast<size_t>(leaves_of(params_.flat_size())));  // 0: of no row
   for (const Parameter& row : params_.rows())
     for (int64_t l = row.offset / leaf; l < leaves_of(row.offset + row.shape.numel()); ++l)
-      used[static_cast<size_t>(l)] = true;
-  std::vector<int32_t> order;
+      norm_muls[static_cast<size_t>(l)] = row.norm_mul;
   for (auto bucket = buckets_.list().rbegin(); bucket != buckets_.list().rend(); ++bucket)
     for (int r = 0; r < buckets_.size(); ++r)
       for (int64_t l = 0; l < leaves_of(bucket->slice); ++l)
-        if (used[static_cast<size_t>(bucket->slice_of(r).begin / leaf + l)])
-          order.push_back(static_cast<int32_t>(r * size() + losses_ + bucket->own / leaf + l));
+        if (const double by = norm_muls[static_cast<size_t>(bucket->slice_of(r).begin / leaf + l)]; by != 0)
+          visit(r, *bucket, l, by);
+}
+
+std::vector<int32_t> StepSums::order_of_squares() const {
+  std::vector<int32_t> order;
+  each_leaf([&](int r, const Bucket& bucket, int64_t l, double) {
+    order.push_back(static_cast<int32_t>(r * size() + losses_ + bucket.own / leaf + l));
+  });
   return order;
 }
 
-Arena StepSums::on_device(const std::vector<int32_t>& order) const {
-  Arena arena(device_, "order of a step's sums", order.size() * sizeof(int32_t));
-  device_.copy_in(arena.data(), order.data(), arena.bytes());
+// Empty where all are 1.
+std::vector<double> StepSums::weights_of_squares() const {
+  if (std::ranges::all_of(params_.rows(), [](const Parameter& row) { return row.norm_mul == 1; })) return {};
+  std::vector<double> weights;
+  each_leaf([&](int, const Bucket&, int64_t, double by) { weights.push_back(by * by); });
+  return weights;
+}
+
+template <class T>
+Arena StepSums::on_device(const std::vector<T>& list) const {
+  Arena arena(device_, "order of a step's sums", list.size() * sizeof(T));
+  if (!list.empty()) device_.copy_in(arena.data(), list.data(), arena.bytes());
   return arena;
 }
 
@@ -90,7 +108,9 @@ void StepSums::compute_clip_factor(Optimizer& optimizer, double clip) {
   int64_t i = 0;
   for (const Arena* order : {&squares_, &loss_, &ce_}) {
     const auto n = static_cast<int64_t>(order->bytes() / sizeof(int32_t));
-    ordered_sum(total(i++), all(), {order->data(), Dtype::i32, Shape{n}}, device_.stream());
+    const bool weighted = order == &squares_ && weights_.bytes() > 0;
+    ordered_sum(total(i++), all(), {order->data(), Dtype::i32, Shape{n}}, device_.stream(),
+                weighted ? Tensor{weights_.data(), Dtype::f64, Shape{n}} : Tensor{});
   }
   clip_factor(optimizer.factor(), optimizer.scale(), {result_.data(), Dtype::f64, Shape{totals}}, all_values(), clip,
               device_.stream());

@@ -52,7 +52,12 @@ class StepSums {
   Tensor total(int64_t i) const;
   std::vector<int32_t> order_of_losses(int64_t first) const;
   std::vector<int32_t> order_of_squares() const;
-  Arena on_device(const std::vector<int32_t>& order) const;
+  std::vector<double> weights_of_squares() const;
+  template <class T>
+  Arena on_device(const std::vector<T>& list) const;
+  // Calls visit(rank, bucket, leaf of it, norm_mul) for the leaves that belong to rows, in the order of the sum.
+  template <class F>
+  void each_leaf(F&& visit) const;
 
   ParameterTable& params_;
   const Buckets& buckets_;
@@ -62,6 +67,7 @@ class StepSums {
   Arena sums_;                                                     // f64, of every rank
   Arena result_;                                                   // the totals, f64, and behind them the values, f32
   Arena squares_, loss_, ce_;                                      // i32: in which order sums are added
+  Arena weights_;                                                  // f64, of the squares; empty: all 1
   std::vector<std::byte> host_;                                    // a copy of result_
 };
 
