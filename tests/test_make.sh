@@ -32,7 +32,7 @@ output=$(planned test)
 grep -q -- '-LE second' <<<"$output" && grep -q -- '--target all quick_start tests fault_injection$' <<<"$output" ||
   fail "make test does not build and run the first tier: $output"
 output=$(planned test-second END=5)
-grep -q '^tests/second_tier.sh build-none [0-9]* 5;' <<<"$output" && grep -q -- 'fuzz_targets .*bench$' <<<"$output" ||
+grep -q '^tests/second_tier.sh build-none [0-9]* 5;' <<<"$output" && grep -q -- 'fuzz_targets .*bench coordinates$' <<<"$output" ||
   fail "make test-second does not build and run the second tier: $output"
 output=$(planned test-one TEST=test_gate)
 grep -q -- '-DCROSSPLY_TEST=test_gate' <<<"$output" || fail "make test-one does not name the file: $output"
