@@ -55,9 +55,8 @@ struct Arm {
   }
 };
 
-TrainPlan plan_of(const Arm& arm, int64_t width, int64_t layers) {
-  TrainPlan plan;
-  Config& c = plan.config;
+Config config_of(const Arm& arm, int64_t width, int64_t layers) {
+  Config c;
   parse_arch(arm.arch).apply(c);
   if (arm.arch == "gpt2") use_gpt2(c);
   c.vocab_size = vocabulary, c.hidden_size = width, c.num_hidden_layers = layers;
@@ -65,22 +64,19 @@ TrainPlan plan_of(const Arm& arm, int64_t width, int64_t layers) {
   c.intermediate_size = c.gpt2() ? 4 * width : 2 * width, c.max_position_embeddings = 64;
   c.tie_word_embeddings = c.gpt2();
   c.check(Exit::usage, "coordinates");
+  return c;
+}
+
+TrainPlan plan_of(const Arm& arm, int64_t width, int64_t layers) {
+  TrainPlan plan;
+  plan.config = config_of(arm, width, layers);
   plan.batch = sequences, plan.steps = updates, plan.adamw.clip = 0, plan.adamw.weight_decay = 0;
   plan.schedule = "constant", plan.lr = 3e-3;
   plan.optimizer = arm.optimizer == "adamw" ? "adamw" : "muon";
   if (plan.optimizer == "muon") plan.muon.scale = arm.optimizer.substr(5), plan.muon.lr = 0.01;
   plan.transfer = {arm.rule, base_width, base_layers, 0, arm.alpha};
-  check_transfer(c, plan.transfer);
+  check_transfer(plan.config, plan.transfer);
   return plan;
-}
-
-bool has_rule(const Arm& arm) {
-  try {
-    plan_of(arm, base_width, base_layers);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
 }
 
 struct Coordinates {
@@ -220,7 +216,7 @@ int main(int argc, char** argv) {
     for (const Architecture& architecture : architectures()) {
       const std::string choice = architecture.name + (architecture.name == "lime" ? ":kv_init=normal" : "");
       const Arm adamw{choice, "completep", "adamw"}, muon{choice, "completep", "muon rms"};
-      if (architecture.name == "llama" || !has_rule(adamw)) continue;
+      if (architecture.name == "llama" || !without_rule(config_of(adamw, base_width, base_layers)).empty()) continue;
       for (const Arm& arm : {adamw, muon})
         for (const bool across_width : {true, false}) others.push_back(line_of(arm, across_width));
     }

@@ -312,12 +312,18 @@ bool is_offered(const MatmulLayouts& plan, const MatmulCall& p) {
   return !ask_heuristic(plan, p, true).empty() || !ask_heuristic(plan, p, false).empty();
 }
 
-bool takes(const MatmulLayouts& plan, const Choice& choice) {
+// What cuBLASLt says of an algorithm for these layouts.
+struct Verdict {
+  cublasStatus_t status;
+  size_t workspace;
+  bool good() const { return status == CUBLAS_STATUS_SUCCESS && workspace <= workspace_bytes; }
+};
+Verdict judge(const MatmulLayouts& plan, const Choice& choice) {
   const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
   cublasLtMatmulHeuristicResult_t result{};
   const cublasStatus_t status =
       cublasLtMatmulAlgoCheck(cublas(), plan.product, plan.a, plan.b, plan.c, plan.c, &algorithm, &result);
-  return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= workspace_bytes;
+  return {status, result.workspaceSize};
 }
 
 // Matrix i of a batch.
@@ -332,13 +338,10 @@ MatmulCall one_of(const MatmulCall& p, int64_t i) {
 
 // Reads a choice that was recorded: these bytes come from a file.
 void check_recorded(const MatmulLayouts& plan, const MatmulCall& p, const Choice& choice) {
-  const cublasLtMatmulAlgo_t algorithm = algorithm_of(choice);
-  cublasLtMatmulHeuristicResult_t result{};
-  const cublasStatus_t status =
-      cublasLtMatmulAlgoCheck(cublas(), plan.product, plan.a, plan.b, plan.c, plan.c, &algorithm, &result);
-  if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > workspace_bytes || !suits(algorithm, p))
+  const Verdict verdict = judge(plan, choice);
+  if (!verdict.good() || !suits(algorithm_of(choice), p))
     fail(Exit::bad_data, "what the checkpoint chose for ", text_of(p.z),
-         " is no algorithm of this cuBLASLt: ", cublasLtGetStatusString(status), ", ", result.workspaceSize,
+         " is no algorithm of this cuBLASLt: ", cublasLtGetStatusString(verdict.status), ", ", verdict.workspace,
          " bytes; resume from another checkpoint");
 }
 
@@ -361,7 +364,7 @@ static void multiply_as_alone(const MatmulCall& p) {
   if (choice != nullptr && is_new) check_recorded(alone, first, *choice);
   if (choice == nullptr) choice = &keep_choice(kind_of_first, choose_for(alone, first));
   const ProductKind kind = kind_of(p.c, p.a, p.b, p.z, p.addend, p.bias, p.gelu);
-  if (p.z.batch > 1 && !plans.contains(kind) && !takes(plan_of(p, kind), *choice)) one_by_one.insert(kind);
+  if (p.z.batch > 1 && !plans.contains(kind) && !judge(plan_of(p, kind), *choice).good()) one_by_one.insert(kind);
   if (p.z.batch > 1 && !one_by_one.contains(kind))
     return check_cublas(run(plan_of(p, kind), p, *choice, p.c.data), "cublasLtMatmul", p.z, __LINE__);
   for (int64_t i = 0; i < p.z.batch; ++i) {

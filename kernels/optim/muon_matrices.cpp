@@ -45,11 +45,18 @@ std::vector<int> muon_owners(const ParameterTable& params, int ranks) {
   return owners;
 }
 
-int64_t muon_row_moments(const ParameterTable& params, int rank, int ranks) {
+std::vector<const Parameter*> own_muon_matrices(const ParameterTable& params, int rank, int ranks) {
   const std::vector<const Parameter*> matrices = muon_matrices(params);
   const std::vector<int> owners = muon_owners(params, ranks);
+  std::vector<const Parameter*> own;
+  for (size_t i = 0; i < matrices.size(); ++i)
+    if (owners[i] == rank) own.push_back(matrices[i]);
+  return own;
+}
+
+int64_t muon_row_moments(const ParameterTable& params, int rank, int ranks) {
   int64_t rows = 0;
-  for (size_t i = 0; i < matrices.size(); ++i) rows += owners[i] == rank ? matrices[i]->shape[0] : 0;
+  for (const Parameter* matrix : own_muon_matrices(params, rank, ranks)) rows += matrix->shape[0];
   return rows;
 }
 

@@ -39,6 +39,8 @@ std::vector<const Parameter*> muon_matrices(const ParameterTable& params);
 Range muon_range(const ParameterTable& params);
 // The owner of each of them: the one that costs most first, each to the rank that has the least to do so far.
 std::vector<int> muon_owners(const ParameterTable& params, int ranks);
+// Those that this rank owns.
+std::vector<const Parameter*> own_muon_matrices(const ParameterTable& params, int rank, int ranks);
 // NorMuon has a second moment for each row of a matrix: those of the matrices of one rank.
 int64_t muon_row_moments(const ParameterTable& params, int rank, int ranks);
 // What the matrices take of an array of own slices.

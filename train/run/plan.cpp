@@ -60,11 +60,9 @@ double scratch_memory(const TrainPlan& plan, const Layout& layout, const Paramet
 
 // Of Newton-Schulz, with as many matrices of each shape as a rank may own.
 ScratchBytes muon_scratch_of_gpu(const TrainPlan& plan, const PlannedRun& planned) {
-  const std::vector<const Parameter*> matrices = muon_matrices(planned.params);
-  const std::vector<int> owners = muon_owners(planned.params, planned.buckets.size());
   std::vector<Shape> own;
-  for (size_t i = 0; i < matrices.size(); ++i)
-    if (owners[i] == planned.buckets.rank()) own.push_back(matrices[i]->shape);
+  for (const Parameter* row : own_muon_matrices(planned.params, planned.buckets.rank(), planned.buckets.size()))
+    own.push_back(row->shape);
   return own.empty() ? ScratchBytes{} : newton_schulz_scratch_cuda(own, storage_type(plan));
 }
 

@@ -75,7 +75,8 @@ class TransferRules {
   const double width_, layers_, residual_, depth_, heads_;  // mN, mL, r, d, h
 };
 
-// What the rules say nothing of, and nobody has checked.
+}  // namespace
+
 std::string without_rule(const Config& c) {
   if (is_combined(c.arch)) return c.arch + ", a combination,";
   for (const char* arch : {"mudd", "gemma3n", "moda", "depth_attention", "shortcuts"})
@@ -83,12 +84,10 @@ std::string without_rule(const Config& c) {
   if (has_loop(c)) return "--loop " + c.loop.kind;
   if (has_engram(c)) return "--engram-layers";
   if (c.block_norm != "pre") return "--block-norm " + c.block_norm;
-  // Their coordinates are not flat (dev/transfer/coordinates.md).
+  // Its coordinates are not flat, nor are those of shortcuts (dev/LOG.md).
   if (c.arch == "lime" && c.text("kv_init") == "uniform") return "lime with kv_init uniform";
   return "";
 }
-
-}  // namespace
 
 void check_transfer(const Config& config, const TransferOptions& o) {
   if (o.rule == "none") return;

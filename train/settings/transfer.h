@@ -42,6 +42,8 @@ struct TransferOptions {
   double depth_alpha = 1;       // of completep
 };
 
+// What of a model the rules say nothing of, and nobody has checked; "": nothing.
+std::string without_rule(const Config& config);
 // Throws Exit::usage for a rule without its base shape, and by name for what has no row in the table above.
 void check_transfer(const Config& config, const TransferOptions& options);
 // Of declared rows whose `muon` is set. muon_scale: one of muon_scales. starts: their starts, too, as in a new run; a
