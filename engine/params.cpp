@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <utility>
 
 #include "engine/generate.h"
@@ -31,7 +32,7 @@ Init Init::uniform(double bound) {
 Init Init::times(double factor) const {
   if (factor == 1) return *this;
   char text[32];
-  std::snprintf(text, sizeof text, "%.4g x ", factor);
+  std::snprintf(text, sizeof text, "%.3g x ", factor);
   return {text + rule,
           [factor, own = at](uint64_t seed, uint64_t stream, int64_t i) { return factor * own(seed, stream, i); }};
 }
@@ -238,14 +239,17 @@ std::string ParameterTable::report() const {
   for (const Kind& kind : kinds) {
     const bool long_name = kind.name.size() > 14;
     if (long_name) out += kind.name + "\n";
-    const std::string shape = kind.first->shape.str(), end = kind.last->shape.str(), rule = kind.first->init.rule;
-    std::snprintf(line, sizeof line, "%-14s %5lld %-24s %-21s %5g %6g\n", long_name ? "" : kind.name.c_str(),
-                  static_cast<long long>(kind.count), (shape == end ? shape : shape + " to " + end).c_str(),
-                  (rule + (rule == kind.last->init.rule ? "" : " ...")).c_str(), kind.first->lr_mul,
-                  kind.first->wd_mul);
+    const std::string first = kind.first->shape.str(), last = kind.last->shape.str(), own = kind.first->init.rule;
+    const std::string shape = first == last ? first : first + " to " + last;
+    const std::string rule = own + (own == kind.last->init.rule ? "" : " ...");
+    char tail[128];
+    std::snprintf(tail, sizeof tail, "%-21s %5.4g %6.4g", rule.c_str(), kind.first->lr_mul, kind.first->wd_mul);
+    const auto beyond = std::max(0, static_cast<int>(std::strlen(tail)) - 34);  // takes what a short shape leaves
+    std::snprintf(line, sizeof line, "%-14s %5lld %-*s %s\n", long_name ? "" : kind.name.c_str(),
+                  static_cast<long long>(kind.count), std::max(0, 24 - beyond), shape.c_str(), tail);
     out += line;
     if (const auto& [eps, norm] = std::pair{kind.first->eps_mul, kind.first->norm_mul}; eps != 1 || norm != 1) {
-      std::snprintf(line, sizeof line, "%56s epsilon x %g, in the norm x %g\n", "", eps, norm);
+      std::snprintf(line, sizeof line, "%20s epsilon x %.4g, in the norm x %.4g\n", "", eps, norm);
       out += line;
     }
   }

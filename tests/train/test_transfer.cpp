@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <map>
+#include <sstream>
 
 #include "tests/ranks/thread_group.h"
 #include "tests/support/backends.h"
@@ -155,6 +156,17 @@ TEST_CASE("transfer: the norm counts what is folded as much as the forward form 
                scored = static_cast<double>(trainer.last.scored);
   CHECK(trainer.last.norm == doctest::Approx(std::sqrt(squares) * tokens / scored).epsilon(1e-6));
   CHECK(std::abs(std::sqrt(plain / squares) - 1) > 0.01);
+}
+
+TEST_CASE("transfer: the table of parameters has the factors, within 80 columns") {
+  TrainPlan plan = plan_of("gpt2", "completep");
+  plan.transfer.base_width /= 8, plan.transfer.base_layers = 3;
+  ParameterTable params;
+  declare(params, plan);
+  const std::string report = params.report();
+  CHECK(report.find("epsilon x 0.125, in the norm x 0.75") != std::string::npos);
+  std::istringstream lines(report);
+  for (std::string line; std::getline(lines, line);) CHECK_MESSAGE(line.size() <= 80, line);
 }
 
 TEST_CASE("transfer: what has no rule, and rules without their base shape, are refused by name") {
