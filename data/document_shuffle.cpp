@@ -12,13 +12,6 @@ DocumentShuffle::DocumentShuffle(std::unique_ptr<Source> source, const std::stri
   CHECK_THAT(size() > 0, "a split of ", tokens(), " tokens");
 }
 
-bool DocumentShuffle::is_before() const {
-  if (mark_ != "auto") return mark_ == "before";
-  int32_t first = -1;
-  source_->read_piece(0, 0, 1, &first);
-  return first == eot_;
-}
-
 // A piece is of one file, so it begins a document.
 void DocumentShuffle::find_in(size_t piece, bool before) const {
   constexpr int64_t chunk = 1 << 18;
@@ -38,7 +31,7 @@ void DocumentShuffle::find_in(size_t piece, bool before) const {
 
 void DocumentShuffle::find_documents() const {
   if (!starts_.empty()) return;
-  const bool before = is_before();
+  const bool before = begins_with_eot(*source_, mark_, eot_);
   Ticker ticker("finding documents", "million tokens");
   for (size_t piece = 0; piece + 1 < piece_begins_.size(); ++piece) {
     if (piece_begins_[piece] < piece_begins_[piece + 1]) find_in(piece, before);

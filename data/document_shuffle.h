@@ -1,20 +1,19 @@
 // --shuffle documents: each epoch lays the training documents end to end in another order and cuts windows anew, so
 // that no two epochs train on the same windows. With one epoch it changes only what stands side by side.
 //
-// Documents are found by a token that stands between them: behind it (after: what prepare and nanoGPT write) or at it
-// (before: the shards of llm.c and modded-nanogpt begin documents with it). auto: before where the first training token
-// is it. A file begins one in any case. They are found in one pass over the training tokens and take 16 bytes each.
+// Documents are found by the token between them, as document_bounds.h says; a file begins one in any case. They are
+// found in one pass over the training tokens and take 16 bytes each.
 #pragma once
 
 #include <memory>
 #include <mutex>
 
+#include "data/document_bounds.h"
 #include "data/source.h"
 
 namespace crossply {
 
 inline const std::vector<std::string> shuffles = {"windows", "documents"};
-inline const std::vector<std::string> document_marks = {"auto", "after", "before"};
 
 class DocumentShuffle : public Source {
  public:
@@ -44,7 +43,6 @@ class DocumentShuffle : public Source {
   int64_t tokens() const { return piece_begins_.back(); }
   void find_documents() const;
   void find_in(size_t piece, bool before) const;
-  bool is_before() const;
   // order: 0: that of the files; e + 1: that of epoch e.
   int64_t document_at(int64_t order, int64_t place) const;
   void lay_out(int64_t order) const;

@@ -96,9 +96,9 @@ std::vector<std::string> attention_row(int64_t D, int64_t T, Device& device, Pro
   const double flops = 2.0 * static_cast<double>(B * H * T) * static_cast<double>(T * D);
   const Stream s = device.stream();
   const double forward =
-      gpu_seconds_per_call(min_seconds, device, [&] { attention_forward(out, lse, q, k, v, scale, s); });
+      gpu_seconds_per_call(min_seconds, device, [&] { attention_forward(out, lse, q, k, v, scale, {}, s); });
   const double backward = gpu_seconds_per_call(min_seconds, device, [&] {
-    attention_backward({dq, false}, {dk, false}, {dv, false}, dout, out, q, k, v, lse, scale, s);
+    attention_backward({dq, false}, {dk, false}, {dv, false}, dout, out, q, k, v, lse, scale, {}, s);
   });
   std::vector<std::string> row = {str(D, " x ", T), teraflops(flops, forward), teraflops(2.5 * flops, backward)};
   if (torch == nullptr) return row;

@@ -69,9 +69,9 @@ void add_attention(Ops& ops, Tensors& m) {
   const Grad dq{m.activation(queries), false}, dk{m.activation(keys), false}, dv{m.activation(keys), false};
   const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(z.D)));
   ops.push_back({"attention forward", [=] { attention_forward_plain(out, lse, q, k, v, z, scale); },
-                 [=, s = m.stream] { attention_forward(out, lse, q, k, v, scale, s); }});
+                 [=, s = m.stream] { attention_forward(out, lse, q, k, v, scale, {}, s); }});
   ops.push_back({"attention backward", [=] { attention_backward_plain(dq, dk, dv, dout, out, q, k, v, lse, z, scale); },
-                 [=, s = m.stream] { attention_backward(dq, dk, dv, dout, out, q, k, v, lse, scale, s); }});
+                 [=, s = m.stream] { attention_backward(dq, dk, dv, dout, out, q, k, v, lse, scale, {}, s); }});
 }
 
 // The last layer reads all, and the first is read by all.

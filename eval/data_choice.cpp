@@ -28,6 +28,10 @@ DataOptions read_run(const std::string& dir) {
     if (number < 0) fail(Exit::bad_data, path, ": \"", key, "\" is ", number, "; it must not be negative");
     into = static_cast<std::decay_t<decltype(into)>>(number);
   };
+  if (flags.contains("z_loss")) read(flags, "documents", run.documents, path);  // before it, of --shuffle alone
+  if (std::find(document_marks.begin(), document_marks.end(), run.documents) == document_marks.end())
+    fail(Exit::bad_data, path, ": \"documents\" cannot be \"", excerpt(run.documents), "\"");
+  read(flags, "eot", run.eot, path);
   read(flags, "test_part", run.test_part, path);
   if (std::find(test_parts.begin(), test_parts.end(), run.test_part) == test_parts.end())
     fail(Exit::bad_data, path, ": \"test_part\" cannot be \"", excerpt(run.test_part), "\"");
@@ -97,6 +101,10 @@ DataChoice choose_data(const DataOptions& asked, const std::string& split, const
   if (own && data.test_samples == 0 && !data.whole) data.test_samples = run.test_samples;
   if (own && data.val_spec.empty()) data.val_spec = run.val_spec;
   if (own) data.test_part = run.test_part;
+  if (data.documents.empty()) {
+    data.documents = own ? run.documents : "none";
+    if (own && data.eot < 0) data.eot = run.eot;
+  }
   if (data.seq_len == 0 && (own || files)) data.seq_len = run.seq_len;
   choice.guessed_seq_len = data.seq_len == 0 && files;
   if (choice.guessed_seq_len) data.seq_len = std::min(model.config.max_position_embeddings, max_guessed_seq_len);

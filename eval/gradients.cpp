@@ -77,8 +77,17 @@ std::vector<int32_t> read_tokens(const std::string& path, int64_t count, const L
 
 struct Options {
   std::string model, tokenizer, tokens, out, device = "cpu", plan = "reuse", dtype = "fp32", matmul = "fp32";
-  int64_t batch = 1, seq_len = 0;
+  int64_t batch = 1, seq_len = 0, eot = -1;
+  std::string documents = "none";
 };
+
+DocumentMark mark_of(const Options& o, const LoadedModel& model, const std::vector<int32_t>& tokens) {
+  if (o.documents == "none") return {};
+  const int64_t eot = o.eot >= 0 ? o.eot : model_tokenizer(model, o.tokenizer).eos();
+  if (eot < 0) fail(Exit::usage, "--documents ", o.documents, ": ", o.model, " has no end-of-text token; give --eot ID");
+  const bool before = o.documents == "auto" ? tokens[0] == eot : o.documents == "before";
+  return {static_cast<int32_t>(eot), before};
+}
 
 // Gradients replace gradients; any other file stays.
 const std::string kind = "gradients";
@@ -96,7 +105,8 @@ Exit run(const Options& o) {
   if (in_bf16) model.params.allocate_bf16_copy();
   refresh_bf16_copy(model.params);
   Tape tape(in_bf16 ? Dtype::bf16 : model.params.dtype());
-  const Graph graph = record_model(tape, model.params, model.config, o.batch, o.seq_len);
+  const Graph graph = record_model(tape, model.params, model.config, o.batch, o.seq_len, nullptr,
+                                   mark_of(o, model, tokens));
   tape.differentiate();
   tape.plan(plan_mode(o.plan));
   tape.allocate(*model.device);
@@ -130,6 +140,13 @@ int main(int argc, char** argv) {
           {{"--tokens", {"text:*"}}});
     add_integer(app, "--batch", o.batch, 1, max_size, "B, sequences");
     add_integer(app, "--seq", o.seq_len, 1, max_size, "T, tokens per sequence").required().default_str("");
+    add_choice(app, "--documents", o.documents, document_marks,
+               "tokens attend within their document, which begins after or before the token --eot; auto: before where "
+               "the file begins with it");
+    needs(app,
+          add_integer(app, "--eot", o.eot, -1, std::numeric_limits<int32_t>::max(),
+                      "id of the token between documents (-1: the tokenizer's)"),
+          {{"--documents", {"auto", "after", "before"}}});
     add_text(app, "--out", o.out, "FILE", "safetensors file to write; replaces only gradients").required();
     add_text(app, "--device", o.device, "NAME", "cpu, cuda, or reference (plain loops in double)");
     add_choice(app, "--dtype", o.dtype, {"fp32", "bf16"}, "of activations and products: fp32 or bf16");

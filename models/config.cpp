@@ -106,6 +106,33 @@ void check_rope(const Config& config, Exit code, const std::string& where) {
     fail(code, where, ": \"rope_scaling\" leads to an attention_factor of ", factor, "; it must be positive");
 }
 
+// Makes the pattern one letter for each layer.
+void check_windows(Config& config, Exit code, const std::string& where) {
+  std::string& pattern = config.window_pattern;
+  const auto layers = static_cast<size_t>(config.num_hidden_layers);
+  if (config.sliding_window < 0 || config.sliding_window > max_integer)
+    fail(code, where, ": attention_window must be in 0..", max_integer, ", is ", config.sliding_window);
+  const bool usual = pattern == Config().window_pattern;
+  if (!usual && config.sliding_window == 0)
+    fail(code, where, ": attention_window_pattern has no effect without attention_window");
+  if (!usual && (pattern.empty() || pattern.find_first_not_of("SL") != std::string::npos || pattern.size() > layers))
+    fail(code, where, ": attention_window_pattern '", excerpt(pattern),
+         "' must be letters S (in the window) and L (all that is before), one for each of ", layers,
+         " layers or fewer, which are repeated, as in SSSL");
+  if (config.sliding_window == 0) return;
+  if (config.gpt2()) fail(code, where, ": the backbone gpt2 has no attention_window; leave it out");
+  if (pattern.size() != layers) {
+    std::string all;
+    while (all.size() < layers) all += pattern;
+    all.resize(layers);
+    all.back() = 'L';
+    pattern = all;
+  }
+  if (pattern.find('S') == std::string::npos)
+    fail(code, where, ": attention_window ", config.sliding_window, " is that of no layer: ", pattern,
+         ", for the last one sees all; leave it out, or give more layers");
+}
+
 }  // namespace
 
 const std::vector<GeneralOption>& general_options() {
@@ -131,6 +158,8 @@ const std::vector<GeneralOption>& general_options() {
       {"engram_seed", [](Config& c) -> M { return &c.engram.seed; }},
       {"engram_map", [](Config& c) -> M { return &c.engram.map; }, true},
       {"engram_multipliers", [](Config& c) -> M { return &c.engram.multipliers; }, true},
+      {"attention_window", [](Config& c) -> M { return &c.sliding_window; }, false, true},
+      {"attention_window_pattern", [](Config& c) -> M { return &c.window_pattern; }, false, true},
   };
   return options;
 }
@@ -157,7 +186,8 @@ bool has_general_options(const Config& config) {
 
 std::string general_keys(const Config& config) {
   std::string keys = config.gpt2() ? "arch backbone bias" : "arch backbone qk_norm qk_norm_eps qkv_bias";
-  for (const GeneralOption& option : general_options()) keys += str(" ", option.key);
+  for (const GeneralOption& option : general_options())
+    if (!option.of_hub) keys += str(" ", option.key);
   return keys;
 }
 
@@ -195,6 +225,7 @@ void Config::check(Exit code, const std::string& where) {
   for (const auto& [key, number] : positive)
     if (!(number > 0) || !std::isfinite(number))
       fail(code, where, ": ", key, " must be positive and finite, is ", number);
+  check_windows(*this, code, where);
   check_loop(*this, code, where);
   check_engram(*this, code, where);
   check_options(*this, code, where);

@@ -91,7 +91,10 @@ struct Config {
   double qk_norm_eps = 1e-5;
   bool qkv_bias = false;       // the projections of queries, keys and values have biases, as in Qwen2
   bool mistral = false;        // a plain LLaMA is saved as a Mistral, which is the same model
-  int64_t sliding_window = 0;  // W, where tokens see the W last ones only: no sequence may be longer. 0: they see all
+  int64_t sliding_window = 0;  // W: in some layers tokens see the W last ones only, themselves among them. 0: in none
+  // Which layers those are: S (sliding) or L (all that is before), a letter for each. check() repeats a shorter one over
+  // the layers, of which the last is then L.
+  std::string window_pattern = "SSSL";
   // Of the backbone gpt2 only:
   bool bias = true;                              // false: no biases anywhere, norms with a gain only
   std::string activation_function = "gelu_new";  // the tanh form, or gelu, the erf form
@@ -108,6 +111,11 @@ struct Config {
   bool gpt2() const { return backbone == "gpt2"; }
   int64_t integer(const std::string& key) const;
   double number(const std::string& key) const;
+
+  // What a layer attends within, as ops::Attended has it; 0: no window.
+  int64_t window_of(int64_t layer) const {
+    return sliding_window > 0 && window_pattern.at(static_cast<size_t>(layer)) == 'S' ? sliding_window : 0;
+  }
 
   // (D/2): the angles, in radians, by which RoPE turns each pair of channels from one position to the next.
   std::vector<double> rope_frequencies() const;
@@ -139,7 +147,8 @@ inline constexpr SizeKey size_keys[] = {
 struct GeneralOption {
   const char* key;
   std::variant<std::string*, int64_t*, double*, bool*> (*member)(Config&);
-  bool list = false;  // the text is a list in JSON, or a word
+  bool list = false;     // the text is a list in JSON, or a word
+  bool of_hub = false;   // config.json has Hugging Face's key for it instead
 };
 const std::vector<GeneralOption>& general_options();
 // From text; false where that is not of its kind.

@@ -12,6 +12,7 @@
 #include "kernels/block/ops.h"
 #include "kernels/depth/ops.h"
 #include "models/config.h"
+#include "models/documents.h"
 #include "models/loop.h"
 
 namespace crossply {
@@ -23,6 +24,7 @@ struct Build {
   const Config& config;
   int64_t B, T;
   Value* tokens = nullptr;          // (B, T), not where only a head is recorded
+  const DocumentInput* documents = nullptr;  // null: a row is one
   const RowNames* names = nullptr;  // of a loop, whose rows are named otherwise on disk
   Value* rope = nullptr;            // a LLaMA's table of angles, ops::rope_positions
   std::string part = "";            // of a combination, the part that records
@@ -69,8 +71,14 @@ inline Value* backbone_norm(const Build& b, const std::string& name, Value* x, c
                          : ops::rmsnorm(b.tape, name, x, gain, b.config.norm_eps);
 }
 // What the backbone divides the attention logits of a layer by, beside sqrt(D).
-inline double attention_divisor(const Config& config, int layer) {
-  return config.scale_attn_by_inverse_layer_idx ? layer + 1 : 1;
+inline double attention_divisor(const Config& config, int64_t layer) {
+  return config.scale_attn_by_inverse_layer_idx ? static_cast<double>(layer + 1) : 1;
+}
+// How the queries of a layer attend.
+inline ops::Attended attended(const Build& b, int layer) {
+  return {.divisor = attention_divisor(b.config, layer),
+          .window = b.config.window_of(layer),
+          .documents = b.documents != nullptr ? b.documents->bounds : nullptr};
 }
 // The spread with which a sublayer's output projection starts; GPT-2's shrinks with the number of sublayers.
 inline double output_spread(const Config& c) {
@@ -130,7 +138,7 @@ class Connection {
   virtual Value* attend(int layer, QueryKeyValue own) {
     const KeyValue read = asks_->kv(layer, {own.k, own.v});
     return ops::attention(build_->tape, Sublayer{layer, false}.name(), own.q, read.k, read.v,
-                          attention_divisor(build_->config, layer));
+                          attended(*build_, layer));
   }
   // Takes the sublayer's output (B, T, C).
   virtual void write(const Sublayer& sublayer, Value* y) {

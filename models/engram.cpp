@@ -205,11 +205,13 @@ EngramHash::EngramHash(const Config& config, size_t which)
   for (const int64_t prime : primes_) offsets_.push_back(offsets_.back() + prime);
 }
 
-void EngramHash::rows_of(int32_t* to, const int32_t* tokens, int64_t count, int64_t before) const {
+void EngramHash::rows_of(int32_t* to, const int32_t* tokens, int64_t count, int64_t before,
+                         const int32_t* documents) const {
   const auto beyond = std::find_if(tokens, tokens + count, [V = V_](int32_t t) { return t < 0 || t >= V; });
   CHECK_THAT(beyond == tokens + count, "token ", *beyond, " of a vocabulary of ", V_);
 #pragma omp parallel for schedule(static) if (count * columns() > 16384)
-  for (int64_t t = 0; t < count; ++t) row_of(to + t * columns(), tokens + t, before + t);
+  for (int64_t t = 0; t < count; ++t) 
+    row_of(to + t * columns(), tokens + t, documents != nullptr ? t - documents[2 * t] : before + t);
 }
 
 void EngramHash::row_of(int32_t* to, const int32_t* token, int64_t before) const {
@@ -225,9 +227,12 @@ void EngramHash::row_of(int32_t* to, const int32_t* token, int64_t before) const
   }
 }
 
-void EngramInput::load(Device& device, const int32_t* tokens, int64_t stride, int64_t before) {
+void EngramInput::load(Device& device, const int32_t* tokens, int64_t stride, int64_t before,
+                       const int32_t* documents) {
   const int64_t B = rows->shape[0], T = rows->shape[1];
-  for (int64_t b = 0; b < B; ++b) hash.rows_of(host.data() + b * T * hash.columns(), tokens + b * stride, T, before);
+  for (int64_t b = 0; b < B; ++b)
+    hash.rows_of(host.data() + b * T * hash.columns(), tokens + b * stride, T, before,
+                 documents != nullptr ? documents + 2 * b * T : nullptr);
   device.copy_in(rows->tensor.data, host.data(), rows->bytes());
 }
 

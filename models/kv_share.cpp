@@ -20,6 +20,13 @@ class KvShare : public Connection {
       fail(Exit::usage, "kv_share: num_kv_shared_layers ", shared, " must be 0..", L - 1, " for ", L, " layers");
     for (int64_t i = 0; i < L; ++i) owner_.push_back(sharing == "cla" ? i % factor == 0 : i < L - shared);
     if (sharing == "list") read_owners(config.text("kv_owners"));
+    for (int64_t i = 1, of = 0; i < L; ++i) {
+      if (owner(i)) of = i;
+      if (config.window_of(i) != config.window_of(of))
+        fail(Exit::usage, "kv_share: layer ", i, " reads the keys and values of layer ", of,
+             ", but only one of them has the attention window; give such layers one letter in the pattern ",
+             config.window_pattern);
+    }
   }
 
   void declare(ParameterTable& params, const Config& config) const override {
@@ -53,7 +60,7 @@ class KvShare : public Connection {
 
  private:
   bool shares() const { return std::find(owner_.begin(), owner_.end(), false) != owner_.end(); }
-  bool owner(int layer) const { return owner_[static_cast<size_t>(layer)]; }
+  bool owner(int64_t layer) const { return owner_[static_cast<size_t>(layer)]; }
 
   void read_owners(const std::string& text) {
     const auto refuse = [&] {

@@ -64,7 +64,7 @@ class Moda : public Connection {
       for (const auto& [k, v] : slots_.at(u)) keys.push_back(k), values.push_back(v);
     if (is_read(layer)) slots_[layer].push_back({own.k, own.v});
     return ops::attention(build_->tape, Sublayer{layer, false}.name(), own.q, own.k, own.v,
-                          attention_divisor(build_->config, layer), keys, values);
+                          attended(*build_, layer), keys, values);
   }
 
  private:

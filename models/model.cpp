@@ -50,7 +50,10 @@ namespace {
 // The embeddings (B, T, C), which the first block reads.
 Value* embed(const Build& b) {
   Value* x = ops::embedding(b.tape, "embed", b.tokens, b.parameter("model.embed_tokens.weight"));
-  return b.config.gpt2() ? ops::positions(b.tape, "positions", x, b.parameter("model.embed_positions.weight")) : x;
+  if (!b.config.gpt2()) return x;
+  Value* table = b.parameter("model.embed_positions.weight");
+  if (b.documents == nullptr) return ops::positions(b.tape, "positions", x, table);
+  return ops::add(b.tape, "positions.add", x, ops::embedding(b.tape, "positions", b.documents->positions, table));
 }
 
 // The norms and additions of a loop, at the ends of the prelude and of each pass.
@@ -108,9 +111,6 @@ void check_length(const Config& c, int64_t longest) {
   if (c.gpt2() && longest > c.max_position_embeddings)
     fail(Exit::usage, "sequences of ", longest, " tokens: the model has learned ", c.max_position_embeddings,
          " positions; ask for no more");
-  if (c.sliding_window > 0 && longest > c.sliding_window)
-    fail(Exit::usage, "sequences of ", longest, " tokens: the model attends within a window of ", c.sliding_window,
-         ", which is not computed here; ask for no more");
 }
 
 // One pass, from the embeddings or what the pass before has put out, to the final norm; longest: a sequence with what
@@ -153,7 +153,7 @@ static std::vector<ops::LogitHead> record_applied(Tape& tape, ParameterTable& pa
                                                   int64_t T, Graph& graph) {
   const Config all = applied(config);
   const RowNames names(config);
-  return record_passes(Build{tape, params, all, B, T, graph.tokens, &names}, graph.engrams);
+  return record_passes(Build{tape, params, all, B, T, graph.tokens, graph.documents.get(), &names}, graph.engrams);
 }
 
 // The objective of several exits, and what becomes of it where each token leaves.
@@ -178,9 +178,11 @@ static void record_exits(Tape& tape, ParameterTable& params, const Config& confi
 }
 
 static Graph record_all(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
-                        Teacher* teacher, bool generates) {
+                        Teacher* teacher, bool generates, const DocumentMark& documents = {}) {
   Graph graph;
   graph.tokens = tape.input("tokens", Shape{B, T}, Dtype::i32);
+  const bool positions = config.gpt2() || (teacher != nullptr && teacher->config.gpt2());
+  graph.documents = add_documents(tape, documents, B, T, positions);
   ops::LogitHead taught;  // first, so that of the teacher's activations one is left when the student's begin
   if (teacher != nullptr)
     tape.frozen("teacher.",
@@ -206,8 +208,9 @@ static Graph record_all(Tape& tape, ParameterTable& params, const Config& config
   return graph;
 }
 
-Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T, Teacher* teacher) {
-  const Graph graph = record_all(tape, params, config, B, T, teacher, tape.cache_length() > 0);
+Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T, Teacher* teacher,
+                   const DocumentMark& documents) {
+  const Graph graph = record_all(tape, params, config, B, T, teacher, tape.cache_length() > 0, documents);
   ops::fuse_linears(tape);
   return graph;
 }

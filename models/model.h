@@ -25,6 +25,7 @@ struct Teacher {
 struct Graph {
   Value* tokens = nullptr;   // (B, T) i32, to be filled by the caller
   EngramInputs engrams;      // and these, by their load()
+  std::shared_ptr<DocumentInput> documents;  // likewise; null: a row is one
   Value* targets = nullptr;  // (B, T) i32, -1 is not scored; not where the tape is to generate
   Value* losses = nullptr;   // (B, T), 0 where not scored; likewise
   Value* ce = nullptr;       // (B, T), with a teacher or an exit gate: the cross entropy in the losses of training
@@ -44,8 +45,9 @@ struct Graph {
 //   own_query.i, own_key.i, own_value.i   (B, T, H or K, D)     the layer's projections, before any norm or rotation
 //   and what a connection computes: gate.i (B, T, K), route.i, mixed.i, attn_mixing.i, mlp_mixing.i, and of both
 //   sublayers attn_read.i, mlp_read.i, before the norm, attn_output.i, mlp_output.i (its file says)
+// With documents marked, tokens attend within their own, and learned positions and Engram's look-back begin with it.
 Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
-                   Teacher* teacher = nullptr);
+                   Teacher* teacher = nullptr, const DocumentMark& documents = {});
 // On a tape with a cache length: T tokens after those in the caches, as generation reads them, and the losses of their
 // targets, as an evaluation computes them. For texts of which parts are known already.
 Graph record_continuation(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T);

@@ -73,6 +73,7 @@ std::string names_in_short(const std::vector<std::string>& names) {
 
 AttentionInputs::AttentionInputs(const ops::AttentionNode& node, Device& device)
     : scale_(node.scale),
+      window_(node.window > 0 ? node.window : node.in[0]->shape[1]),
       finite_output_(all_finite(copy_of(node.out[0]->tensor, device))),
       T_(node.in[0]->shape[1]),
       H_(node.in[0]->shape[2]),
@@ -86,8 +87,8 @@ void AttentionInputs::probabilities(int64_t b, int64_t h, int64_t n, double* P, 
   for (int64_t t = 0; t < n; ++t) {
     const double* q = &q_[static_cast<size_t>(((b * T_ + t) * H_ + h) * D_)];
     double *row = P + t * n, max = -INFINITY, sum = 0;
-    const int64_t last = causal_mask ? t : n - 1;
-    for (int64_t j = 0; j <= last; ++j) {
+    const int64_t first = causal_mask ? std::max<int64_t>(0, t - window_ + 1) : 0, last = causal_mask ? t : n - 1;
+    for (int64_t j = first; j <= last; ++j) {
       const double* k = &k_[static_cast<size_t>(((b * T_ + j) * K_ + h / (H_ / K_)) * D_)];
       double dot = 0;
 #pragma omp simd reduction(+ : dot)
@@ -95,8 +96,8 @@ void AttentionInputs::probabilities(int64_t b, int64_t h, int64_t n, double* P, 
       row[j] = scale_ * dot;
       max = std::max(max, row[j]);
     }
-    for (int64_t j = 0; j <= last; ++j) sum += row[j] = std::exp(row[j] - max);
-    for (int64_t j = 0; j <= last; ++j) row[j] /= sum;
+    for (int64_t j = first; j <= last; ++j) sum += row[j] = std::exp(row[j] - max);
+    for (int64_t j = first; j <= last; ++j) row[j] /= sum;
   }
 }
 

@@ -40,11 +40,12 @@ class AttentionInputs {
   // Of all that the op computed from it.
   bool finite_output() const { return finite_output_; }
   // Of sequence b and query head h the first n rows and columns of its probabilities, (n, n): softmax of scale q k over
-  // the columns up to a row's own, 0 beyond; without the causal mask, which is not what the op computes, over all n.
+  // the columns that a row sees, 0 elsewhere; without the causal mask, which is not what the op computes, over all n.
   void probabilities(int64_t b, int64_t h, int64_t n, double* P, bool causal_mask = true) const;
 
  private:
   double scale_;
+  int64_t window_;
   bool finite_output_;
   int64_t T_, H_, K_, D_;
   std::vector<double> q_, k_;  // (B, T, H, D), (B, T, K, D)

@@ -35,6 +35,22 @@ Head gather(float* copy, const S* from, int64_t stride, int64_t rows, int64_t D)
   return {copy, D};
 }
 
+// The first keys that a block's queries see.
+struct FirstKeys {
+  int32_t lower[tile];  // from the block's first tile of keys on; of queries that are not there, that of the last one
+  int64_t begin;        // where this tile begins: at a multiple of `tile`, whatever is hidden
+  int64_t last;         // the largest of lower
+
+  FirstKeys(const AttentionSizes& z, int64_t b, int64_t t0, int64_t n) {
+    const auto at = [&](int64_t i) { return z.lower(b, z.pos + t0 + std::min(i, n - 1)); };
+    begin = at(0) / tile * tile;
+    last = at(n - 1) - begin;
+    for (int64_t i = 0; i < tile; ++i) lower[i] = static_cast<int32_t>(at(i) - begin);
+  }
+  // Hides from each query the keys before its own, in a tile that begins at `key`; null where it hides none.
+  const int32_t* of_tile(int64_t key) const { return key - begin < last ? lower : nullptr; }
+};
+
 // Calls body(row, rows, first) for the parts of a tile of n keys against `vectors` vectors of queries, of which a part
 // needs those from `first` on. A tile off the diagonal is one part. On it, a part is `lanes` keys: the vectors before
 // see none of them, its first vector sees some, the others see all.
@@ -79,8 +95,11 @@ inline void max_of_column(Vec& max, const float* s, int64_t n) {
   for (const Vec& x : chain) take_larger(max, x);
 }
 
-// Takes one tile of scores into the running softmax; scores become weights.
-void softmax_tile(const Forward& w, int64_t n, int64_t vectors, bool diagonal, bool first, int64_t D) {
+// Takes one tile of scores into the running softmax; scores become weights. lower: the first keys that the queries see,
+// counted as the tile's own, which begin at `key`; null where they see them all.
+void softmax_tile(const Forward& w, int64_t n, int64_t vectors, bool diagonal, const int32_t* lower, int64_t key,
+                  int64_t D) {
+  const bool first = key == 0;
   for (int64_t j = 0; j < vectors; ++j) {
     float* s = w.s + j * lanes;
     const int64_t keys = diagonal ? std::min(n, (j + 1) * lanes) : n;
@@ -92,8 +111,14 @@ void softmax_tile(const Forward& w, int64_t n, int64_t vectors, bool diagonal, b
       mask(x, i, j * lanes, -INFINITY);
       store(s + i * tile, x);
     }
+    for (int64_t i = 0; lower != nullptr && i < keys; ++i) {
+      load(x, s + i * tile);
+      mask_below(x, key + i, lower + j * lanes, -INFINITY);
+      store(s + i * tile, x);
+    }
     max_of_column(max, s, keys);
     store(w.max + j * lanes, max);
+    if (lower != nullptr) max = max > -INFINITY ? max : Vec{};  // a query that has seen no key yet has weights of 0
     Vec shrink = old_max - max;
     exp2_in_place(shrink);
     load(sum, w.sum + j * lanes);
@@ -115,24 +140,25 @@ void softmax_tile(const Forward& w, int64_t n, int64_t vectors, bool diagonal, b
 
 // Queries t0 .. of one head. lse may be null.
 template <class S>
-void forward_block(S* out, float* lse, const S* q, const Head& k, const Head& v, const AttentionSizes& z, int64_t t0,
-                   float scale, const Forward& w) {
+void forward_block(S* out, float* lse, const S* q, const Head& k, const Head& v, const AttentionSizes& z, int64_t b,
+                   int64_t t0, float scale, const Forward& w) {
   const int64_t n = std::min(tile, z.T - t0), vectors = ceil_div(n, lanes), D = z.D, stride = z.query_stride;
-  const int64_t diagonal = z.pos + t0;  // the keys before it are seen by every query of the block
+  const int64_t diagonal = z.pos + t0;  // the keys before it are behind no query of the block
+  const FirstKeys seen(z, b, t0, n);
   pack_transposed(w.q, q + t0 * stride, stride, n, D, scale * log2_e);
   std::fill_n(w.max, tile, -INFINITY);
   std::fill_n(w.sum, tile, 0.f);
-  for (int64_t key = 0, keys; key < diagonal + n; key += keys) {
+  for (int64_t key = seen.begin, keys; key < diagonal + n; key += keys) {
     const bool on = key == diagonal;
     keys = on ? n : std::min(tile, diagonal - key);
     for_parts(keys, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
       multiply<false>(w.s + row * tile + first * lanes, tile, k.row(key + row), k.stride, w.q + first * lanes, tile,
                       rows, vectors - first, D, false);
     });
-    softmax_tile(w, keys, vectors, on, key == 0, D);
+    softmax_tile(w, keys, vectors, on, seen.of_tile(key), key - seen.begin, D);
     for_parts(keys, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
       multiply<true>(w.out + first * lanes, tile, v.row(key + row), v.stride, w.s + row * tile + first * lanes, tile, D,
-                     vectors - first, rows, key + row > 0);
+                     vectors - first, rows, key + row > seen.begin);
     });
   }
   for (int64_t j = 0; j < vectors * lanes; j += lanes) {
@@ -168,7 +194,7 @@ void attention_forward_cpu(S* out, float* lse, const S* q, const S* k, const S* 
         gathered = b * z.K + kv;
       }
       const int64_t at = z.query_head(b, h);
-      forward_block(out + at, lse == nullptr ? nullptr : lse + head * z.T, q + at, k_rows, v_rows, z,
+      forward_block(out + at, lse == nullptr ? nullptr : lse + head * z.T, q + at, k_rows, v_rows, z, b,
                     folded(item % blocks, blocks) * tile, scale, w);
     }
   });
@@ -206,8 +232,10 @@ struct Backward {
   }
 };
 
-// From s = q k and dp = dout v, which p and ds hold, the weights and the gradients of the scores.
-void weights_tile(const Backward& w, int64_t row, int64_t rows, int64_t first, int64_t vectors, bool diagonal) {
+// From s = q k and dp = dout v, which p and ds hold, the weights and the gradients of the scores. lower, key: as in
+// softmax_tile.
+void weights_tile(const Backward& w, int64_t row, int64_t rows, int64_t first, int64_t vectors, bool diagonal,
+                  const int32_t* lower, int64_t key) {
   for (int64_t j = first; j < vectors; ++j) {
     Vec lse, delta, p, dp;
     load(lse, w.lse + j * lanes);
@@ -222,6 +250,10 @@ void weights_tile(const Backward& w, int64_t row, int64_t rows, int64_t first, i
       if (diagonal && j == first) {
         mask(p, i, j * lanes, 0.f);
         mask(ds, i, j * lanes, 0.f);
+      }
+      if (lower != nullptr) {
+        mask_below(p, key + i, lower + j * lanes, 0.f);
+        mask_below(ds, key + i, lower + j * lanes, 0.f);
       }
       store(w.p + at, p);
       store(w.ds + at, ds);
@@ -256,7 +288,8 @@ void backward_block(const AttentionGradients<S>& g, const Head& k, const Head& v
   pack_transposed(w.dout, g.dout + at, stride, n, D, 1.f);
   delta_of(w, g.out + at, stride, n, D);
   for (int64_t i = 0; i < vectors * lanes; ++i) w.lse[i] = i < n ? g.lse[(b * z.H + h) * z.T + t0 + i] * log2_e : 0.f;
-  for (int64_t key = 0; key < t0 + n; key += tile) {
+  const FirstKeys seen(z, b, t0, n);
+  for (int64_t key = seen.begin; key < t0 + n; key += tile) {
     const bool on = key == t0;
     for_parts(on ? n : tile, vectors, on, [&](int64_t row, int64_t rows, int64_t first) {
       const int64_t at_tile = row * tile + first * lanes, wide = vectors - first, query = first * lanes;
@@ -264,8 +297,8 @@ void backward_block(const AttentionGradients<S>& g, const Head& k, const Head& v
       const float *k_row = k.row(key + row), *v_row = v.row(key + row);
       multiply<false>(w.p + at_tile, tile, k_row, k.stride, w.q + query, tile, rows, wide, D, false);
       multiply<false>(w.ds + at_tile, tile, v_row, v.stride, w.dout + query, tile, rows, wide, D, false);
-      weights_tile(w, row, rows, first, vectors, on);
-      multiply<true>(w.dq + query, tile, k_row, k.stride, w.ds + at_tile, tile, D, wide, rows, key + row > 0);
+      weights_tile(w, row, rows, first, vectors, on, seen.of_tile(key), key - seen.begin);
+      multiply<true>(w.dq + query, tile, k_row, k.stride, w.ds + at_tile, tile, D, wide, rows, key + row > seen.begin);
       multiply<false>(w.dv + at_key, width, w.p + at_tile, tile, w.do_rows + query * width, width, rows, width / lanes,
                       seeing, true);
       multiply<false>(w.dk + at_key, width, w.ds + at_tile, tile, w.q_rows + query * width, width, rows, width / lanes,
@@ -317,10 +350,11 @@ void attend_rows_cpu(S* out, float* lse, const S* q, const S* k_cache, const S* 
     float *y = scratch_f32(static_cast<size_t>(D + z.pos + z.T)), *p = y + D;
     for (int64_t item = begin; item < end; ++item) {
       const int64_t b = item / (z.T * z.H), t = item / z.H % z.T, h = item % z.H, n = z.pos + t + 1;
+      const int64_t first = z.lower(b, z.pos + t);
       const int64_t head = z.key_head(b, h / z.group);
       const S *x = q + item * D, *k = k_cache + head, *v = v_cache + head;
       float max = -INFINITY, sum = 0;
-      for (int64_t j = 0; j < n; ++j) {
+      for (int64_t j = first; j < n; ++j) {
         float s = 0;
 #pragma omp simd reduction(+ : s)
         for (int64_t d = 0; d < D; ++d) s += x[d] * k[j * stride + d];
@@ -328,9 +362,9 @@ void attend_rows_cpu(S* out, float* lse, const S* q, const S* k_cache, const S* 
         max = std::max(max, p[j]);
       }
 #pragma omp simd reduction(+ : sum)
-      for (int64_t j = 0; j < n; ++j) sum += p[j] = exp_f32(p[j] - max);
+      for (int64_t j = first; j < n; ++j) sum += p[j] = exp_f32(p[j] - max);
       std::fill_n(y, D, 0.f);
-      for (int64_t j = 0; j < n; ++j) {
+      for (int64_t j = first; j < n; ++j) {
         const float weight = p[j] / sum;
 #pragma omp simd
         for (int64_t d = 0; d < D; ++d) y[d] += weight * v[j * stride + d];
@@ -345,10 +379,12 @@ bool tiles_serve(Dtype stored, float scale) {
   return stored == Dtype::bf16 && matrix_unit() != MatrixUnit::none && scale >= 0;
 }
 
-// The tiles are for whole sequences. lse may be null over caches.
+// The tiles are for whole sequences, and they and the narrow kernels for what is causal and no more. lse may be null
+// over caches.
 template <class S>
 void forward_fast(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z, float scale,
                   bool cached) {
+  if (!z.causal_only()) return attention_forward_cpu(out, lse, q, k, v, z, scale);
   const bool tiles = !cached && tiles_serve(DtypeOf<S>::value, scale);
   if constexpr (narrow_paths)
     if (narrow_forward_serves(z, tiles)) return attention_forward_narrow(out, lse, q, k, v, z, scale);
@@ -361,6 +397,7 @@ void forward_fast(S* out, float* lse, const S* q, const S* k, const S* v, const 
 
 template <class S>
 void backward_fast(const AttentionGradients<S>& g, const AttentionSizes& z) {
+  if (!z.causal_only()) return attention_backward_cpu(g, z);
   const bool tiles = tiles_serve(DtypeOf<S>::value, g.scale);
   if constexpr (narrow_paths)
     if (narrow_backward_serves(z, tiles)) return attention_backward_narrow(g, z);
@@ -384,12 +421,25 @@ void cached_fast(S* out, float* lse, S* k_cache, S* v_cache, const S* q, const S
 }
 
 // The sizes of an attention over whole sequences, after checking that the shapes agree.
-AttentionSizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v) {
-  const int64_t K = k.dim(2);
-  CHECK_SHAPES(q.shape.rank == 4 && k.shape == Shape({q.dim(0), q.dim(1), K, q.dim(3)}) && v.shape == k.shape &&
-                   K > 0 && q.dim(2) % K == 0,
+AttentionSizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMask& mask) {
+  const int64_t K = k.dim(2), T = q.dim(1);
+  CHECK_SHAPES(q.shape.rank == 4 && k.shape == Shape({q.dim(0), T, K, q.dim(3)}) && v.shape == k.shape && K > 0 &&
+                   q.dim(2) % K == 0,
                q, k, v);
-  return {q.dim(0), q.dim(1), q.dim(2), K, q.dim(3), k.dim(1), 0};
+  AttentionSizes z{q.dim(0), T, q.dim(2), K, q.dim(3), T, 0};
+  if (mask.window > 0) z.window = std::min(mask.window, T);
+  if (mask.documents.data == nullptr) return z;
+  CHECK_SHAPES(mask.documents.shape == Shape({z.B, T, 2}), q, mask.documents);
+  z.documents = mask.documents.as<int32_t>();
+  return z;
+}
+// Where every row is one document, the kernels that know of none serve.
+AttentionSizes on_cpu(AttentionSizes z) {
+  const auto of_last = [&](int64_t b) { return z.documents[2 * (b * z.T + z.T - 1)]; };
+  for (int64_t b = 0; z.documents != nullptr && b < z.B; ++b)
+    if (of_last(b) != 0) return z;
+  z.documents = nullptr;
+  return z;
 }
 
 }  // namespace
@@ -398,25 +448,24 @@ AttentionSizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v) {
 // Entry points.
 
 void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                       double scale, Stream stream) {
-  const AttentionSizes z = sizes_of(q, k, v);
+                       double scale, const AttentionMask& mask, Stream stream) {
+  const AttentionSizes z = sizes_of(q, k, v, mask);
   CHECK_SHAPES(out.shape == q.shape && lse.shape == Shape({z.B, z.H, z.T}), out, lse, q);
   const float scale_f32 = static_cast<float>(scale);
   dispatch(
       stream, out.dtype, [&] { attention_forward_cuda(out, lse, q, k, v, z, scale_f32); },
       [&]<class S>(S) {
-        forward_fast(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), z, scale_f32, false);
+        forward_fast(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), on_cpu(z), scale_f32, false);
       },
       [&]<class T>(T) {
-        attention_forward_ref(out.as<T>(), lse.as<T>(), q.as<T>(), k.as<T>(), v.as<T>(), z.B, z.T, z.H, z.K, z.D,
-                              scale);
+        attention_forward_ref(out.as<T>(), lse.as<T>(), q.as<T>(), k.as<T>(), v.as<T>(), z, scale);
       });
 }
 
 void attention_backward(const Grad& dq, const Grad& dk, const Grad& dv, const Tensor& dout, const Tensor& out,
                         const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, double scale,
-                        Stream stream) {
-  const AttentionSizes z = sizes_of(q, k, v);
+                        const AttentionMask& mask, Stream stream) {
+  const AttentionSizes z = sizes_of(q, k, v, mask);
   CHECK_SHAPES(dq.shape == q.shape && dout.shape == q.shape && out.shape == q.shape && dk.shape == k.shape &&
                    dv.shape == k.shape && lse.shape == Shape({z.B, z.H, z.T}),
                dq, dk, dv, dout, out, q, k, lse);
@@ -426,19 +475,19 @@ void attention_backward(const Grad& dq, const Grad& dk, const Grad& dv, const Te
       [&]<class S>(S) {
         backward_fast<S>({dq.as<S>(), dk.as<S>(), dv.as<S>(), dout.as<S>(), out.as<S>(), q.as<S>(), k.as<S>(),
                           v.as<S>(), lse.as<float>(), scale_f32, dq.accumulate, dk.accumulate, dv.accumulate},
-                         z);
+                         on_cpu(z));
       },
       [&]<class T>(T) {
         attention_backward_ref(dq.as<T>(), dk.as<T>(), dv.as<T>(), dout.as<T>(), out.as<T>(), q.as<T>(), k.as<T>(),
-                               v.as<T>(), lse.as<T>(), z.B, z.T, z.H, z.K, z.D, scale, dq.accumulate, dk.accumulate,
-                               dv.accumulate);
+                               v.as<T>(), lse.as<T>(), z, scale, dq.accumulate, dk.accumulate, dv.accumulate);
       });
 }
 
 void attention_cached(const Tensor& out, const Tensor& lse, const Tensor& k_cache, const Tensor& v_cache,
-                      const Tensor& q, const Tensor& k, const Tensor& v, int64_t pos, double scale, Stream stream) {
+                      const Tensor& q, const Tensor& k, const Tensor& v, int64_t pos, double scale, int64_t window,
+                      Stream stream) {
   const int64_t S = k_cache.dim(1), K = k_cache.dim(2);
-  const AttentionSizes z{q.dim(0), q.dim(1), q.dim(2), K, q.dim(3), S, pos};
+  const AttentionSizes z{q.dim(0), q.dim(1), q.dim(2), K, q.dim(3), S, pos, window > 0 ? std::min(window, S) : S};
   CHECK_SHAPES(out.shape == q.shape && k_cache.shape == Shape({z.B, S, K, z.D}) && v_cache.shape == k_cache.shape &&
                    K > 0 && z.H % K == 0,
                out, k_cache, v_cache, q);
@@ -455,8 +504,7 @@ void attention_cached(const Tensor& out, const Tensor& lse, const Tensor& k_cach
       },
       [&]<class T>(T) {
         attention_cached_ref(out.as<T>(), data_or_null<T>(lse), k_cache.as<T>(), v_cache.as<T>(), q.as<T>(),
-                             data_or_null<const T>(k), data_or_null<const T>(v), z.B, z.T, z.S, z.H, z.K, z.D, pos,
-                             scale);
+                             data_or_null<const T>(k), data_or_null<const T>(v), z, scale);
       });
 }
 
@@ -483,6 +531,9 @@ struct SlotsNode : AttentionNode {
 
 struct Attention : SlotsNode {
   std::vector<Grad> slot_dkeys, slot_dvalues;
+  Value* documents = nullptr;  // null: each row is one
+
+  AttentionMask mask() const { return {window, documents == nullptr ? Tensor{} : documents->tensor}; }
 
   const char* op() const override { return "attention"; }
   void prepare() override {
@@ -492,20 +543,23 @@ struct Attention : SlotsNode {
       slot_dkeys.push_back(gradient(3 + s)), slot_dvalues.push_back(gradient(3 + slots() + s));
   }
   void forward(const Step&, Stream stream) override {
-    attention_forward(output(), saved[0]->tensor, input(0), input(1), input(2), scale, stream);
+    attention_forward(output(), saved[0]->tensor, input(0), input(1), input(2), scale, mask(), stream);
     merge_slots(saved[0]->tensor, stream);
   }
   // Of the joint output and lse, which are those of attention where there are no slots.
   void backward(const Step&, Stream stream) override {
     attention_backward(gradient(0), gradient(1), gradient(2), doutput(), output(), input(0), input(1), input(2),
-                       saved[0]->tensor, scale, stream);
+                       saved[0]->tensor, scale, mask(), stream);
     if (slots() > 0)
       depth_merge_backward(dinput(0), slot_dkeys, slot_dvalues, doutput(), output(), saved[0]->tensor, input(0),
                            slot_keys, slot_values, scale, stream);
   }
-  double flops() const override {  // q.k and p.v over the causal half, and over all slots
+  // q.k and p.v over the keys that a query sees, as if each row were one document, and over all slots.
+  double flops() const override {
     const Shape& q = in[0]->shape;
-    return 2.0 * static_cast<double>(q.numel()) * static_cast<double>(q[1] + 1 + 2 * static_cast<int64_t>(slots()));
+    const double T = static_cast<double>(q[1]), W = window > 0 ? std::min(static_cast<double>(window), T) : T;
+    const double keys = W - W * (W - 1) / (2 * T);  // of a query, on average
+    return 4 * static_cast<double>(q.numel()) * (keys + static_cast<double>(slots()));
   }
   ScratchBytes scratch() const override { return {saved[0]->bytes()}; }  // the backward's <dout, out> of each row
 };
@@ -517,7 +571,7 @@ struct CachedAttention : SlotsNode {
   void forward(const Step& step, Stream stream) override {
     const Tensor lse = slots() > 0 ? forward_work[0]->tensor : Tensor{};
     attention_cached(output(), lse, k_cache->tensor, v_cache->tensor, input(0), appends ? input(1) : Tensor{},
-                     appends ? input(2) : Tensor{}, step.position, scale, stream);
+                     appends ? input(2) : Tensor{}, step.position, scale, window, stream);
     merge_slots(lse, stream);
   }
   void backward(const Step&, Stream) override { CHECK_THAT(false, "a generation tape has no backward: ", name); }
@@ -533,20 +587,20 @@ const CachedAttention* reader_of(const Tape& t, const Value* k, const Value* v) 
 
 }  // namespace
 
-Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v, double divisor,
+Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v, const Attended& how,
                  const std::vector<Value*>& slot_keys, const std::vector<Value*>& slot_values) {
   const Shape &qs = q->shape, &ks = k->shape;
   CHECK_THAT(ks == v->shape && qs[0] == ks[0] && qs[1] == ks[1] && qs[3] == ks[3] && qs[2] % ks[2] == 0, name, ": q ",
              qs.str(), " k ", ks.str(), " v ", v->shape.str());
   CHECK_THAT(slot_keys.size() == slot_values.size(), name, ": ", slot_keys.size(), " keys of slots, ",
              slot_values.size(), " values");
-  const double scale = 1 / (std::sqrt(static_cast<double>(qs[3])) * divisor);
+  const double scale = 1 / (std::sqrt(static_cast<double>(qs[3])) * how.divisor);
   const std::vector<Value*> in = joined(joined({q, k, v}, slot_keys), slot_values);
   Value* out = t.activation(name, qs);
   const auto lse = [&] { return t.statistic(name + ".lse", Shape{qs[0], qs[2], qs[1]}); };
   if (t.cache_length() > 0) {
     auto node = make_node<CachedAttention>(name, in, {out});
-    node->scale = scale;
+    node->scale = scale, node->window = how.window;
     if (!slot_keys.empty()) node->forward_work = {lse()};
     const Shape cache{ks[0], t.cache_length(), ks[2], ks[3]};
     if (const CachedAttention* first = reader_of(t, k, v)) {
@@ -560,7 +614,9 @@ Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v,
     return t.record(std::move(node));
   }
   auto node = make_node<Attention>(name, in, {out});
-  node->scale = scale;
+  node->scale = scale, node->window = how.window;
+  node->documents = how.documents;
+  if (how.documents != nullptr) node->reads = {how.documents};
   node->saved = {lse()};
   node->backward_reads = joined(in, {out});
   return t.record(std::move(node));

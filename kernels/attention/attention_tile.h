@@ -76,6 +76,12 @@ inline void mask(Vec& x, int64_t key, int64_t first, float hidden) {
   const IntVec bound = IntVec{} + static_cast<int32_t>(key - first);
   x = lane < bound ? Vec{} + hidden : x;
 }
+// So do those whose first key, of `lower` (lanes), comes after it.
+inline void mask_below(Vec& x, int64_t key, const int32_t* lower, float hidden) {
+  IntVec first;
+  std::memcpy(&first, lower, sizeof first);
+  x = first > IntVec{} + static_cast<int32_t>(key) ? Vec{} + hidden : x;
+}
 
 // -----------------------------------------------------------------------------------------------------------------
 // Products of tiles: c (M, N vectors) = [c +] a (M, k) b (k, N vectors), where a is row-major, or stored transposed as

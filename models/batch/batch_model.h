@@ -29,6 +29,7 @@ struct Batch {
   PlanMode plan = PlanMode::reuse;
   Teacher* teacher = nullptr;  // that the model learns from; its parameters are allocated as the model's are
   bool eight_bits = false;     // linear layers multiply so in training (kernels/block/linear.cpp)
+  DocumentMark documents = {};
 };
 
 struct Layout {

@@ -60,8 +60,9 @@ struct ModelType {
   int64_t positions;                     // where max_position_embeddings says none
   std::vector<const char*> needed = {};  // keys whose defaults are those of one size
   bool qkv_bias = false, qk_norm = false;
-  int64_t window = 0;        // where "sliding_window" says none
-  bool asks_window = false;  // a window counts only if use_sliding_window says so
+  int64_t window = 0;          // where "sliding_window" says none
+  bool asks_window = false;    // a window counts only if use_sliding_window says so
+  bool lists_windows = false;  // layer_types may say which layers have it
 };
 const std::vector<ModelType> model_types = {{.name = "llama", .architecture = "LlamaForCausalLM", .positions = 2048},
                                             {.name = "mistral",
@@ -69,18 +70,26 @@ const std::vector<ModelType> model_types = {{.name = "llama", .architecture = "L
                                              .positions = 131072,
                                              .needed = {"num_key_value_heads"},
                                              .window = 4096},
+                                            {.name = "ministral",
+                                             .architecture = "MinistralForCausalLM",
+                                             .positions = 131072,
+                                             .needed = {"num_key_value_heads"},
+                                             .window = 4096,
+                                             .lists_windows = true},
                                             {.name = "qwen2",
                                              .architecture = "Qwen2ForCausalLM",
                                              .positions = 32768,
                                              .needed = {"num_key_value_heads"},
                                              .qkv_bias = true,
-                                             .asks_window = true},
+                                             .asks_window = true,
+                                             .lists_windows = true},
                                             {.name = "qwen3",
                                              .architecture = "Qwen3ForCausalLM",
                                              .positions = 32768,
                                              .needed = {"head_dim", "num_key_value_heads"},
                                              .qk_norm = true,
-                                             .asks_window = true}};
+                                             .asks_window = true,
+                                             .lists_windows = true}};
 
 }  // namespace
 
@@ -129,47 +138,57 @@ const ModelType& type_of(const json& object, const std::string& where) {
        "\" is not supported without a \"crossply\" object; known: ", known, "gpt2");
 }
 
-// Whether "layer_types" lists layers that attend within a window.
-bool lists_windows(const json& object, const std::string& where) {
-  bool windows = false;
+// What "layer_types" says of each layer, S for sliding and L for full attention; "" where there is no list.
+std::string listed_layers(const json& object, const std::string& where) {
+  std::string letters;
   const json types = object.value("layer_types", json());
   for (const json& type : types.is_null() || types.is_array() ? types : json::array({types})) {
     if (type != "full_attention" && type != "sliding_attention")
       fail(Exit::bad_data, where, ": \"layer_types\" has ", shown(type),
-           ", which is not computed here; only \"full_attention\" is");
-    windows = windows || type == "sliding_attention";
+           ", which is not computed here; only \"full_attention\" and \"sliding_attention\" are");
+    letters += type == "sliding_attention" ? 'S' : 'L';
   }
-  return windows;
+  return letters;
 }
 
-// W, how many tokens the layers with a window see, or 0 where no layer has one. A Mistral's layers all have it, unless
-// it is null; a Qwen's only if use_sliding_window says so, and then from layer max_window_layers on.
-int64_t window_of(const json& object, const ModelType& type, int64_t L, const std::string& where) {
-  const bool listed = lists_windows(object, where);
+// Which layers have a window where nothing lists them: a Mistral's all, a Qwen's from layer max_window_layers on.
+std::string usual_layers(const json& object, const ModelType& type, int64_t L, const std::string& where) {
+  int64_t first = type.asks_window ? 28 : 0;
+  if (type.asks_window) read(object, "max_window_layers", first, where);
+  const auto full = static_cast<size_t>(std::clamp<int64_t>(first, 0, L));
+  return std::string(full, 'L') + std::string(static_cast<size_t>(L) - full, 'S');
+}
+
+// The window, and the layers that have it. A Qwen's counts only if use_sliding_window says so; null is none. A LLaMA in
+// transformers knows no window, so the key must not mean anything there.
+void read_windows(const json& object, const ModelType& type, Config& config, const std::string& where) {
+  const int64_t L = config.num_hidden_layers;
+  const std::string listed = listed_layers(object, where);
+  const bool lists = listed.find('S') != std::string::npos;
   const bool asked = object.contains("use_sliding_window") && object["use_sliding_window"] == true;
   bool used = !type.asks_window;
-  int64_t first = 28, window = type.window;
+  int64_t window = type.window;
   if (type.asks_window) read(object, "use_sliding_window", used, where);  // others do not know the key
-  read(object, "max_window_layers", first, where);
   const bool none = object.contains("sliding_window") && object["sliding_window"].is_null();
   read(object, "sliding_window", window, where);
-  if (listed && (!used || none || window == 0))
+  if (lists && (!used || none || window == 0))
     fail(Exit::bad_data, where, ": \"layer_types\" has \"sliding_attention\", but there is no window");
   if (asked && !none && window == 0)
     fail(Exit::bad_data, where, ": \"use_sliding_window\" is true, but \"sliding_window\" is missing");
-  const bool types_say = type.asks_window && object.contains("layer_types") && !object["layer_types"].is_null();
-  const bool windows = used && !none && (!type.asks_window || (types_say ? listed : first < L));
-  if (windows && object.contains("sliding_window") && window < 1)
-    fail(Exit::bad_data, where, ": \"sliding_window\" is ", window, "; give null where there is none");
-  return windows ? window : 0;
-}
-
-// No sequence that the model is made for may be longer than its window.
-void require_wide_window(const Config& c, const std::string& where) {
-  if (c.sliding_window == 0 || c.sliding_window >= c.max_position_embeddings) return;
-  fail(Exit::bad_data, where, ": \"sliding_window\": ", c.sliding_window, " is less than max_position_embeddings, ",
-       c.max_position_embeddings, ", and attention within a window is not computed here; for sequences of at most ",
-       c.sliding_window, " tokens, set max_position_embeddings to that");
+  if (!used || none || (window == 0 && !object.contains("sliding_window"))) return;
+  if (window < 1) fail(Exit::bad_data, where, ": \"sliding_window\" is ", window, "; give null where there is none");
+  const bool knows_types = type.lists_windows || object.contains("crossply");
+  if (!knows_types && (type.window == 0 || (!listed.empty() && listed.find('L') != std::string::npos))) {
+    if (type.window == 0 && !lists && window >= config.max_position_embeddings) return;
+    fail(Exit::bad_data, where, ": \"sliding_window\": ", window, ", but transformers' ", type.name,
+         type.window == 0 ? " attends to all tokens" : " has it in all layers, whatever \"layer_types\" says",
+         "; if the model has windows, its model_type is ministral");
+  }
+  if (lists && std::ssize(listed) != L)
+    fail(Exit::bad_data, where, ": \"layer_types\" lists ", listed.size(), " layers, num_hidden_layers is ", L);
+  const std::string pattern = knows_types && !listed.empty() ? listed : usual_layers(object, type, L, where);
+  if (pattern.find('S') == std::string::npos) return;
+  config.sliding_window = window, config.window_pattern = pattern;
 }
 
 // Refuses what is not computed here. Returns the names of what is there and ignored.
@@ -207,6 +226,7 @@ void read_crossply(const json& object, Config& config, const std::string& where)
   read(object, "qkv_bias", config.qkv_bias, where);
   read(object, "bias", config.bias, where);
   for (const GeneralOption& option : general_options()) {
+    if (option.of_hub) continue;
     const json& list = option.list && object.contains(option.key) ? object[option.key] : json();
     if (!option.list)
       std::visit([&](auto* member) { read(object, option.key, *member, where); }, option.member(config));
@@ -230,7 +250,7 @@ void write_general_options(json& own, Config config) {
   for (const GeneralOption& option : general_options())
     std::visit(
         [&]<class T>(T* member) {
-          if (*member == *std::get<T*>(option.member(usual))) return;
+          if (option.of_hub || *member == *std::get<T*>(option.member(usual))) return;
           if constexpr (std::is_same_v<T, std::string>)
             own[option.key] = member->starts_with("[") ? known_json(*member) : json(*member);
           else own[option.key] = *member;
@@ -263,7 +283,7 @@ void take_type(const json& object, const ModelType& type, Config& config, const 
   if (object.contains("crossply")) return read_crossply(object["crossply"], config, where);
   for (const char* key : type.needed)
     if (!object.contains(key)) fail(Exit::bad_data, where, ": key \"", key, "\" is missing");
-  config.mistral = type.window > 0;
+  config.mistral = type.name == std::string("mistral");
   config.qkv_bias = type.qkv_bias;
   config.qk_norm = type.qk_norm;
   if (config.qk_norm) config.qk_norm_eps = config.norm_eps;
@@ -292,9 +312,8 @@ Config parse_config(const json& object, const std::string& where, std::string* i
   for (const std::string& key : token_keys)
     if (object.contains(key)) config.token_ids[key] = json_text(object[key]);
   take_type(object, type, config, where);
-  config.sliding_window = window_of(object, type, config.num_hidden_layers, where);
+  read_windows(object, type, config, where);
   config.check(Exit::bad_data, where);
-  require_wide_window(config, where);
   return config;
 }
 
@@ -313,20 +332,24 @@ namespace {
 // The type of model that a plain LLaMA with these options is; null where there is none.
 const ModelType* plain_type(const Config& c) {
   if (c.arch != "llama" || has_general_options(c) || (c.qk_norm && c.qk_norm_eps != c.norm_eps)) return nullptr;
+  // Only without biases and norms can it be a Mistral, whose layers have all a window or none has.
+  const bool windows = c.sliding_window > 0, mixed = windows && c.window_pattern.find('L') != std::string::npos;
+  const std::string name = mixed ? "ministral" : windows || c.mistral ? "mistral" : "llama";
   const auto found = std::find_if(model_types.begin(), model_types.end(), [&](const ModelType& type) {
     if (type.qkv_bias != c.qkv_bias || type.qk_norm != c.qk_norm) return false;
-    return c.qkv_bias || c.qk_norm || (type.window > 0) == c.mistral;  // only without these can it be a Mistral
+    return c.qkv_bias || c.qk_norm || type.name == name;
   });
   return found == model_types.end() ? nullptr : &*found;
 }
 
-// The window in the words of each type.
+// The window in the words of each type; of a variant the same as Ministral's.
 void write_window(json& object, const Config& c, const ModelType* type) {
   if (c.sliding_window > 0) object["sliding_window"] = c.sliding_window;
   else if (type != nullptr && type->window > 0) object["sliding_window"] = nullptr;
-  if (type == nullptr || !type->asks_window) return;
-  object["use_sliding_window"] = c.sliding_window > 0;
-  if (c.sliding_window > 0) object["max_window_layers"] = 0;
+  if (type != nullptr && type->asks_window) object["use_sliding_window"] = c.sliding_window > 0;
+  if (c.sliding_window == 0 || (type != nullptr && !type->lists_windows)) return;
+  for (const char layer : c.window_pattern)
+    object["layer_types"].push_back(layer == 'S' ? "sliding_attention" : "full_attention");
 }
 
 }  // namespace

@@ -300,9 +300,9 @@ TEST_CASE("sink theorem: the gradients of the queries' and keys' weights") {
     };
     const Matrix Q = rows(Wq), K = rows(Wk);
     Matrix out(n * D), lse(n), dQ(n * D), dK(n * D), dV(n * D), G(n * n);
-    attention_forward_ref(out.data(), lse.data(), Q.data(), K.data(), V.data(), 1, n, 1, 1, D, scale);
+    attention_forward_ref(out.data(), lse.data(), Q.data(), K.data(), V.data(), {1, n, 1, 1, D, n, 0}, scale);
     attention_backward_ref(dQ.data(), dK.data(), dV.data(), dO.data(), out.data(), Q.data(), K.data(), V.data(),
-                           lse.data(), 1, n, 1, 1, D, scale, false, false, false);
+                           lse.data(), {1, n, 1, 1, D, n, 0}, scale, false, false, false);
     double eps = 0;
     for (int64_t t = 0; t < n; ++t) {
       double s = 0;

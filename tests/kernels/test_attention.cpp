@@ -14,30 +14,56 @@ namespace {
 
 struct Size {
   int64_t B, T, H, K, D;
+  int64_t window = 0;
+  std::vector<int64_t> begins = {};  // of documents in the first row; each row's begin one position earlier
   int64_t queries() const { return B * T * H * D; }
   int64_t keys() const { return B * T * K * D; }
-  AttentionSizes sizes() const { return {B, T, H, K, D, T, 0}; }
+  AttentionSizes sizes(const int32_t* documents = nullptr) const {
+    return {B, T, H, K, D, T, 0, window > 0 ? window : T, documents};
+  }
+  // (B, T, 2); empty where a row is one document.
+  std::vector<int32_t> documents() const {
+    std::vector<int32_t> all;
+    for (int64_t b = 0; b < B && !begins.empty(); ++b)
+      for (int64_t t = 0; t < T; ++t) {
+        int64_t start = 0, end = T;
+        for (const int64_t begin : begins) {
+          if (begin - b <= t) start = std::max(start, begin - b);
+          else end = std::min(end, begin - b);
+        }
+        all.push_back(static_cast<int32_t>(start)), all.push_back(static_cast<int32_t>(end));
+      }
+    return all;
+  }
 };
 
 Op attention(const Size& z, double scale, double logits = 1, Kernels kernels = Kernels::fast) {
   const Shape queries{z.B, z.T, z.H, z.D}, keys{z.B, z.T, z.K, z.D};
-  return {{input("q", queries, logits), input("k", keys), input("v", keys), output("out", queries),
-           saved("lse", {z.B, z.H, z.T})},
+  std::vector<Operand> values{input("q", queries, logits), input("k", keys), input("v", keys), output("out", queries),
+                              saved("lse", {z.B, z.H, z.T})};
+  const std::vector<int32_t> documents = z.documents();
+  if (!documents.empty()) values.push_back(integers("documents", {z.B, z.T, 2}, documents));
+  const auto sizes = [=](auto& t) {
+    return z.sizes(documents.empty() ? nullptr : t["documents"].template as<int32_t>());
+  };
+  return {values,
           [=](auto& t, Stream stream) {
             if (is_plain(kernels, stream))
-              attention_forward_plain(t["out"], t["lse"], t["q"], t["k"], t["v"], z.sizes(), static_cast<float>(scale));
-            else attention_forward(t["out"], t["lse"], t["q"], t["k"], t["v"], scale, stream);
+              attention_forward_plain(t["out"], t["lse"], t["q"], t["k"], t["v"], sizes(t), static_cast<float>(scale));
+            else
+              attention_forward(t["out"], t["lse"], t["q"], t["k"], t["v"], scale, {z.window, t["documents"]}, stream);
           },
           [=](auto& t, Stream stream) {
             if (is_plain(kernels, stream))
               attention_backward_plain(t.grad("q"), t.grad("k"), t.grad("v"), t["dout"], t["out"], t["q"], t["k"],
-                                       t["v"], t["lse"], z.sizes(), static_cast<float>(scale));
+                                       t["v"], t["lse"], sizes(t), static_cast<float>(scale));
             else
               attention_backward(t.grad("q"), t.grad("k"), t.grad("v"), t["dout"], t["out"], t["q"], t["k"], t["v"],
-                                 t["lse"], scale, stream);
+                                 t["lse"], scale, {z.window, t["documents"]}, stream);
           },
           [=](auto& x) {
-            attention_forward_ref(x["out"], x["lse"], x["q"], x["k"], x["v"], z.B, z.T, z.H, z.K, z.D, scale);
+            attention_forward_ref(x["out"], x["lse"], x["q"], x["k"], x["v"],
+                                  z.sizes(documents.empty() ? nullptr : documents.data()), scale);
           }};
 }
 
@@ -47,7 +73,9 @@ double usual_scale(const Size& z) { return 1 / std::sqrt(static_cast<double>(z.D
 // are rounded. The weights sum to one before they are rounded.
 Trial plain_bf16(const Size& z, const Trial& before, double scale) {
   const auto rounded = [](double x) { return static_cast<double>(bf16(static_cast<float>(x))); };
-  const auto [B, T, H, K, D] = z;
+  const int64_t B = z.B, T = z.T, H = z.H, K = z.K, D = z.D;
+  const std::vector<int32_t> documents = z.documents();
+  const AttentionSizes masked = z.sizes(documents.empty() ? nullptr : documents.data());
   Trial plain = before.exact();
   const double *q = plain["q"].data(), *k = plain["k"].data(), *v = plain["v"].data(), *dout = plain["dout"].data();
   for (const std::string gradient : {"dq", "dk", "dv"})
@@ -58,22 +86,23 @@ Trial plain_bf16(const Size& z, const Trial& before, double scale) {
   for (int64_t b = 0; b < B; ++b)
     for (int64_t h = 0; h < H; ++h)
       for (int64_t t = 0; t < T; ++t) {
-        const int64_t row = ((b * T + t) * H + h) * D, key = (b * T * K + h / (H / K)) * D, stride = K * D;
+        const int64_t row = ((b * T + t) * H + h) * D, key = (b * T * K + h / (H / K)) * D, stride = K * D,
+                      first = masked.lower(b, t);
         double max = -INFINITY, sum = 0, delta = 0;
-        for (int64_t j = 0; j <= t; ++j) {
+        for (int64_t j = first; j <= t; ++j) {
           p[j] = 0;
           for (int64_t d = 0; d < D; ++d) p[j] += scale * q[row + d] * k[key + j * stride + d];
           max = std::max(max, p[j]);
         }
-        for (int64_t j = 0; j <= t; ++j) sum += p[j] = std::exp(p[j] - max);
+        for (int64_t j = first; j <= t; ++j) sum += p[j] = std::exp(p[j] - max);
         lse[(b * H + h) * T + t] = max + std::log(sum);
         for (int64_t d = 0; d < D; ++d) {
           double all = 0;
-          for (int64_t j = 0; j <= t; ++j) all += rounded(p[j]) * v[key + j * stride + d];
+          for (int64_t j = first; j <= t; ++j) all += rounded(p[j]) * v[key + j * stride + d];
           out[row + d] = rounded(all / sum);
           delta += dout[row + d] * out[row + d];
         }
-        for (int64_t j = 0; j <= t; ++j) {
+        for (int64_t j = first; j <= t; ++j) {
           const int64_t at = key + j * stride;
           double dp = 0;
           for (int64_t d = 0; d < D; ++d) dp += dout[row + d] * v[at + d];
@@ -223,6 +252,77 @@ TEST_CASE("attention: the warpgroup products of sm_90 in bf16 lose no more than 
     for (const bool accumulate : {false, true}) check_bf16(z, Backend::cuda, accumulate);
 }
 
+// Windows and documents that begin and end inside and at the ends of tiles, in whose middle queries begin to see
+// keys; documents of one token.
+const std::vector<Size> masked_sizes{
+    {1, 9, 2, 1, 5, 1},         {2, 70, 4, 2, 8, 5},       {1, 200, 2, 1, 16, 64},        {1, 200, 3, 1, 33, 65},
+    {1, 200, 1, 1, 8, 130},     {1, 200, 1, 1, 8, 17},     {2, 40, 2, 2, 12, 0, {17}},    {2, 200, 2, 1, 8, 0, {1, 2, 70, 199}},
+    {3, 140, 4, 2, 24, 0, {66, 67, 131}}, {1, 300, 2, 1, 64, 40, {63, 128, 130, 257}}, {2, 130, 2, 1, 80, 129, {3, 65}}};
+const std::vector<Size> small_masked_sizes{
+    {1, 9, 2, 1, 5, 1}, {1, 43, 2, 1, 13, 20}, {2, 67, 2, 2, 8, 33}, {2, 40, 2, 1, 12, 0, {7, 17}}, {1, 67, 2, 1, 66, 30, {31, 32, 64}}};
+
+TEST_CASE("attention: windows and documents in the reference are the derivative of its forward") {
+  for (const Size& z : std::vector<Size>{{1, 6, 2, 1, 3, 2}, {2, 7, 2, 2, 2, 0, {3, 4}}, {1, 7, 2, 1, 3, 3, {5}}})
+    check_derivative(attention(z, usual_scale(z)), 1e-11);
+}
+
+TEST_CASE("attention: with windows and documents the fast backends equal the reference") {
+  for (const Backend backend : fast_backends())
+    for (const Kernels kernels : kernels_of(backend))
+      for (const Size& z : sizes_of(backend, masked_sizes, small_masked_sizes))
+        for (const unsigned accumulates : {0u, 7u}) {
+          CAPTURE(static_cast<int>(kernels));
+          check_against_reference(attention(z, usual_scale(z), 1, kernels), backend, 1e-5, accumulates);
+        }
+}
+
+TEST_CASE("attention: with windows and documents bf16 loses no more than it must") {
+  on_every_unit([] {
+    for (const Size& z : masked_sizes) check_bf16(z, Backend::cpu, z.T % 3 == 0);
+  });
+}
+
+TEST_CASE("attention: a document or window alone is a sequence of its own, and one that hides nothing changes no bit") {
+  for (const Backend backend : fast_backends()) {
+    const Size alone{1, 21, 2, 1, 8}, packed{1, 40, 2, 1, 8, 0, {12, 33}};
+    const Op of_alone = attention(alone, 0.3), of_packed = attention(packed, 0.3);
+    Trial one(of_alone, Dtype::f32), all(of_packed, Dtype::f32);
+    for (const std::string name : {"q", "k", "v", "dout"}) {
+      const int64_t row = std::ssize(one[name]) / alone.T;
+      std::copy(one[name].begin(), one[name].end(), all.x[name].begin() + 12 * row);
+    }
+    one.run(backend), all.run(backend);
+    for (const std::string name : {"out", "dq", "dk", "dv"}) {
+      const int64_t row = std::ssize(one[name]) / alone.T;
+      check_close(name, std::vector(all[name].begin() + 12 * row, all[name].begin() + 33 * row), one[name], 1e-6);
+    }
+    const Size plain{2, 70, 2, 1, 8}, window{2, 70, 2, 1, 8, 70}, document{2, 70, 2, 1, 8, 0, {0}};
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      const Op ops[] = {attention(plain, 0.3), attention(window, 0.3), attention(document, 0.3)};
+      const auto run = [&](const Op& op) { return Trial(op, dtype).run(backend).all_results(); };
+      CHECK(run(ops[0]) == run(ops[1]));
+      CHECK(run(ops[0]) == run(ops[2]));
+    }
+  }
+}
+
+TEST_CASE("attention: a NaN in a key that is hidden from a row does not reach it") {
+  for (const Backend backend : fast_backends())
+    for (const Size& z : std::vector<Size>{{1, 40, 1, 1, 8, 9}, {1, 40, 1, 1, 8, 0, {21}}}) {
+      const Op op = attention(z, 0.3);
+      Trial c(op, Dtype::f32);
+      constexpr int64_t key = 18;
+      c.x["k"][static_cast<size_t>(key * z.D)] = NAN;
+      c.forward(backend);
+      const std::vector<int32_t> documents = z.documents();
+      const AttentionSizes sizes = z.sizes(documents.empty() ? nullptr : documents.data());
+      int64_t wrong = 0;
+      for (int64_t t = 0; t < z.T; ++t)
+        wrong += std::isnan(c["lse"][static_cast<size_t>(t)]) != (t >= key && t <= sizes.upper(0, key));
+      CHECK(wrong == 0);
+    }
+}
+
 TEST_CASE("attention: large logits") {
   // Scores reach 30 * 30 / 3, whose float spacing is 3e-5: that is the relative error a weight may have.
   for (const Backend backend : fast_backends())
@@ -330,7 +430,7 @@ Numbers in_chunks(const Size& z, const Trial& c, int64_t step, Backend backend) 
         {view(part, {z.B, n, z.H, z.D}), view(k_cache, {z.B, rows, z.K, z.D}), view(v_cache, {z.B, rows, z.K, z.D}),
          view(q, {z.B, n, z.H, z.D}), view(k, {z.B, n, z.K, z.D}), view(v, {z.B, n, z.K, z.D}),
          view(part_lse, {z.B, z.H, n})},
-        [&](auto& t, Stream stream) { attention_cached(t[0], t[6], t[1], t[2], t[3], t[4], t[5], pos, 0.3, stream); });
+        [&](auto& t, Stream stream) { attention_cached(t[0], t[6], t[1], t[2], t[3], t[4], t[5], pos, 0.3, z.window, stream); });
     for (int64_t b = 0; b < z.B; ++b)
       std::copy_n(part.begin() + b * n * wide, n * wide, out.begin() + (b * z.T + pos) * wide);
     for (int64_t head = 0; head < z.B * z.H; ++head)
@@ -343,7 +443,8 @@ Numbers in_chunks(const Size& z, const Trial& c, int64_t step, Backend backend) 
 }
 
 TEST_CASE("attention: cached steps and chunks equal the whole sequence") {
-  for (const Size& z : std::vector<Size>{{2, 7, 4, 2, 5}, {1, 150, 2, 1, 8}, {2, 130, 3, 3, 33}})
+  for (const Size& z : std::vector<Size>{
+           {2, 7, 4, 2, 5}, {1, 150, 2, 1, 8}, {2, 130, 3, 3, 33}, {2, 7, 2, 1, 5, 3}, {1, 150, 2, 1, 8, 66}})
     for (const Backend backend : all_backends())
       for (int64_t step : {int64_t{1}, int64_t{3}, int64_t{29}, int64_t{70}, z.T}) {
         if (is_slow(backend) && z.T > 7 && (step != 70 || z.D > 8)) continue;
@@ -357,9 +458,9 @@ TEST_CASE("attention: cached steps and chunks equal the whole sequence") {
 
 TEST_CASE("attention: cached steps and chunks in bf16 lose no more than bf16 must") {
   for (const Backend backend : fast_backends())
-    for (const auto& step_and_T : std::vector<std::array<int64_t, 2>>{{1, 5}, {17, 60}, {60, 135}}) {
-      const int64_t step = step_and_T[0];
-      const Size z{2, step_and_T[1], 2, 1, 24};  // few queries, and blocks that begin anywhere
+    for (const auto& numbers : std::vector<std::array<int64_t, 3>>{{1, 5, 0}, {17, 60, 0}, {60, 135, 0}, {60, 135, 50}}) {
+      const int64_t step = numbers[0];
+      const Size z{2, numbers[1], 2, 1, 24, numbers[2]};  // few queries, and blocks that begin anywhere
       CAPTURES(step, backend);
       const Op op = attention(z, 0.3, 3);
       const Trial c(op, Dtype::bf16), want = c.exact().forward(Backend::reference), plain = plain_bf16(z, c, 0.3);
@@ -381,7 +482,7 @@ TEST_CASE("attention: recorded with a divisor, the logits are q k / (sqrt(D) div
       Value* q = tape.input("q", Shape{z.B, z.T, z.H, z.D}, Dtype::f32);
       Value* k = tape.input("k", Shape{z.B, z.T, z.K, z.D}, Dtype::f32);
       Value* v = tape.input("v", k->shape, Dtype::f32);
-      const Value* out = ops::attention(tape, "a", q, k, v, 2.5);
+      const Value* out = ops::attention(tape, "a", q, k, v, {.divisor = 2.5});
       tape.plan(PlanMode::reuse);
       tape.allocate(*device);
       for (const Value* x : {q, k, v}) device->copy_in(x->tensor.data, convert<float>(c[x->name]).data(), x->bytes());
@@ -415,6 +516,6 @@ TEST_CASE("attention: shapes that do not fit are refused") {
   const std::vector<float> x(24);
   const Tensor lse = view(x.data(), {1, 3, 4}), q = view(x, {1, 4, 3, 2}), k = q, out = q;
   const Tensor two = view(x.data(), {1, 4, 2, 2});  // 3 query heads cannot share 2 key heads
-  CHECK_THROWS_AS(attention_forward(out, lse, q, two, two, 1, Stream{}), Error);
-  CHECK_THROWS_AS(attention_cached(out, {}, k, k, q, k, k, 1, 1, Stream{}), Error);  // 4 rows do not fit behind one
+  CHECK_THROWS_AS(attention_forward(out, lse, q, two, two, 1, {}, Stream{}), Error);
+  CHECK_THROWS_AS(attention_cached(out, {}, k, k, q, k, k, 1, 1, 0, Stream{}), Error);  // 4 rows do not fit behind one
 }

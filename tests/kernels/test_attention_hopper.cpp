@@ -79,8 +79,8 @@ TEST_CASE("attention_hopper: is what attention does, cached or not, where there 
     const auto attend = [&](std::vector<bf16>& out) {
       run_on(Backend::cuda, {view(out, queries), view(lse, {1, s.H, s.T}), view(q, queries), view(k, keys)},
              [&](auto& t, Stream stream) {
-               if (pos > 0) attention_cached(t[0], {}, t[3], t[3], t[2], {}, {}, pos, 0.125, stream);
-               else attention_forward(t[0], t[1], t[2], t[3], t[3], 0.125, stream);
+               if (pos > 0) attention_cached(t[0], {}, t[3], t[3], t[2], {}, {}, pos, 0.125, 0, stream);
+               else attention_forward(t[0], t[1], t[2], t[3], t[3], 0.125, {}, stream);
              });
     };
     attend(once);

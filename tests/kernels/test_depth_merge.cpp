@@ -29,21 +29,21 @@ Op joint(const Size& s, double scale, double queries = 1) {
   Op op{operands,
         [=](auto& t, Stream stream) {
           const auto get = [&](const std::string& name) { return t[name]; };
-          attention_forward(t["out"], t["lse"], t["q"], t["k"], t["v"], scale, stream);
+          attention_forward(t["out"], t["lse"], t["q"], t["k"], t["v"], scale, {}, stream);
           depth_merge_forward(t["out"], t["lse"], t["q"], several(s.S, "kd", get), several(s.S, "vd", get), scale,
                               stream);
         },
         [=](auto& t, Stream stream) {
           const auto get = [&](const std::string& name) { return t[name]; };
           attention_backward(t.grad("q"), t.grad("k"), t.grad("v"), t["dout"], t["out"], t["q"], t["k"], t["v"],
-                             t["lse"], scale, stream);
+                             t["lse"], scale, {}, stream);
           depth_merge_backward(t["dq"], gradients(t, "kd"), gradients(t, "vd"), t["dout"], t["out"], t["lse"], t["q"],
                                several(s.S, "kd", get), several(s.S, "vd", get), scale, stream);
         },
         [=](auto& z) {
           const auto get = [&](const std::string& name) -> const Complex* { return z[name]; };
-          attention_forward_ref<Complex>(z["out"], z["lse"], z["q"], z["k"], z["v"], s.B, s.T, s.G * s.K, s.K, s.D,
-                                         scale);
+          attention_forward_ref<Complex>(z["out"], z["lse"], z["q"], z["k"], z["v"],
+                                         {s.B, s.T, s.G * s.K, s.K, s.D, s.T, 0}, scale);
           depth_merge_forward_ref<Complex>(z["out"], z["lse"], z["q"], several(s.S, "kd", get), several(s.S, "vd", get),
                                            s.sizes(), scale);
         }};
@@ -166,7 +166,7 @@ TEST_CASE("depth_merge: recorded, trained or cached, the slots are the token's o
       std::vector<Value*> all{value("q", s.queries()), value("k", s.slots()), value("v", s.slots())};
       const auto keys = several(s.S, "kd", [&](const std::string& of) { return value(of, s.slots()); });
       const auto values = several(s.S, "vd", [&](const std::string& of) { return value(of, s.slots()); });
-      const Value* out = ops::attention(tape, "a", all[0], all[1], all[2], 2.5, keys, values);
+      const Value* out = ops::attention(tape, "a", all[0], all[1], all[2], {.divisor = 2.5}, keys, values);
       for (const auto* list : {&keys, &values}) all.insert(all.end(), list->begin(), list->end());
       tape.plan(PlanMode::reuse);
       tape.allocate(*device);

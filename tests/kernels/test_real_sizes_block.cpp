@@ -316,13 +316,13 @@ TEST_CASE("real sizes: attention") {
         const size_t v = at.input("v", dtype, of_k), dout = at.input("dout", dtype, of_q);
         const size_t out = at.output("out", dtype, of_q, of_products(dtype, z.T) + scored);
         const size_t lse = at.output("lse", Dtype::f32, of_lse, of_products(dtype, z.T) + 8 * of_sum(z.D));
-        at.run([&](auto& t, Stream stream) { attention_forward(t[out], t[lse], t[q], t[k], t[v], scale, stream); });
+        at.run([&](auto& t, Stream stream) { attention_forward(t[out], t[lse], t[q], t[k], t[v], scale, {}, stream); });
         const size_t dq = at.gradient("dq", dtype, of_q, of_products(dtype, z.T) + scored, accumulates);
         const size_t dk = at.gradient("dk", dtype, of_k, of_products(dtype, readers) + scored, !accumulates);
         const size_t dv = at.gradient("dv", dtype, of_k, of_products(dtype, readers) + scored, accumulates);
         at.run([&](auto& t, Stream stream) {
           attention_backward({t[dq], accumulates}, {t[dk], !accumulates}, {t[dv], accumulates}, t[dout], t[out], t[q],
-                             t[k], t[v], t[lse], scale, stream);
+                             t[k], t[v], t[lse], scale, {}, stream);
         });
       }
 }

@@ -41,7 +41,7 @@ class Peeks : public Connection {
 class Deaf : public Connection {
  public:
   Value* attend(int layer, QueryKeyValue own) override {
-    return ops::attention(build_->tape, Sublayer{layer, false}.name(), own.q, own.k, own.v, 2);
+    return ops::attention(build_->tape, Sublayer{layer, false}.name(), own.q, own.k, own.v, {.divisor = 2});
   }
 };
 // Two with a mark of one name.

@@ -57,7 +57,7 @@ TEST_CASE("model types: keys that cannot change a number are accepted, and their
 TEST_CASE("model types: a model of another type is refused by its type, not by its first unknown key") {
   for (const std::string type : {"gemma2", "phi3", "qwen2_moe", "mixtral", "deepseek_v2", "gpt_neox"})
     refused(with({{"a_key_of_its_own", 1}, {"attention_bias", true}}, type),
-            {"model_type \"" + type + "\"", "llama, mistral, qwen2, qwen3, gpt2"});
+            {"model_type \"" + type + "\"", "llama, mistral, ministral, qwen2, qwen3, gpt2"});
 }
 
 TEST_CASE("model types: a Gemma is refused with what differs from --arch gemma3n") {
@@ -78,58 +78,64 @@ TEST_CASE("model types: a Mistral without a window is a LLaMA, and is saved as a
   refused(keyless, {"num_key_value_heads", "missing"});
 }
 
-TEST_CASE("model types: a window is refused where sequences can be longer, and taken where they cannot") {
-  const Json window = {{"sliding_window", 63}};
-  refused(with(window, "mistral"), {"\"sliding_window\": 63", "max_position_embeddings", "64"});
-  refused(with(window), {"\"sliding_window\": 63"});
-  Json absent = with({{"max_position_embeddings", 8192}}, "mistral");
-  refused(absent, {"\"sliding_window\": 4096", "8192"});  // which is what transformers takes it for
-  for (const int64_t wide : {64, 65}) {
-    const Config config = parsed(with({{"sliding_window", wide}}, "mistral"));
-    CHECK((config.sliding_window == wide && to_json(config)["sliding_window"] == wide));
+TEST_CASE("model types: windows in the words of each type, and back") {
+  const auto windows_of = [](const Json& more, const std::string& type) {
+    const Config config = parsed(with(more, type));
     check_round_trip(config);
-  }
+    return config.sliding_window == 0 ? "none" : str(config.sliding_window, " ", config.window_pattern);
+  };
+  const Json mixed = {"sliding_attention", "full_attention", "sliding_attention"};
+  CHECK(windows_of({{"sliding_window", 63}}, "mistral") == "63 SSS");
+  CHECK(windows_of({{"max_position_embeddings", 8192}}, "mistral") == "4096 SSS");  // as transformers takes it
+  CHECK(windows_of({}, "ministral") == "4096 SSS");
+  CHECK(windows_of({{"sliding_window", nullptr}}, "ministral") == "none");
+  CHECK(windows_of({{"sliding_window", 8}, {"layer_types", mixed}}, "ministral") == "8 SLS");
+  CHECK(to_json(parsed(with({{"sliding_window", 8}, {"layer_types", mixed}}, "ministral")))["layer_types"] == mixed);
   for (const std::string type : {"qwen2", "qwen3"}) {
-    const auto window_of = [&](const Json& more) { return parsed(with(more, type)).sliding_window; };
-    CHECK(window_of({{"sliding_window", 8}}) == 0);
-    CHECK(window_of({{"sliding_window", 8}, {"use_sliding_window", false}, {"max_window_layers", 1}}) == 0);
-    CHECK(window_of({{"sliding_window", 8}, {"use_sliding_window", true}}) == 0);  // from layer 28 on
-    CHECK(window_of({{"sliding_window", 8}, {"use_sliding_window", true}, {"max_window_layers", 3}}) == 0);
-    CHECK(window_of({{"sliding_window", nullptr}, {"use_sliding_window", true}, {"max_window_layers", 0}}) == 0);
-    CHECK(window_of({{"sliding_window", 64}, {"use_sliding_window", true}, {"max_window_layers", 2}}) == 64);
-    refused(with({{"sliding_window", 8}, {"use_sliding_window", true}, {"max_window_layers", 2}}, type),
-            {"\"sliding_window\": 8"});
+    const auto of = [&](const Json& more) { return windows_of(more, type); };
+    CHECK(of({{"sliding_window", 8}}) == "none");
+    CHECK(of({{"sliding_window", 8}, {"use_sliding_window", false}, {"max_window_layers", 1}}) == "none");
+    CHECK(of({{"sliding_window", 8}, {"use_sliding_window", true}}) == "none");  // from layer 28 on
+    CHECK(of({{"sliding_window", 8}, {"use_sliding_window", true}, {"max_window_layers", 3}}) == "none");
+    CHECK(of({{"sliding_window", nullptr}, {"use_sliding_window", true}, {"max_window_layers", 0}}) == "none");
+    CHECK(of({{"sliding_window", 8}, {"use_sliding_window", true}, {"max_window_layers", 2}}) == "8 LLS");
+    CHECK(of({{"sliding_window", 8}, {"use_sliding_window", true}, {"layer_types", mixed}}) == "8 SLS");
+  }
+}
+
+TEST_CASE("model types: windows that mean nothing, or two things, are refused") {
+  const Json mixed = {"sliding_attention", "full_attention", "sliding_attention"};
+  refused(with({{"sliding_window", 63}}), {"\"sliding_window\": 63", "transformers' llama", "ministral"});
+  CHECK(parsed(with({{"sliding_window", 64}})).sliding_window == 0);  // no sequence is longer
+  refused(with({{"sliding_window", 8}, {"layer_types", mixed}}, "mistral"), {"\"sliding_window\": 8", "ministral"});
+  refused(with({{"sliding_window", 8}, {"layer_types", {"sliding_attention"}}}, "ministral"), {"1 layers", "is 3"});
+  refused(with({{"sliding_window", 0}}, "ministral"), {"\"sliding_window\" is 0", "null"});
+  refused(with({{"layer_types", {"chunked_attention"}}}, "ministral"), {"chunked_attention"});
+  for (const std::string type : {"qwen2", "qwen3"}) {
     refused(with({{"use_sliding_window", true}, {"max_window_layers", 2}}, type), {"\"use_sliding_window\""});
-    refused(with({{"layer_types", {"full_attention", "sliding_attention", "full_attention"}},
-                  {"sliding_window", 8},
-                  {"use_sliding_window", true}},
-                 type),
-            {"\"sliding_window\": 8"});
     refused(with({{"layer_types", {"sliding_attention"}}, {"sliding_window", 8}}, type), {"\"layer_types\""});
   }
 }
 
-TEST_CASE("model types: no program runs a model with a window for longer than that") {
-  const TempDir dir;
-  const std::string model = dir.file("model"), text = dir.file("text"), out = dir.file("run");
-  Config config = tiny_config("llama");
-  config.vocab_size = 256, config.mistral = true;
-  config.sliding_window = config.max_position_embeddings = 8;
-  TinyModel tiny(config, "cpu");
-  std::filesystem::create_directory(model);
-  save_config(model + "/config.json", config);
-  save_tensors(model + "/model.safetensors", tiny.params, values_of(tiny.params, config));
-  write_text(text, std::string(200, 'x'));
-  const auto run = [&](const std::string& words) { return run_program_inside(dir, split_words(words)); };
-  check_outcome(run("evaluate --model " + model + " --data text:" + text + " --seq 8"), Exit::done, "loss");
-  check_outcome(run("evaluate --model " + model + " --data text:" + text + " --seq 9"), Exit::usage, "window of 8");
-  const auto start = [&](const std::string& seq) {
-    return train(dir, split_words("--batch 2 --steps 1 --init " + model + " --data text:" + text + " --out " + out +
-                                  " --seq " + seq));
+TEST_CASE("model types: a trainer's windows are saved as a Ministral, or in a Qwen3's words, or beside crossply's own") {
+  const auto saved = [](const std::function<void(Config&)>& change) {
+    Config config = tiny_config("llama");
+    config.sliding_window = 5;
+    change(config);
+    config.check(Exit::usage, "test");
+    check_round_trip(config);
+    return to_json(config);
   };
-  check_outcome(start("9"), Exit::usage, "window of 8");
-  check_outcome(start("8"), Exit::done, "step 1/1");
-  CHECK(known_json(read_text(out + "/step_00000001/config.json"))["model_type"] == "mistral");
+  const Json plain = saved([](Config&) {});
+  CHECK((plain["model_type"] == "ministral" && plain["sliding_window"] == 5 && !plain.contains("crossply")));
+  CHECK(plain["layer_types"].back() == "full_attention");
+  const Json qwen = saved([](Config& c) { c.qk_norm = true, c.qk_norm_eps = c.norm_eps; });
+  CHECK((qwen["model_type"] == "qwen3" && qwen["use_sliding_window"] == true && qwen.contains("layer_types")));
+  CHECK(!qwen.contains("crossply"));
+  const Json lime = saved([](Config& c) { c.arch = "lime"; });
+  CHECK((lime["sliding_window"] == 5 && lime.contains("layer_types") && !lime["crossply"].contains("attention_window")));
+  CHECK(saved([](Config& c) { c.window_pattern = std::string(static_cast<size_t>(c.num_hidden_layers), 'S'); })
+            ["model_type"] == "mistral");
 }
 
 TEST_CASE(

@@ -118,6 +118,30 @@ inline std::vector<Case> loop_cases() {
   return list;
 }
 
+// Windows of two or three tokens in some layers, a letter for each.
+inline std::vector<Case> window_cases() {
+  std::vector<Case> list;
+  const auto add = [&](const std::string& choice, int64_t window, const std::string& pattern, int64_t K = 2) {
+    Config config = tiny_with(choice, K);
+    config.sliding_window = window, config.window_pattern = pattern;
+    config.check(Exit::usage, "test");
+    list.push_back({str(choice, " with windows ", pattern), config});
+  };
+  add("llama", 3, "SSSL");
+  add("lime", 2, "SLSS");
+  add("sla", 2, "SSLS", 4);
+  add("ala", 3, "LSSL", 4);
+  add("kv_share", 2, "SSLL");
+  add("moda", 2, "SLSL");
+  add("depth_attention", 1, "SSSL");
+  add("mhc+lime", 2, "SSSS");
+  list.push_back({"llama with windows, looped", looped(list[0].config)});
+  list.push_back({"llama with windows, stacked", list[0].config});
+  list.back().config.loop.kind = "stack", list.back().config.loop.passes = 2;
+  list.back().config.check(Exit::usage, "test");
+  return list;
+}
+
 // Pairs of connections that do not want the same thing; all of them in the second tier, else each connection in one.
 inline std::vector<std::string> pairs() {
   if (!everything())
@@ -163,7 +187,7 @@ inline std::vector<Case> pair_cases() {
 // Every architecture and every option that changes what is computed.
 inline std::vector<Case> cases() {
   std::vector<Case> list = gpt2_cases();
-  for (const auto& more : {loop_cases(), pair_cases()}) list.insert(list.end(), more.begin(), more.end());
+  for (const auto& more : {loop_cases(), pair_cases(), window_cases()}) list.insert(list.end(), more.begin(), more.end());
   for (const Architecture& architecture : architectures()) {
     const std::string& arch = architecture.name;
     if (arch == "gpt2") continue;

@@ -30,7 +30,8 @@ void for_sizes(const std::vector<Size>& of_cpu, const std::vector<Size>& of_gpu,
 }
 
 // An input X has a gradient dX that is set or added to, a parameter's is always added to, an output's is given.
-enum class OperandRole { input, parameter, constant, output, saved };
+// Integers are constants that are i32 in every type.
+enum class OperandRole { input, parameter, constant, integers, output, saved };
 struct Operand {
   std::string name;
   Shape shape;
@@ -59,6 +60,9 @@ inline Operand weight(const std::string& name, Shape shape, double scale = 1) {
 }
 inline Operand constant(const std::string& name, Shape shape, std::vector<double> numbers) {
   return {name, shape, OperandRole::constant, 1, true, std::move(numbers)};
+}
+inline Operand integers(const std::string& name, Shape shape, const std::vector<int32_t>& numbers) {
+  return {name, shape, OperandRole::integers, 1, false, convert<double>(numbers)};
 }
 inline Operand in_f32(Operand value) { return value.f32 = true, value; }
 inline Operand never_added(Operand value) { return value.overwrites_only = true, value; }
@@ -105,6 +109,7 @@ using Aliases = std::map<std::string, std::string>;  // {"out", "inp"}: out is w
 template <class F>
 void with_type(Dtype dtype, F&& body) {
   if (dtype == Dtype::f64) body(double{});
+  else if (dtype == Dtype::i32) body(int32_t{});
   else with_storage(dtype, body);
 }
 inline std::vector<std::byte> stored(const std::vector<double>& x, Dtype dtype) {
@@ -151,8 +156,13 @@ struct Trial {
       x["d" + v.name] = overwrites ? poisoned<double>(n) : loaded(stored(gradient, gradient_type(v)), gradient_type(v));
     }
   }
-  static bool has_gradient(const Operand& v) { return v.role != OperandRole::constant && v.role != OperandRole::saved; }
-  Dtype type_of(const Operand& v) const { return v.f32 && dtype == Dtype::bf16 ? Dtype::f32 : dtype; }
+  static bool has_gradient(const Operand& v) {
+    return v.role == OperandRole::input || v.role == OperandRole::parameter || v.role == OperandRole::output;
+  }
+  Dtype type_of(const Operand& v) const {
+    if (v.role == OperandRole::integers) return Dtype::i32;
+    return v.f32 && dtype == Dtype::bf16 ? Dtype::f32 : dtype;
+  }
   Dtype gradient_type(const Operand& v) const {
     return v.wide_gradient && dtype == Dtype::bf16 ? Dtype::f32 : type_of(v);
   }

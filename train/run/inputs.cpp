@@ -59,7 +59,7 @@ Dataset open_data(const Settings& settings, const Config& model, const InitialMo
     Dataset data = open_dataset(options);
     if (initial != nullptr) take_tokenizer(settings, initial->tokenizer, data);
     facts.vocab = data.train->vocab_size(), facts.seq_len = data.train->seq_len(), facts.sequences = data.train->size();
-    facts.token_ids = token_ids_of(data);
+    facts.token_ids = token_ids_of(data), facts.documents = data.documents;
     return data;
   } catch (const Error& error) {
     if (!settings.resume || error.code != Exit::no_input) throw;
@@ -164,7 +164,7 @@ std::string describe_data(const TrainPlan& plan, const Dataset& data) {
   return str("data: ", format_count(size * T), " training tokens in ", format_count(size), " sequences of ",
              format_count(T), "; ", format_count(plan.steps), " steps x ", format_count(each), " sequences = ",
              epochs < 100 ? format_number(epochs < 0.1 ? "%.2g" : "%.1f", epochs) : format_count(std::llround(epochs)),
-             " epochs", shuffled, "; test set ", format_count(data.test->size()), " sequences");
+             " epochs", shuffled, plan.documents.any() ? "; tokens attend within documents" : "", "; test set ", format_count(data.test->size()), " sequences");
 }
 
 std::string validation_note(const Dataset& data) {

@@ -42,10 +42,11 @@ const std::vector<FlagRow> data = {
     {"--shuffle", fixed, [](S s) -> M { return &s.data.shuffle; }, any_of(shuffles),
      "windows: each epoch the same ones in another order; documents: cut anew out of documents in another order"},
     {"--documents", fixed, [](S s) -> M { return &s.data.documents; }, any_of(document_marks),
-     "where they begin: after or before the token --eot; auto: before where the data begins with it",
-     {{"--shuffle", {"documents"}}}},
+     "tokens attend within their document, which begins after or before the token --eot; auto: before where the data "
+     "begins with it; none: rows are not divided"},
     {"--eot", fixed, [](S s) -> M { return &s.data.eot; }, from(-1, max_size),
-     "id of the token between documents (-1: the tokenizer's)", {{"--shuffle", {"documents"}}}},
+     "id of the token between documents (-1: the tokenizer's)",
+     {{"--shuffle", {"documents"}}, {"--documents", {"auto", "after", "before"}}}},
     {"--train-samples", fixed, [](S s) -> M { return &s.data.train_samples; }, count,
      "size of a generated training set (0: the task's own)"},
     {"--test-samples", fixed, [](S s) -> M { return &s.data.test_samples; }, count,
@@ -78,6 +79,12 @@ const std::vector<FlagRow> model = {
     {"--tie", of_model, [](S s) -> M { return &s.config.tie_word_embeddings; }, truth,
      "head and embedding share one matrix"},
     {"--qk-norm", of_model, [](S s) -> M { return &s.config.qk_norm; }, truth, "RMSNorm on queries and keys"},
+    {"--attention-window", of_model, [](S s) -> M { return &s.config.sliding_window; }, from(0, max_size),
+     "in layers that slide, tokens see so many last ones, themselves among them (0: all, in all layers)", {}, {},
+     "llama"},
+    {"--attention-window-pattern", of_model, [](S s) -> M { return &s.config.window_pattern; }, text("SSSL"),
+     "which layers slide (S) and which see all (L), repeated over the layers, the last of which sees all; with a "
+     "letter for each layer taken as it is", {{"--attention-window"}}, {}, "llama"},
     {"--loop", of_model, [](S s) -> M { return &s.config.loop.kind; }, any_of({"none", "anchor", "stack"}),
      "anchor: blocks in the middle run several times, and after each pass the stream is normalised and the stream "
      "before them is added; once by default, which is Operator-1. stack: the whole model runs several times"},

@@ -141,17 +141,15 @@ Config take_initial(const Settings& settings, const Config& initial, std::string
          " has a loop, of which no first blocks can be "
          "taken");
   if (fewer) model.num_hidden_layers = layers;
+  if (fewer && model.sliding_window > 0) model.window_pattern.resize(static_cast<size_t>(layers));
   model = choose_architecture(settings, model, blocks, notes);
   add_engram(settings, model, notes);
   return model;
 }
 
-// A LLaMA without a window takes sequences of any length; a GPT-2 has learned so many positions.
+// A LLaMA takes sequences of any length; a GPT-2 has learned so many positions.
 void choose_positions(TrainPlan& plan) {
   const int64_t T = plan.data.seq_len;
-  if (const int64_t window = plan.config.sliding_window; window > 0 && window < T)
-    fail(Exit::usage, "sequences of ", T, " tokens: the model attends within a window of ", window,
-         ", which is not computed here; give a smaller --seq");
   int64_t& positions = plan.config.max_position_embeddings;
   if (!plan.config.gpt2() || positions == 0) positions = std::max(positions, T);
   const bool task = parse_data_spec(plan.data.spec).kind == DataSpec::Kind::generated;
@@ -243,14 +241,13 @@ Config resolve_model(const Settings& settings, const InitialModel* initial, std:
   return model;
 }
 
-// A model of --init limits it: a GPT-2 by its positions, a LLaMA by its attention window.
+// A GPT-2 of --init limits it by its positions.
 int64_t resolve_seq_len(const Settings& settings, const Config& model, const Tokenizer& tokenizer) {
   if (settings.data.seq_len > 0 || !parse_data_spec(settings.data.spec).files()) return settings.data.seq_len;
   DataOptions data = settings.data;
   data.of_model = tokenizer;
   const int64_t usual = usual_seq_len(tokens_about(data));
-  const int64_t longest = model.gpt2() ? model.max_position_embeddings : model.sliding_window;
-  return settings.init.empty() || longest == 0 ? usual : std::min(usual, longest);
+  return settings.init.empty() || !model.gpt2() ? usual : std::min(usual, model.max_position_embeddings);
 }
 
 TrainPlan resolve(const Settings& settings, Config model, const InitialModel* initial, const DataFacts& data,
@@ -261,6 +258,7 @@ TrainPlan resolve(const Settings& settings, Config model, const InitialModel* in
   if (data.seq_len > 0) {
     plan.config.token_ids.insert(data.token_ids.begin(), data.token_ids.end());
     plan.data = data.opened;
+    plan.documents = data.documents;
     plan.data.seq_len = data.seq_len;
     choose_vocabulary(plan, data);
   }

@@ -24,6 +24,7 @@ struct DataFacts {
   DataOptions opened = {};  // as it was opened: of a directory, the globs of its files
   int64_t vocab = 0;        // 0: the files do not say
   int64_t seq_len = 0, sequences = 0;
+  DocumentMark documents = {};
   std::map<std::string, std::string> token_ids = {};  // for config.json
 };
 

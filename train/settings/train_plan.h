@@ -28,6 +28,7 @@ struct TrainPlan : Settings {
   std::optional<Config> initial_config;        // of --init's model
   std::map<std::string, std::string> carried;  // files of it that saved models carry along, by name
   std::optional<Config> teacher_config;        // of --teacher's
+  DocumentMark documents;                      // what --documents says of the data
   std::string chosen;                          // what the size of the data decided, in words; "": nothing
 };
 

@@ -32,7 +32,8 @@ class Shares {
       : D_(static_cast<size_t>(in.config.head_dim)),
         H_(static_cast<size_t>(in.config.num_attention_heads)),
         K_(static_cast<size_t>(in.config.num_key_value_heads)),
-        scale_(1 / (std::sqrt(static_cast<double>(D_)) * attention_divisor(in.config, static_cast<int>(layer)))),
+        scale_(1 / (std::sqrt(static_cast<double>(D_)) * attention_divisor(in.config, static_cast<int64_t>(layer)))),
+        window_(static_cast<size_t>(in.config.window_of(static_cast<int64_t>(layer)))),
         queries_(&in.probe.at(str("query.", layer))),
         keys_(&in.probe.at(str("key.", layer))) {
     for (const Slot& slot : slots) slots_.push_back(&in.probe.at(slot.key()));
@@ -40,11 +41,12 @@ class Shares {
   void add(size_t t, size_t h, std::vector<double>& sums) {
     const double* q = &(*queries_)[(t * H_ + h) * D_];
     logits_.clear();
-    for (size_t j = 0; j <= t; ++j) logits_.push_back(logit(q, *keys_, j, h));
+    const size_t first = window_ > 0 && t >= window_ ? t - window_ + 1 : 0, seen = t + 1 - first;
+    for (size_t j = first; j <= t; ++j) logits_.push_back(logit(q, *keys_, j, h));
     for (const auto* slot : slots_) logits_.push_back(logit(q, *slot, t, h));
     shares_.resize(logits_.size());
     softmax_row_ref(shares_.data(), logits_.data(), static_cast<int64_t>(shares_.size()));
-    for (size_t i = 0; i < shares_.size(); ++i) sums[i <= t ? 0 : i - t] += shares_[i];
+    for (size_t i = 0; i < shares_.size(); ++i) sums[i < seen ? 0 : i + 1 - seen] += shares_[i];
   }
 
  private:
@@ -57,6 +59,7 @@ class Shares {
 
   size_t D_, H_, K_;
   double scale_;
+  size_t window_;  // 0: none
   const std::vector<double>*queries_, *keys_;
   std::vector<const std::vector<double>*> slots_;
   std::vector<double> logits_, shares_;
