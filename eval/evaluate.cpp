@@ -95,16 +95,14 @@ Exit run(const Options& o) {
   const int64_t asked = o.batch > 0 ? o.batch : usual;
   check_batch(asked, 1, T);
   const int64_t batch = std::min(asked, std::min(samples, source.size()));  // no row stays empty
-  BatchModel batches(*model.device, model.params, model.config,
-                     Batch{.B = batch,
-                           .T = T,
-                           .dtype = model.params.dtype(),
-                           .training = false,
-                           .documents = data.dataset.documents});
+  BatchModel batches(
+      *model.device, model.params, model.config,
+      Batch{.B = batch, .T = T, .dtype = model.params.dtype(), .training = false, .documents = data.dataset.documents});
   const MeanLoss mean = finite_mean(batches, source, samples);
   print_loss(source, mean, data, model.config.max_position_embeddings);
   if (const DocumentMark& mark = data.dataset.documents; mark.any())
-    std::printf("tokens attend within documents, which begin %s token %d\n", mark.before ? "before" : "after", mark.eot);
+    std::printf("tokens attend within documents, which begin %s token %d\n", mark.before ? "before" : "after",
+                mark.eot);
   if (o.estimate > 0) print_estimates(o, batches, asked, source, data.choice.data.seed);
   if (source.task() != nullptr && o.answers > 0) print_answers(model, source, o.answers);
   return Exit::done;
@@ -130,9 +128,10 @@ int main(int argc, char** argv) {
     add_choice(app, "--documents", o.data.documents, document_marks,
                "tokens attend within their document, which begins after or before the token --eot; auto: before where "
                "the data begins with it (default: as the model was trained on this data, else none)");
-    needs(app,
-          add_integer(app, "--eot", o.data.eot, -1, max_size, "id of the token between documents (-1: the tokenizer's)"),
-          {{"--documents", {"auto", "after", "before"}}});
+    needs(
+        app,
+        add_integer(app, "--eot", o.data.eot, -1, max_size, "id of the token between documents (-1: the tokenizer's)"),
+        {{"--documents", {"auto", "after", "before"}}});
     add_text(app, "--val-data", o.data.val_spec, "GLOB",
              "validation shards, which are then the test set (default: those of the training run)");
     const Need task{"--data", {"arith:*", "prosqa*"}};

@@ -84,7 +84,8 @@ struct Options {
 DocumentMark mark_of(const Options& o, const LoadedModel& model, const std::vector<int32_t>& tokens) {
   if (o.documents == "none") return {};
   const int64_t eot = o.eot >= 0 ? o.eot : model_tokenizer(model, o.tokenizer).eos();
-  if (eot < 0) fail(Exit::usage, "--documents ", o.documents, ": ", o.model, " has no end-of-text token; give --eot ID");
+  if (eot < 0)
+    fail(Exit::usage, "--documents ", o.documents, ": ", o.model, " has no end-of-text token; give --eot ID");
   const bool before = o.documents == "auto" ? tokens[0] == eot : o.documents == "before";
   return {static_cast<int32_t>(eot), before};
 }
@@ -105,8 +106,8 @@ Exit run(const Options& o) {
   if (in_bf16) model.params.allocate_bf16_copy();
   refresh_bf16_copy(model.params);
   Tape tape(in_bf16 ? Dtype::bf16 : model.params.dtype());
-  const Graph graph = record_model(tape, model.params, model.config, o.batch, o.seq_len, nullptr,
-                                   mark_of(o, model, tokens));
+  const Graph graph =
+      record_model(tape, model.params, model.config, o.batch, o.seq_len, nullptr, mark_of(o, model, tokens));
   tape.differentiate();
   tape.plan(plan_mode(o.plan));
   tape.allocate(*model.device);

@@ -69,9 +69,9 @@ class Combined : public Connection {
     Value* others = copies_.embeddings ? ops::copy(build.tape, "embeddings.copy", embeddings) : embeddings;
     builds_.clear();
     for (const Part& part : parts_)
-      builds_.push_back(std::make_unique<Build>(Build{build.tape, build.params, part.config, build.B, build.T,
-                                                      build.tokens, build.documents, build.names, build.rope,
-                                                      part.name}));
+      builds_.push_back(
+          std::make_unique<Build>(Build{build.tape, build.params, part.config, build.B, build.T, build.tokens,
+                                        build.documents, build.names, build.rope, part.name}));
     for (size_t i = 0; i < parts_.size(); ++i) {
       const bool owner = i == owners_[the_stream];
       parts_[i].connection->begin(*builds_[i], owner ? embeddings : others);

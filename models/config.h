@@ -147,8 +147,8 @@ inline constexpr SizeKey size_keys[] = {
 struct GeneralOption {
   const char* key;
   std::variant<std::string*, int64_t*, double*, bool*> (*member)(Config&);
-  bool list = false;     // the text is a list in JSON, or a word
-  bool of_hub = false;   // config.json has Hugging Face's key for it instead
+  bool list = false;    // the text is a list in JSON, or a word
+  bool of_hub = false;  // config.json has Hugging Face's key for it instead
 };
 const std::vector<GeneralOption>& general_options();
 // From text; false where that is not of its kind.

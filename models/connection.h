@@ -23,11 +23,11 @@ struct Build {
   ParameterTable& params;
   const Config& config;
   int64_t B, T;
-  Value* tokens = nullptr;          // (B, T), not where only a head is recorded
+  Value* tokens = nullptr;                   // (B, T), not where only a head is recorded
   const DocumentInput* documents = nullptr;  // null: a row is one
-  const RowNames* names = nullptr;  // of a loop, whose rows are named otherwise on disk
-  Value* rope = nullptr;            // a LLaMA's table of angles, ops::rope_positions
-  std::string part = "";            // of a combination, the part that records
+  const RowNames* names = nullptr;           // of a loop, whose rows are named otherwise on disk
+  Value* rope = nullptr;                     // a LLaMA's table of angles, ops::rope_positions
+  std::string part = "";                     // of a combination, the part that records
 
   std::string stored_name(const std::string& name) const { return names == nullptr ? name : names->of(name); }
   Parameter& row(const std::string& name) const { return params.at(stored_name(name)); }
@@ -137,8 +137,7 @@ class Connection {
   // rotated by now. ops::attention may come once, twice under two names, or not at all. Here once, to what kv() says.
   virtual Value* attend(int layer, QueryKeyValue own) {
     const KeyValue read = asks_->kv(layer, {own.k, own.v});
-    return ops::attention(build_->tape, Sublayer{layer, false}.name(), own.q, read.k, read.v,
-                          attended(*build_, layer));
+    return ops::attention(build_->tape, Sublayer{layer, false}.name(), own.q, read.k, read.v, attended(*build_, layer));
   }
   // Takes the sublayer's output (B, T, C).
   virtual void write(const Sublayer& sublayer, Value* y) {

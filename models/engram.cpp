@@ -210,7 +210,7 @@ void EngramHash::rows_of(int32_t* to, const int32_t* tokens, int64_t count, int6
   const auto beyond = std::find_if(tokens, tokens + count, [V = V_](int32_t t) { return t < 0 || t >= V; });
   CHECK_THAT(beyond == tokens + count, "token ", *beyond, " of a vocabulary of ", V_);
 #pragma omp parallel for schedule(static) if (count * columns() > 16384)
-  for (int64_t t = 0; t < count; ++t) 
+  for (int64_t t = 0; t < count; ++t)
     row_of(to + t * columns(), tokens + t, documents != nullptr ? t - documents[2 * t] : before + t);
 }
 

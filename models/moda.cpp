@@ -63,8 +63,8 @@ class Moda : public Connection {
     for (int64_t u = lowest_read(layer); u < layer; ++u)
       for (const auto& [k, v] : slots_.at(u)) keys.push_back(k), values.push_back(v);
     if (is_read(layer)) slots_[layer].push_back({own.k, own.v});
-    return ops::attention(build_->tape, Sublayer{layer, false}.name(), own.q, own.k, own.v,
-                          attended(*build_, layer), keys, values);
+    return ops::attention(build_->tape, Sublayer{layer, false}.name(), own.q, own.k, own.v, attended(*build_, layer),
+                          keys, values);
   }
 
  private:

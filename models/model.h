@@ -23,14 +23,14 @@ struct Teacher {
 };
 
 struct Graph {
-  Value* tokens = nullptr;   // (B, T) i32, to be filled by the caller
-  EngramInputs engrams;      // and these, by their load()
+  Value* tokens = nullptr;                   // (B, T) i32, to be filled by the caller
+  EngramInputs engrams;                      // and these, by their load()
   std::shared_ptr<DocumentInput> documents;  // likewise; null: a row is one
-  Value* targets = nullptr;  // (B, T) i32, -1 is not scored; not where the tape is to generate
-  Value* losses = nullptr;   // (B, T), 0 where not scored; likewise
-  Value* ce = nullptr;       // (B, T), with a teacher or an exit gate: the cross entropy in the losses of training
-  Value* logits = nullptr;   // (B, 1, V); generation tapes of one token only
-  ops::LogitHead head;       // whose product the logits are; where there are losses, valid after an evaluation
+  Value* targets = nullptr;                  // (B, T) i32, -1 is not scored; not where the tape is to generate
+  Value* losses = nullptr;                   // (B, T), 0 where not scored; likewise
+  Value* ce = nullptr;      // (B, T), with a teacher or an exit gate: the cross entropy in the losses of training
+  Value* logits = nullptr;  // (B, 1, V); generation tapes of one token only
+  ops::LogitHead head;      // whose product the logits are; where there are losses, valid after an evaluation
 };
 
 // Records the model on the tape for B sequences of T tokens. A tape with a cache length ends in logits where T is 1,

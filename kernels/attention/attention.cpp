@@ -457,9 +457,7 @@ void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, co
       [&]<class S>(S) {
         forward_fast(out.as<S>(), lse.as<float>(), q.as<S>(), k.as<S>(), v.as<S>(), on_cpu(z), scale_f32, false);
       },
-      [&]<class T>(T) {
-        attention_forward_ref(out.as<T>(), lse.as<T>(), q.as<T>(), k.as<T>(), v.as<T>(), z, scale);
-      });
+      [&]<class T>(T) { attention_forward_ref(out.as<T>(), lse.as<T>(), q.as<T>(), k.as<T>(), v.as<T>(), z, scale); });
 }
 
 void attention_backward(const Grad& dq, const Grad& dk, const Grad& dv, const Tensor& dout, const Tensor& out,

@@ -56,7 +56,8 @@ std::string value_of(const Shown& flag) {
       "h200 --mode "
       "continue --kv-owners [0,2] --value-layers [1] --norm rmsnorm --x tokens --style llama3 --lambda-scale frozen "
       "--vectors 30 --tsne-vectors 30 --rank-rate 100 --num-kv-shared-layers 1 --heads 0.0 --ffn 24 --mirror-offset 2 "
-      "--documents after --router-init random --decay routers --lambda2 frozen --router-bound literal --loss train "
+      "--attention-window-pattern SL --documents after --router-init random --decay routers --lambda2 frozen "
+      "--router-bound literal --loss train "
       "--loop-norm all --value-from x0 --depth-alpha 0.75 "
       "--engram-order 2 --engram-boundary [0] --engram-multipliers [[1,3,5]]");
   if (values.contains(flag.name)) return values.at(flag.name);
@@ -69,7 +70,8 @@ Words meeting(const std::string& need) {
   static const std::map<std::string, std::string> values = [] {
     auto pairs = pairs_of(
         "--temperature 1 --out made --teacher none --weight-decay 0.1 --world 2 --vocab 300 --prompts none --top-p 0.9 "
-        "--estimate 2 --num-kv-shared-layers 1 --branch none --steps 3 --engram-layers [1]");
+        "--estimate 2 --num-kv-shared-layers 1 --branch none --steps 3 --engram-layers [1] "
+        "--attention-window 5");
     pairs["--schedule other than constant"] = "linear", pairs["--schedule wsd_*"] = "wsd_linear",
     pairs["--rounds other than 1"] = "3";
     pairs["--data arith:*|prosqa*"] = "arith:3", pairs["--tokens text:*"] = "text:none";
@@ -159,10 +161,11 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
   // What is refused elsewhere, with more words, stands here too. The launcher says how many processes there are. With
   // --dry-run and --steps 0 all flags describe the run that is looked at.
   const Words of_training = split_words(
-      "--preset --data --tokenizer --val-data --shuffle --train-samples --test-samples --seq --seed --init --vocab "
+      "--preset --data --tokenizer --val-data --shuffle --documents --train-samples --test-samples --seq --seed --init "
+      "--vocab "
       "--width "
       "--layers --heads --kv-heads --head-width --ffn --rope-theta --norm-eps --tie --qk-norm --engram-layers --loop "
-      "--block-norm "
+      "--block-norm --attention-window "
       "--backbone --teacher "
       "--steps --batch --accumulate --lr --router-lr --freeze-routers --schedule --warmup --weight-decay --beta1 "
       "--beta2 --adam-eps "
@@ -201,9 +204,10 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
        "--model --prompt --prompts --tokenizer --max-new --keep-last --stop --temperature "
        "--repetition-penalty --show-special --dtype --device"},
       {"evaluate",
-       "--model --data --tokenizer --split --seq --val-data --test-samples --batch --samples --estimate --device"},
+       "--model --data --tokenizer --split --seq --documents --val-data --test-samples --batch --samples --estimate "
+       "--device"},
       {"score", "--model --pairs --tokenizer --prefix-token --batch-tokens --device"},
-      {"gradients", "--model --tokens --batch --seq --out --device --dtype --matmul"},
+      {"gradients", "--model --tokens --batch --seq --documents --out --device --dtype --matmul"},
       {"analyze", "--model --data --what --dump --out --sequences --length --seed --split --val-data --device"},
       {"curves", "--out --y"},
       {"prepare", "--out --tokenizer --vocab --eot --field --special-tokens --skip-bad --val --shard-tokens"},

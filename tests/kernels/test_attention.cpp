@@ -254,12 +254,22 @@ TEST_CASE("attention: the warpgroup products of sm_90 in bf16 lose no more than 
 
 // Windows and documents that begin and end inside and at the ends of tiles, in whose middle queries begin to see
 // keys; documents of one token.
-const std::vector<Size> masked_sizes{
-    {1, 9, 2, 1, 5, 1},         {2, 70, 4, 2, 8, 5},       {1, 200, 2, 1, 16, 64},        {1, 200, 3, 1, 33, 65},
-    {1, 200, 1, 1, 8, 130},     {1, 200, 1, 1, 8, 17},     {2, 40, 2, 2, 12, 0, {17}},    {2, 200, 2, 1, 8, 0, {1, 2, 70, 199}},
-    {3, 140, 4, 2, 24, 0, {66, 67, 131}}, {1, 300, 2, 1, 64, 40, {63, 128, 130, 257}}, {2, 130, 2, 1, 80, 129, {3, 65}}};
-const std::vector<Size> small_masked_sizes{
-    {1, 9, 2, 1, 5, 1}, {1, 43, 2, 1, 13, 20}, {2, 67, 2, 2, 8, 33}, {2, 40, 2, 1, 12, 0, {7, 17}}, {1, 67, 2, 1, 66, 30, {31, 32, 64}}};
+const std::vector<Size> masked_sizes{{1, 9, 2, 1, 5, 1},
+                                     {2, 70, 4, 2, 8, 5},
+                                     {1, 200, 2, 1, 16, 64},
+                                     {1, 200, 3, 1, 33, 65},
+                                     {1, 200, 1, 1, 8, 130},
+                                     {1, 200, 1, 1, 8, 17},
+                                     {2, 40, 2, 2, 12, 0, {17}},
+                                     {2, 200, 2, 1, 8, 0, {1, 2, 70, 199}},
+                                     {3, 140, 4, 2, 24, 0, {66, 67, 131}},
+                                     {1, 300, 2, 1, 64, 40, {63, 128, 130, 257}},
+                                     {2, 130, 2, 1, 80, 129, {3, 65}}};
+const std::vector<Size> small_masked_sizes{{1, 9, 2, 1, 5, 1},
+                                           {1, 43, 2, 1, 13, 20},
+                                           {2, 67, 2, 2, 8, 33},
+                                           {2, 40, 2, 1, 12, 0, {7, 17}},
+                                           {1, 67, 2, 1, 66, 30, {31, 32, 64}}};
 
 TEST_CASE("attention: windows and documents in the reference are the derivative of its forward") {
   for (const Size& z : std::vector<Size>{{1, 6, 2, 1, 3, 2}, {2, 7, 2, 2, 2, 0, {3, 4}}, {1, 7, 2, 1, 3, 3, {5}}})
@@ -425,12 +435,13 @@ Numbers in_chunks(const Size& z, const Trial& c, int64_t step, Backend backend) 
     }
     auto part = poisoned<S>(z.B * n * wide);
     auto part_lse = poisoned<float>(z.B * z.H * n);
-    run_on(
-        backend,
-        {view(part, {z.B, n, z.H, z.D}), view(k_cache, {z.B, rows, z.K, z.D}), view(v_cache, {z.B, rows, z.K, z.D}),
-         view(q, {z.B, n, z.H, z.D}), view(k, {z.B, n, z.K, z.D}), view(v, {z.B, n, z.K, z.D}),
-         view(part_lse, {z.B, z.H, n})},
-        [&](auto& t, Stream stream) { attention_cached(t[0], t[6], t[1], t[2], t[3], t[4], t[5], pos, 0.3, z.window, stream); });
+    run_on(backend,
+           {view(part, {z.B, n, z.H, z.D}), view(k_cache, {z.B, rows, z.K, z.D}), view(v_cache, {z.B, rows, z.K, z.D}),
+            view(q, {z.B, n, z.H, z.D}), view(k, {z.B, n, z.K, z.D}), view(v, {z.B, n, z.K, z.D}),
+            view(part_lse, {z.B, z.H, n})},
+           [&](auto& t, Stream stream) {
+             attention_cached(t[0], t[6], t[1], t[2], t[3], t[4], t[5], pos, 0.3, z.window, stream);
+           });
     for (int64_t b = 0; b < z.B; ++b)
       std::copy_n(part.begin() + b * n * wide, n * wide, out.begin() + (b * z.T + pos) * wide);
     for (int64_t head = 0; head < z.B * z.H; ++head)
@@ -458,7 +469,8 @@ TEST_CASE("attention: cached steps and chunks equal the whole sequence") {
 
 TEST_CASE("attention: cached steps and chunks in bf16 lose no more than bf16 must") {
   for (const Backend backend : fast_backends())
-    for (const auto& numbers : std::vector<std::array<int64_t, 3>>{{1, 5, 0}, {17, 60, 0}, {60, 135, 0}, {60, 135, 50}}) {
+    for (const auto& numbers :
+         std::vector<std::array<int64_t, 3>>{{1, 5, 0}, {17, 60, 0}, {60, 135, 0}, {60, 135, 50}}) {
       const int64_t step = numbers[0];
       const Size z{2, numbers[1], 2, 1, 24, numbers[2]};  // few queries, and blocks that begin anywhere
       CAPTURES(step, backend);

@@ -148,7 +148,7 @@ class TwoAttentions : public Connection {
     Tape& t = build_->tape;
     const std::string name = str("L", layer, ".below");
     Value* minus_half = t.constant(name + ".half", factor_shape(), std::vector<double>(4, -0.5));
-    Value* b = ops::attention(t, name, own.q, below.k, below.v);
+    Value* b = ops::attention(t, name, own.q, below.k, below.v, attended(*build_, layer));
     b = ops::head_scale(t, name + ".halved", b, minus_half);
     return ops::add(t, name + ".sum", a, ops::head_scale(t, name + ".scaled", b, build_->parameter(factor(layer))));
   }

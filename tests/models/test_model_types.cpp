@@ -87,7 +87,7 @@ TEST_CASE("model types: windows in the words of each type, and back") {
   const Json mixed = {"sliding_attention", "full_attention", "sliding_attention"};
   CHECK(windows_of({{"sliding_window", 63}}, "mistral") == "63 SSS");
   CHECK(windows_of({{"max_position_embeddings", 8192}}, "mistral") == "4096 SSS");  // as transformers takes it
-  CHECK(windows_of({}, "ministral") == "4096 SSS");
+  CHECK(windows_of(Json::object(), "ministral") == "4096 SSS");
   CHECK(windows_of({{"sliding_window", nullptr}}, "ministral") == "none");
   CHECK(windows_of({{"sliding_window", 8}, {"layer_types", mixed}}, "ministral") == "8 SLS");
   CHECK(to_json(parsed(with({{"sliding_window", 8}, {"layer_types", mixed}}, "ministral")))["layer_types"] == mixed);
@@ -117,7 +117,8 @@ TEST_CASE("model types: windows that mean nothing, or two things, are refused") 
   }
 }
 
-TEST_CASE("model types: a trainer's windows are saved as a Ministral, or in a Qwen3's words, or beside crossply's own") {
+TEST_CASE(
+    "model types: a trainer's windows are saved as a Ministral, or in a Qwen3's words, or beside crossply's own") {
   const auto saved = [](const std::function<void(Config&)>& change) {
     Config config = tiny_config("llama");
     config.sliding_window = 5;
@@ -133,9 +134,11 @@ TEST_CASE("model types: a trainer's windows are saved as a Ministral, or in a Qw
   CHECK((qwen["model_type"] == "qwen3" && qwen["use_sliding_window"] == true && qwen.contains("layer_types")));
   CHECK(!qwen.contains("crossply"));
   const Json lime = saved([](Config& c) { c.arch = "lime"; });
-  CHECK((lime["sliding_window"] == 5 && lime.contains("layer_types") && !lime["crossply"].contains("attention_window")));
-  CHECK(saved([](Config& c) { c.window_pattern = std::string(static_cast<size_t>(c.num_hidden_layers), 'S'); })
-            ["model_type"] == "mistral");
+  CHECK(
+      (lime["sliding_window"] == 5 && lime.contains("layer_types") && !lime["crossply"].contains("attention_window")));
+  CHECK(saved([](Config& c) {
+          c.window_pattern = std::string(static_cast<size_t>(c.num_hidden_layers), 'S');
+        })["model_type"] == "mistral");
 }
 
 TEST_CASE(

@@ -66,7 +66,7 @@ void check_packed(const Config& config, const std::string& device, Dtype dtype, 
       at += document.size();
     }
   check_close("losses", together.losses, apart.losses, tolerance);
-  check_close("gradients", together.gradients, apart.gradients, tolerance);
+  check_close("gradients", together.gradients, apart.gradients, 10 * tolerance);  // longer sums, in another order
   CHECK(distance(read(model, packed, {}, labels).losses, apart.losses) > 100 * tolerance);  // it makes a difference
 }
 
@@ -87,6 +87,7 @@ TEST_CASE("documents: their bounds, whichever side the token between them is on"
 TEST_CASE("documents: packed ones compute in double what they compute alone, in every model") {
   bool before = false;
   for (const Case& c : cases()) {
+    if (has_loops(c.config, /*per_sequence=*/true)) continue;  // a draft that mixes neighbouring tokens
     CAPTURE(c.name);
     check_packed(c.config, "reference", Dtype::f64, 1e-12, before = !before);
   }
@@ -94,7 +95,8 @@ TEST_CASE("documents: packed ones compute in double what they compute alone, in 
 
 TEST_CASE("documents: packed ones compute in float what they compute alone, but for rounding") {
   for (const std::string& device : fast_devices())
-    for (const Config& config : {tiny_config("llama"), tiny_with("mhc"), tiny_gpt2(), with_engram(tiny_config("lime"))}) {
+    for (const Config& config :
+         {tiny_config("llama"), tiny_with("mhc"), tiny_gpt2(), with_engram(tiny_config("lime"))}) {
       CAPTURES(device, config.arch);
       check_packed(config, device, Dtype::f32, 2e-5, true);
     }

@@ -133,7 +133,7 @@ inline std::vector<Case> window_cases() {
   add("ala", 3, "LSSL", 4);
   add("kv_share", 2, "SSLL");
   add("moda", 2, "SLSL");
-  add("depth_attention", 1, "SSSL");
+  add("depth_attention", 2, "SSSL");
   add("mhc+lime", 2, "SSSS");
   list.push_back({"llama with windows, looped", looped(list[0].config)});
   list.push_back({"llama with windows, stacked", list[0].config});
@@ -187,7 +187,8 @@ inline std::vector<Case> pair_cases() {
 // Every architecture and every option that changes what is computed.
 inline std::vector<Case> cases() {
   std::vector<Case> list = gpt2_cases();
-  for (const auto& more : {loop_cases(), pair_cases(), window_cases()}) list.insert(list.end(), more.begin(), more.end());
+  for (const auto& more : {loop_cases(), pair_cases(), window_cases()})
+    list.insert(list.end(), more.begin(), more.end());
   for (const Architecture& architecture : architectures()) {
     const std::string& arch = architecture.name;
     if (arch == "gpt2") continue;

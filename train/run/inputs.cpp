@@ -164,7 +164,8 @@ std::string describe_data(const TrainPlan& plan, const Dataset& data) {
   return str("data: ", format_count(size * T), " training tokens in ", format_count(size), " sequences of ",
              format_count(T), "; ", format_count(plan.steps), " steps x ", format_count(each), " sequences = ",
              epochs < 100 ? format_number(epochs < 0.1 ? "%.2g" : "%.1f", epochs) : format_count(std::llround(epochs)),
-             " epochs", shuffled, plan.documents.any() ? "; tokens attend within documents" : "", "; test set ", format_count(data.test->size()), " sequences");
+             " epochs", shuffled, plan.documents.any() ? "; tokens attend within documents" : "", "; test set ",
+             format_count(data.test->size()), " sequences");
 }
 
 std::string validation_note(const Dataset& data) {
