@@ -4,8 +4,8 @@
 # `make figures`.
 #   dev/experiments/run.sh [NAME...]     small arith prosqa twelve longer newer routers variants literal depth recipe
 #                                        operator1 depth_2026 arith_grid; only if they are named: speed (on an idle
-#                                        machine), fine_tuning, arith_long and operator1_d12 (hours), words (the text
-#                                        of docs/table.plan)
+#                                        machine), fine_tuning, arith_long, operator1_d12 and transfer (hours), words
+#                                        (the text of docs/table.plan)
 #   BUILD=build OUT=runs/experiments RECORDS=dev/experiments SEEDS=1,2,3 JOBS=0 (runs side by side; 0: compare chooses)
 # arith, prosqa and small make their own data; recipe trains on the text of `make text`, the others on the sources of
 # Python's library. Both need Python with `pip install tokenizers` once.
@@ -228,6 +228,30 @@ depth_2026() {
     --beta1 0.8 --lr 4e-3 --seeds 1,2 --eval-every 75 --eval-samples 512 --save-every 300 --keep 1
 }
 
+# Does the best rate of one size stay the best of another? Widths at L = 4 and depths at C = 64, without rules and by
+# --transfer; and the base shape, where the rules change no bit. AdamW at each --lr, Muon at each --muon-lr.
+transfer() {
+  of_transfer base 64 4 1,2
+  local rules
+  for rules in none completep; do
+    of_transfer "width-128-$rules" 128 4 1,2
+    of_transfer "layers-8-$rules" 64 8 1,2
+    of_transfer "layers-16-$rules" 64 16 1,2
+    of_transfer "width-256-$rules" 256 4 1  # of half the cost of all; a second seed may follow
+  done
+}
+# NAME-RULES, width, layers, seeds
+of_transfer() {
+  english
+  local base=()
+  [[ $1 != *-completep ]] || base=(--transfer completep --base-width 64 --base-layers 4)
+  part "transfer/$1" --arch llama --data "$out/english/tokens" --val-data "$out/english/held/train_*.bin" --width "$2" \
+    --layers "$3" --heads $(($2 / 16)) --ffn $((3 * $2)) --tie true --seq 64 --batch 16 --steps 300 --warmup 20 \
+    --schedule cosine_to_floor --lr-floor 0.1 --weight-decay 0.1 --clip 1 --beta1 0.8 --optimizer adamw,muon \
+    --lr 5e-4,1e-3,2e-3,4e-3,8e-3,1.6e-2,3.2e-2 --muon-lr 2.5e-3,5e-3,1e-2,2e-2,4e-2,8e-2,1.6e-1 --every-rate \
+    --seeds "$4" --eval-every 300 --eval-samples 512 --save-every 300 --keep 1 "${base[@]}"
+}
+
 # Tested on the published questions where PROSQA names their file, prosqa_test.json of github.com/facebookresearch/coconut.
 prosqa() {
   part prosqa/prosqa --data "prosqa${PROSQA:+:$PROSQA}" --train-samples 50000 --arch llama,lime,hyper,denseformer --width 64 \
@@ -271,7 +295,7 @@ main() {
   for experiment in "$@"; do
     case $experiment in
       small | arith | arith_grid | arith_long | prosqa | twelve | longer | newer | speed | routers | variants | literal | \
-        depth | words | fine_tuning | recipe | operator1 | operator1_d4 | operator1_d6 | operator1_d8 | operator1_d12 | depth_2026)
+        depth | words | fine_tuning | recipe | transfer | operator1 | operator1_d4 | operator1_d6 | operator1_d8 | operator1_d12 | depth_2026)
         "$experiment" ;;
       *) echo "error: $experiment is no experiment; see the head of $0" >&2 && exit 64 ;;
     esac

@@ -9,6 +9,7 @@
 #include "cli/curve.h"
 #include "cli/format.h"
 #include "dev/figures/page.h"
+#include "dev/figures/transfer.h"
 #include "engine/io/file.h"
 #include "train/lab/comparison.h"
 #include "train/run/run_curves.h"
@@ -563,6 +564,7 @@ void draw_experiments(const std::string& directory) {
       {"recipe", "AdamW, Muon and NorMuon", recipe},
       {"operator1", "Operator-1: one norm and one addition", operator1},
       {"depth_2026", "What the newest models put beside a LLaMA", depth_2026},
+      {"transfer", "The best learning rate by width and depth", transfer},
       {"small", "A small experiment", small}};
   std::vector<std::string> names;
   for (const auto& [name, title, draw] : pages) {

@@ -97,8 +97,21 @@ done
 expect 64 'seed 0 chooses' tuned --seeds 0,1 --out refused_seed
 expect 64 'several --lr are for AdamW' tuned --optimizer muon --out refused_lr
 expect 64 'has no effect without --optimizer muon' tuned --optimizer adamw --out refused_muon
+expect 64 'has no effect with one learning rate' compare --every-rate --out refused_rate
+expect 64 '--resume: this comparison was begun to choose' tuned --every-rate --resume --out whole
+expect 64 'excludes|cannot' tuned --every-rate --more-seeds --out refused_more
 expect 64 "cannot be 'sgd'" tuned --optimizer adamw,sgd --out refused_name
 for dir in refused_*; do [ ! -e "$dir" ] || [ "$dir" = refused_too ] || fail "$dir: refused, and there"; done
+
+# --- every rate from every seed: stopped, gone on with, and nothing chosen ------------------------------------------
+expect 0 '^12 runs: 1 architecture x 2 optimizers; each at every learning rate, 3 seeds;' \
+  tuned --arch llama --seeds 0,1,2 --every-rate --dry-run
+expect 0 '^llama muon muon-lr 0.1 ' tuned --arch llama --every-rate --out every
+[ "$(runs every | grep -c chooses)" = 0 ] || fail "every rate: a seed chose"
+[ "$(count done every)" = 8 ] || fail "every rate: not two seeds at four rates"
+rm -r every/llama-adamw-lr-0.01-seed-1 every/records/llama-adamw-lr-0.01-seed-1.json
+expect 0 '^llama muon muon-lr 0.1 ' "$build/compare" --resume --out every
+[ "$(grep -c 'step 40: test loss' output)" = 1 ] || fail "every rate: --resume trained what was done"
 
 # --- files that cannot be written --------------------------------------------------------------------------------
 rm good/compare.svg && mkdir good/compare.svg

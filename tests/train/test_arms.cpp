@@ -31,7 +31,7 @@ struct Asked {
 Comparison tuned(const Asked& asked, const std::string& out) {
   Comparison comparison{"text:x", out, {}};
   comparison.rates = asked.rates, comparison.muon_rates = asked.muon_rates;
-  comparison.choosing_seed = usual_choosing_seed;
+  if (!asked.rules.every_rate) comparison.choosing_seed = usual_choosing_seed;
   comparison.rules = asked.rules, comparison.weight_decay = 0.1;
   for (const std::string& arch : asked.archs)
     for (const std::string& optimizer : asked.optimizers) {
@@ -128,6 +128,54 @@ TEST_CASE(
   comparison.test_size = 101;
   CHECK(test_size_of(comparison, comparison.runs[arms[0].sweep[0]]) == 50);
   CHECK(test_size_of(comparison, comparison.runs[arms[0].seeds[0]]) == 51);
+}
+
+TEST_CASE("arms: at every rate all seeds are trained and tested on all of the test set; none is chosen or judged") {
+  const TempDir scratch;
+  Asked asked{{"adamw", "muon"}, {1e-3, 2e-3, 4e-3}, {0.01, 0.03}, {"llama", "lime@frozen"}, {1, 2}};
+  asked.rules.every_rate = true;
+  Comparison comparison = tuned(asked, scratch.path);
+  CHECK(runs_in_all(comparison) == 20);
+  const std::vector<std::string> order = train(comparison, best_between);
+  REQUIRE(order.size() == 20);
+  CHECK(order[0] == "llama adamw lr 0.001 seed 1");
+  CHECK(order[4] == "llama muon muon-lr 0.03 seed 1");
+  CHECK(order[19] == "lime@frozen muon muon-lr 0.03 seed 2");
+  const std::vector<Arm> arms = arms_of(comparison);
+  REQUIRE(arms.size() == 10);
+  CHECK(arms[3].name == "llama muon muon-lr 0.01");
+  CHECK(arms[3].muon_lr == 0.01);
+  CHECK(arms[3].lr == 2e-3);  // the middle one
+  for (const Arm& arm : arms) {
+    CAPTURE(arm.name);
+    CHECK(arm.seeds.size() == 2);
+    CHECK(arm.has_rate());
+    CHECK(!arm.at_edge);
+  }
+  std::set<std::string> directories;
+  for (const ComparedRun& run : comparison.runs) {
+    CHECK(run.plan.data.test_part == "all");
+    directories.insert(run.directory);
+  }
+  CHECK(directories.size() == 20);
+  for (const auto& families : {families_of_architectures(comparison, arms), families_of_controls(comparison, arms),
+                               families_of_optimizers(comparison, arms)})
+    CHECK(families.empty());
+  CHECK(has(results_markdown(comparison), "| llama adamw lr 0.004 |"));
+  // With one seed, too, each run has a directory of its own; and the same goes on from what was written.
+  asked.seeds = {1};
+  Comparison one = tuned(asked, scratch.path);
+  CHECK(one.runs[0].directory == "llama-adamw-lr-0.001-seed-1");
+  train(one, best_between);
+  write_results(one);
+  Experiment experiment;
+  CHECK(take_comparison_settings(scratch.path, experiment));
+  CHECK(experiment.rules.every_rate);
+  CHECK(!experiment.choosing_seed);
+  CHECK(experiment.rates == asked.rates);
+  Comparison again = tuned(asked, scratch.path);
+  take_up(again);
+  CHECK(runs_unfinished(again) == 0);
 }
 
 TEST_CASE("arms: beyond an edge a rate is tried, three at most, and none beyond one that diverged") {
@@ -404,6 +452,6 @@ TEST_CASE("arms: a comparison of a program in which the first seed chose among r
   for (const json& value : {json("0"), json(-1), json(0.5)}) spoilt("choosing_seed", value);
   for (const json& value : {json("adamw"), json::array(), json({"sgd"}), json({1})}) spoilt("optimizers", value);
   for (const json& value : {json("x"), json(1), json({-1})}) spoilt("backbone_seeds", value);
-  for (const char* key : {"hold_decay", "more_seeds"}) spoilt(key, "yes");
+  for (const char* key : {"hold_decay", "more_seeds", "every_rate"}) spoilt(key, "yes");
   spoilt("pairs", 3);
 }

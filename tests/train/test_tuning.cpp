@@ -25,6 +25,7 @@ TEST_CASE("tuning: a parabola in the logarithm of the rate is found exactly, on 
     const RateChoice choice = choose_rate(tried(rates, bowl));
     CHECK(choice.rate == 2.5e-3);
     CHECK(choice.basin == doctest::Approx(std::exp(std::sqrt(0.01 / 0.25))));
+    CHECK(choice.loss == doctest::Approx(3));
     CHECK(!choice.at_edge);
   }
   // Three digits, so that people can read it.
@@ -37,6 +38,7 @@ TEST_CASE("tuning: at an edge, or beside a rate that diverged, the best of the t
   const RateChoice edge = choose_rate(tried({4e-3, 8e-3, 16e-3}, bowl));
   CHECK(edge.rate == 4e-3);
   CHECK(edge.at_edge);
+  CHECK(edge.loss == bowl(4e-3));
   CHECK(std::isnan(edge.basin));
   const RateChoice beside =
       choose_rate(tried({1e-3, 4e-3, 8e-3}, [](double rate) { return rate > 5e-3 ? NAN : bowl(rate); }));

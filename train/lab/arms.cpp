@@ -92,6 +92,7 @@ void choose_rates(const Comparison& comparison, Arm& arm) {
 
 Arm arm_of(const Comparison& comparison, const ComparedRun& like) {
   Arm arm{arm_name(comparison, like), like.choice.text, like.plan.optimizer};
+  if (comparison.rules.every_rate) arm.rate = rate_of(like);
   std::vector<size_t> tries;
   for (size_t i = 0; i < comparison.runs.size(); ++i) {
     const ComparedRun& run = comparison.runs[i];
@@ -231,7 +232,12 @@ const Arm* find_arm(const std::vector<Arm>& arms, const std::string& arch, const
 double middle_rate(const std::vector<double>& rates) { return rates.empty() ? NAN : rates[(rates.size() - 1) / 2]; }
 
 bool is_of(const ComparedRun& run, const Arm& arm) {
-  return run.choice.text == arm.arch && run.plan.optimizer == arm.optimizer;
+  return run.choice.text == arm.arch && run.plan.optimizer == arm.optimizer &&
+         (std::isnan(arm.rate) || rate_of(run) == arm.rate);
+}
+
+std::string rate_name(const ComparedRun& run) {
+  return (has_muon(run.plan.optimizer) ? " muon-lr " : " lr ") + lr_text(rate_of(run));
 }
 
 double rate_of(const ComparedRun& run) { return has_muon(run.plan.optimizer) ? run.plan.muon.lr : run.plan.lr; }
@@ -260,7 +266,8 @@ std::vector<std::string> optimizers_of(const Comparison& comparison) {
 }
 
 std::string arm_name(const Comparison& comparison, const ComparedRun& run) {
-  return run.choice.text + (optimizers_of(comparison).size() > 1 ? " " + run.plan.optimizer : "");
+  return run.choice.text + (optimizers_of(comparison).size() > 1 ? " " + run.plan.optimizer : "") +
+         (comparison.rules.every_rate ? rate_name(run) : "");
 }
 
 std::vector<Arm> arms_of(const Comparison& comparison) {
@@ -272,7 +279,8 @@ std::vector<Arm> arms_of(const Comparison& comparison) {
     leaders.push_back(run.choice.leader);
   }
   for (size_t i = 0; i < arms.size(); ++i) {
-    const Arm* leader = leaders[i].empty() ? nullptr : find_arm(arms, leaders[i], arms[i].optimizer);
+    const bool follows = !leaders[i].empty() && !comparison.rules.every_rate;
+    const Arm* leader = follows ? find_arm(arms, leaders[i], arms[i].optimizer) : nullptr;
     if (leader != nullptr)
       arms[i].settled = leader->settled, arms[i].lr = leader->lr, arms[i].muon_lr = leader->muon_lr;
     arms[i].works = works(comparison, arms[i], !(leader != nullptr ? leader : &arms[i])->axes.empty());
@@ -308,21 +316,30 @@ void add_arm(Comparison& comparison, const ComparedRun& like, const std::vector<
   const std::vector<uint64_t>& own = comparison.rules.backbone_seeds;
   ComparedRun run = like;
   run.plan.lr = middle_rate(comparison.rates);
-  add_seeds(comparison, run, first && !own.empty() ? own : seeds);
   const std::vector<double>& rates = rates_asked(comparison, like.plan.optimizer);
+  const auto at_rate = [&](double rate) {
+    ComparedRun other = run;
+    set_rates(comparison, other.plan, has_muon(like.plan.optimizer) ? run.plan.lr : rate, rate);
+    return other;
+  };
+  if (comparison.rules.every_rate) {
+    for (const double rate : rates) add_seeds(comparison, at_rate(rate), first && !own.empty() ? own : seeds);
+    return;
+  }
+  add_seeds(comparison, run, first && !own.empty() ? own : seeds);
   if (!comparison.choosing_seed || !like.choice.leader.empty() || rates.size() < 2) return;
   for (const double rate : rates) {
-    ComparedRun attempt = run;
+    ComparedRun attempt = at_rate(rate);
     attempt.plan.seed = *comparison.choosing_seed;
     attempt.plan.data.test_part = "first_half";
-    set_rates(comparison, attempt.plan, has_muon(like.plan.optimizer) ? run.plan.lr : rate, rate);
     comparison.runs.push_back(attempt);
   }
 }
 
 void name_directories(Comparison& comparison) {
   const std::vector<Arm> arms = arms_of(comparison);
-  const bool one_each = comparison.runs.size() == arms.size(), several = optimizers_of(comparison).size() > 1;
+  const bool one_each = comparison.runs.size() == arms.size() && !comparison.rules.every_rate,
+             several = optimizers_of(comparison).size() > 1;
   for (ComparedRun& run : comparison.runs) {
     if (!run.directory.empty()) continue;
     run.directory = run.choice.file_name() + (several ? "-" + run.plan.optimizer : "");

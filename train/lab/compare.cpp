@@ -3,6 +3,7 @@
 // is the demonstration, arith-quick.
 #include <algorithm>
 #include <cstdio>
+#include <set>
 
 #include "cli/format.h"
 #include "cli/program.h"
@@ -39,11 +40,15 @@ std::string describe_runs(const Comparison& comparison, const std::vector<Arm>& 
     runs += runs_planned(arm), fewest = std::min(fewest, rates), most = std::max(most, rates);
   }
   const size_t optimizers = optimizers_of(comparison).size(), seeds = seeds_of(comparison).size();
-  const size_t archs = arms.size() / optimizers;
+  std::set<std::string> names;
+  for (const Arm& arm : arms) names.insert(arm.arch);
+  const size_t archs = names.size();
   std::string line =
       str(runs, runs == 1 ? " run: " : " runs: ", archs, archs == 1 ? " architecture" : " architectures");
   if (optimizers > 1) line += str(" x ", optimizers, " optimizers");
-  if (most > 1) {
+  if (comparison.rules.every_rate) {
+    line += str("; each at every learning rate, ", seeds, seeds > 1 ? " seeds" : " seed");
+  } else if (most > 1) {
     line += str("; each ", fewest < most ? str(fewest, " to ") : "", most, " learning rates with seed ",
                 *comparison.choosing_seed, ", then ", seeds, seeds > 1 ? " seeds" : " seed",
                 " at the rate that this chooses");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "cli/format.h"
 #include "engine/io/json.h"
@@ -152,9 +153,8 @@ std::vector<const ComparedRun*> failures_of(const Comparison& comparison) {
 std::string lr_text(double lr) { return json_text(nlohmann::json(lr)); }
 
 std::string run_name(const Comparison& comparison, const ComparedRun& run) {
-  const bool choice = comparison.rates.size() > 1 || comparison.muon_rates.size() > 1;
-  const char* flag = has_muon(run.plan.optimizer) ? " muon-lr " : " lr ";
-  return arm_name(comparison, run) + (choice ? flag + lr_text(rate_of(run)) : "") +
+  const bool choice = !comparison.rules.every_rate && (comparison.rates.size() > 1 || comparison.muon_rates.size() > 1);
+  return arm_name(comparison, run) + (choice ? rate_name(run) : "") +
          (choice || seeds_of(comparison).size() > 1 ? str(" seed ", run.plan.seed) : "");
 }
 
@@ -213,8 +213,9 @@ std::string parameter_warning(const Comparison& comparison) {
   const ComparedRun& yardstick = comparison.runs[0];
   std::vector<std::string> differing;
   const std::vector<Arm> arms = arms_of(comparison);
+  std::set<std::string> seen;
   for (const Arm& arm : arms) {
-    if (first_optimizer(arms, arm) != nullptr) continue;
+    if (!seen.insert(arm.arch).second) continue;
     const ComparedRun& run = comparison.runs[arm.seeds[0]];
     const double ratio = static_cast<double>(run.result.accounting.parameters) /
                          static_cast<double>(yardstick.result.accounting.parameters);

@@ -57,6 +57,7 @@ struct Rules {
   bool hold_decay = false;                    // weight decay times rate stays that of the middle rate
   bool more_seeds = false;                    // three for arms whose spread is unlike the others', and the best three
   std::string pairs = "";                     // minimal pairs, scored after each reported run; "": none
+  bool every_rate = false;                    // all seeds at each rate, which is an arm of its own: none is chosen
   bool operator==(const Rules&) const = default;
 };
 
@@ -112,6 +113,7 @@ struct RateAxis {
 struct Arm {
   std::string name;  // of the architecture, and where there are several, of the optimizer: "lime muon"
   std::string arch, optimizer;
+  double rate = NAN;                // of Rules::every_rate: the one it is trained at
   std::vector<RateAxis> axes = {};  // with the seed that chooses; none where there is no choice
   std::vector<size_t> sweep = {};   // all their runs
   std::vector<size_t> seeds = {};   // the reported ones
@@ -132,6 +134,7 @@ std::string arm_name(const Comparison& comparison, const ComparedRun& run);  // 
 bool chooses(const Comparison& comparison, const ComparedRun& run);          // is it of the seed that tries the rates?
 // The rate that is tried: --lr, of Muon --muon-lr.
 double rate_of(const ComparedRun& run);
+std::string rate_name(const ComparedRun& run);  // " lr 0.003", " muon-lr 0.02"
 // --lr or --muon-lr as it was asked for: what an arm of this optimizer begins with.
 const std::vector<double>& rates_asked(const Comparison& comparison, const std::string& optimizer);
 // Adds the runs of an arm that are known to be needed: at each rate that was asked for, and of each reported seed.

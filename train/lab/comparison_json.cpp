@@ -219,6 +219,7 @@ std::string results_json(const Comparison& comparison) {
                     {"seeds", seeds_of(comparison)},
                     {"backbone_seeds", comparison.rules.backbone_seeds},
                     {"hold_decay", comparison.rules.hold_decay},
+                    {"every_rate", comparison.rules.every_rate},
                     {"more_seeds", comparison.rules.more_seeds},
                     {"pairs", comparison.rules.pairs},
                     {"weight_decay", comparison.weight_decay},

@@ -248,6 +248,7 @@ void take_rules(const json& old, const std::string& path, Experiment& experiment
     return value.get<bool>();
   };
   rules.hold_decay = truth("hold_decay"), rules.more_seeds = truth("more_seeds");
+  rules.every_rate = truth("every_rate");
   const json pairs = old.value("pairs", json("")), decay = old.value("weight_decay", json());
   if (!pairs.is_string()) fail(Exit::bad_data, path, ": \"pairs\" cannot be ", json_text(pairs));
   rules.pairs = pairs;
@@ -290,7 +291,7 @@ void take_experiment(const json& old, const std::string& path, Experiment& exper
   if (const json seed = old.value("choosing_seed", json()); !seed.is_null()) {
     if (!holds<uint64_t>(seed)) fail(Exit::bad_data, path, ": \"choosing_seed\" cannot be ", json_text(seed));
     experiment.choosing_seed = seed.get<uint64_t>();
-  } else if (experiment.rates.size() > 1) {
+  } else if (experiment.rates.size() > 1 && old.value("every_rate", json()) != true) {
     fail(Exit::bad_data, path,
          ": \"choosing_seed\" is null, as in programs in which the first seed chose among rates; ",
          "its runs cannot go on by today's rules");

@@ -70,7 +70,12 @@ void complete(Experiment& experiment, const TrainPlan& plan) {
          "several --lr are for AdamW to choose among: add adamw to --optimizer, or give one --lr and "
          "several --muon-lr");
   if (muon && experiment.muon_rates.empty()) experiment.muon_rates = usual_muon_rates(plan, experiment.rates);
-  const bool choice = experiment.rates.size() > 1 || experiment.muon_rates.size() > 1;
+  const bool several = experiment.rates.size() > 1 || experiment.muon_rates.size() > 1,
+             every_rate = experiment.rules.every_rate, choice = several && !every_rate;
+  if (every_rate && !several) fail(Exit::usage, "--every-rate has no effect with one learning rate");
+  if (every_rate && experiment.choosing_seed)
+    fail(Exit::usage, "--resume: this comparison was begun to choose a learning rate; for every rate start a new one ",
+         "with another --out");
   if (choice && experiment.begun && !experiment.choosing_seed)
     fail(Exit::usage, "--resume: this comparison was begun with one learning rate, and tested on all of the test set; ",
          "for several rates start a new one with another --out");
@@ -224,6 +229,11 @@ void add_experiment_flags(CLI::App& app, Experiment& o) {
   flag_named(app, "--seeds").excludes(flag_named(app, "--seed"));
   add_optimizer_flag(app, o);
   add_rate_flags(app, o);
+  add_switch(app, "--every-rate", o.rules.every_rate,
+             "train all --seeds at each learning rate, and choose none: a row of the table is one rate, tested on the "
+             "whole test set")
+      .group("Optimiser");
+  flag_named(app, "--every-rate").excludes(flag_named(app, "--more-seeds"));
   add_switch(app, "--hold-decay", o.rules.hold_decay,
              "weight decay times rate stays what it is at the middle --lr, of Muon the middle --muon-lr")
       .group("Optimiser");

@@ -29,6 +29,7 @@ Family family_of(const Comparison& comparison, const Arm& yardstick, const std::
 template <class YardstickOf>
 std::vector<Family> families(const Comparison& comparison, const std::vector<Arm>& arms, YardstickOf&& yardstick_of) {
   std::vector<Family> out;
+  if (comparison.rules.every_rate) return out;  // that is no comparison of architectures, each at its best
   for (const Arm& yardstick : arms) {
     std::vector<const Arm*> others;
     for (const Arm& arm : arms)
@@ -57,6 +58,7 @@ std::vector<Family> families_of_architectures(const Comparison& comparison, cons
 
 std::vector<Family> families_of_controls(const Comparison& comparison, const std::vector<Arm>& arms) {
   std::vector<Family> out;
+  if (comparison.rules.every_rate) return out;
   std::vector<std::pair<ArmLosses, ArmLosses>> pairs;
   for (const Arm& arm : arms)
     if (const Arm* control = control_of(arms, arm); control != nullptr && arm.settled) {

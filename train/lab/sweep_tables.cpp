@@ -12,7 +12,8 @@ namespace crossply {
 namespace {
 
 // What a table cannot say.
-constexpr const char* flags_of_sweep[] = {"--out", "--resume", "--dry-run", "--time", "--jobs", "--seed", "--profile"};
+constexpr const char* flags_of_sweep[] = {"--out",  "--resume", "--dry-run", "--time",
+                                          "--jobs", "--seed",   "--profile", "--every-rate"};
 
 Experiment read_table(const PlannedTable& planned) {
   Experiment experiment;

@@ -31,7 +31,7 @@ RateChoice choose_rate(const std::vector<Tried>& tried) {
   RateChoice out;
   const size_t i = best_of(tried);
   if (i == tried.size()) return out;
-  out.best = out.rate = tried[i].rate;
+  out.best = out.rate = tried[i].rate, out.loss = tried[i].loss;
   out.at_edge = is_edge(tried, i);
   if (i == 0 || i + 1 == tried.size() || !std::isfinite(tried[i - 1].loss) || !std::isfinite(tried[i + 1].loss))
     return out;
@@ -42,6 +42,7 @@ RateChoice choose_rate(const std::vector<Tried>& tried) {
   const double bend = (of_right - of_left) / (right - left), slope = of_left - bend * left;
   if (!(bend > 0)) return out;  // three equal losses
   out.rate = readable_rate(out.best * std::exp(-slope / (2 * bend)));
+  out.loss -= slope * slope / (4 * bend);
   out.basin = std::exp(std::sqrt(basin_height / bend));
   return out;
 }

@@ -19,6 +19,7 @@ struct Tried {
 struct RateChoice {
   double best = NAN;     // the rate of the lowest loss; NaN: none is finite
   double rate = NAN;     // by the parabola; the best itself where there is none
+  double loss = NAN;     // at that rate
   double basin = NAN;    // the loss rises by basin_height where the rate is so many times larger, or smaller
   bool at_edge = false;  // the best is the smallest or the largest of several
 };
