@@ -22,7 +22,7 @@ void declare(ParameterTable& params, const TrainPlan& plan) {
 }
 
 Batch batch_of(const TrainPlan& plan, int64_t T, Teacher* teacher) {
-  return {plan.batch, T, storage_type(plan), true, plan_mode(plan.plan), teacher, plan.matmul == "fp8"};
+  return {plan.batch, T, storage_type(plan), true, plan_mode(plan.plan), teacher, plan.z_loss, plan.matmul == "fp8"};
 }
 
 std::string digest_of(const ParameterTable& params) {
