@@ -41,6 +41,7 @@ except ImportError:
 from check_transformers import DTYPE, check_equal
 from compare_gradients import CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge, run
 from reference import combinations, model_dir
+from reference.llama import softcap
 
 T, P, V = 9, 24, 7  # P: positions of a GPT-2
 OWN_RUNS = 10  # with weights nudged by one rounding
@@ -135,9 +136,20 @@ class Case:
     head = self.model.get_output_embeddings()
     targets = torch.cat([self.tokens, self.tokens[:, :1]], dim=1)
     with torch.no_grad():
-      check_equal("the logits", self.model(self.tokens).logits, norm @ head.weight.double().T,
+      own = softcap(norm @ head.weight.double().T, config.final_logit_softcapping)
+      check_equal("the logits", self.model(self.tokens).logits, own,
                   lambda: OWN_FACTOR * self.own_error())
       check_equal("the loss", self.model(targets, labels=targets).loss, losses.mean())
+
+  def check_z_loss(self):
+    """With --z-loss the trainer's gradients are those of the reference's loss, which has it in it."""
+    self.train("--init", self.directory, "--z-loss", "0.3", "--dump-tensors", "d:*", "--out", self.scratch / "z")
+    dumped = model_dir.read_safetensors(self.scratch / "z" / "tensors.safetensors")
+    module = model_dir.load(self.directory)
+    loss = module.loss(self.tokens, self.tokens.roll(-1, dims=1), z_loss=0.3)
+    names, parameters = zip(*module.named_parameters())
+    for name, gradient in zip(names, torch.autograd.grad(loss, parameters)):
+      check_equal(f"the gradients of {name} with a z-loss", dumped[f"d:{name}"].copy(), gradient)
 
   def own_error(self):
     """What rounding alone does to the logits: the worst of some runs of a copy in double, its weights nudged by one
@@ -247,6 +259,9 @@ class Case:
     self.check_cache()
     self.check_generation()
     self.check_round_trip()
+    config = self.model.model.config
+    if config.final_logit_softcapping and config.backbone == "llama" and not config.exit_gate:
+      self.check_z_loss()
     if thoroughly:
       self.check_configuration()
       self.check_modes()

@@ -90,10 +90,15 @@ STACKS = (
   {"arch": "llama", **GATED, "loop_passes": 2, "exit_beta": 0.4},
   {"arch": "llama", **GATED, "loop_passes": 5, "exit_beta": 0.0},
 )
+CAPPED = (
+  *({"arch": arch, "final_logit_softcapping": 0.4} for arch in ("llama", "lime", "mhc", "shortcuts")),
+  {"arch": "llama", **GATED, "final_logit_softcapping": 1.5},
+)
 SAMPLED = (  # each with three or four backbones
   *LOOPS,
   *STACKS,
   *ENGRAMS,
+  *CAPPED,
   {"arch": "llama", **OPERATOR_1, **BOUNDED},
   {"arch": "lime_static"},
   {"arch": "lime_static", "top_p": 0.7},

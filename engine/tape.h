@@ -7,7 +7,7 @@
 //   Value* tokens = tape.input("tokens", Shape{1, 3}, Dtype::i32);  // (B, T)
 //   Value* targets = tape.input("targets", Shape{1, 3}, Dtype::i32);
 //   Value* weight = tape.parameter(params.at("weight"));  // (V, C)
-//   Value* losses = ops::cross_entropy(tape, "loss", ops::embedding(tape, "x", tokens, weight), weight, targets);
+//   Value* losses = ops::cross_entropy(tape, "loss", {ops::embedding(tape, "x", tokens, weight), weight}, targets);
 //   tape.differentiate(), tape.plan(PlanMode::reuse), tape.allocate(*device);
 //   device->copy_in(tokens->tensor.data, text, 12), device->copy_in(targets->tensor.data, text + 1, 12);
 //   tape.run(Step{true});  // losses->tensor has the losses, weight->grad->tensor the gradient of their sum

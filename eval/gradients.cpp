@@ -107,7 +107,7 @@ Exit run(const Options& o) {
   refresh_bf16_copy(model.params);
   Tape tape(in_bf16 ? Dtype::bf16 : model.params.dtype());
   const Graph graph =
-      record_model(tape, model.params, model.config, o.batch, o.seq_len, nullptr, mark_of(o, model, tokens));
+      record_model(tape, model.params, model.config, o.batch, o.seq_len, nullptr, 0, mark_of(o, model, tokens));
   tape.differentiate();
   tape.plan(plan_mode(o.plan));
   tape.allocate(*model.device);

@@ -5,6 +5,7 @@
 
 #include "eval/decode.h"
 #include "eval/scorer.h"
+#include "kernels/block/softcap.h"
 
 namespace crossply {
 
@@ -147,10 +148,15 @@ double PairScorer::logit_difference(int64_t row, int32_t token, int32_t other) {
     return numbers;
   };
   const std::vector<float> h = row_of(*head.inp, row), a = row_of(*head.weight, token), b = row_of(*head.weight, other);
-  double sum = 0;
-  for (size_t c = 0; c < h.size(); ++c)
-    sum += (static_cast<double>(a[c]) - static_cast<double>(b[c])) * static_cast<double>(h[c]);
-  return sum;
+  const auto product = [&](const auto& weight) {
+    double sum = 0;
+    for (size_t c = 0; c < h.size(); ++c) sum += weight(c) * static_cast<double>(h[c]);
+    return sum;
+  };
+  const auto of_a = [&](size_t c) { return static_cast<double>(a[c]); };
+  const auto of_b = [&](size_t c) { return static_cast<double>(b[c]); };
+  if (head.softcap == 0) return product([&](size_t c) { return of_a(c) - of_b(c); });
+  return softcap_ref(product(of_a), head.softcap) - softcap_ref(product(of_b), head.softcap);
 }
 
 }  // namespace crossply

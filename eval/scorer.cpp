@@ -162,7 +162,7 @@ std::vector<char> Scorer::are_most_likely(const std::vector<Doubt>& doubts) {
                      static_cast<size_t>(C) * sizeof(float));
   device_.copy_in(hidden_.data(), rows.data(), rows.size() * sizeof(float));
   const Tensor inp{hidden_.data(), Dtype::f32, Shape{asked, C}}, out{logits_.data(), Dtype::f32, Shape{asked, V}};
-  matmul_forward({out}, inp, {head.weight->tensor}, device_.stream());
+  matmul_forward({out}, inp, {head.weight->tensor}, device_.stream());  // a cap would leave the largest where it is
   device_.copy_out(host_logits_.data(), logits_.data(), host_logits_.size() * sizeof(float));
   std::vector<char> answers;
   for (size_t i = 0; i < doubts.size(); ++i) {

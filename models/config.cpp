@@ -148,6 +148,7 @@ const std::vector<GeneralOption>& general_options() {
       {"exit_gate", [](Config& c) -> M { return &c.loop.exit_gate; }},
       {"exit_beta", [](Config& c) -> M { return &c.loop.exit_beta; }},
       {"block_norm", [](Config& c) -> M { return &c.block_norm; }},
+      {"logit_softcap", [](Config& c) -> M { return &c.final_logit_softcapping; }, false, true},
       {"engram_layers", [](Config& c) -> M { return &c.engram.layers; }, true},
       {"engram_order", [](Config& c) -> M { return &c.engram.order; }},
       {"engram_heads", [](Config& c) -> M { return &c.engram.heads; }},
@@ -158,8 +159,8 @@ const std::vector<GeneralOption>& general_options() {
       {"engram_seed", [](Config& c) -> M { return &c.engram.seed; }},
       {"engram_map", [](Config& c) -> M { return &c.engram.map; }, true},
       {"engram_multipliers", [](Config& c) -> M { return &c.engram.multipliers; }, true},
-      {"attention_window", [](Config& c) -> M { return &c.sliding_window; }, false, true},
-      {"attention_window_pattern", [](Config& c) -> M { return &c.window_pattern; }, false, true},
+      {"attention_window", [](Config& c) -> M { return &c.sliding_window; }, false, /*outside=*/true},
+      {"attention_window_pattern", [](Config& c) -> M { return &c.window_pattern; }, false, /*outside=*/true},
   };
   return options;
 }
@@ -181,13 +182,14 @@ bool set_option(Config& config, const GeneralOption& option, const std::string& 
 }
 
 bool has_general_options(const Config& config) {
-  return config.loop != LoopOptions() || config.block_norm != "pre" || config.engram != EngramOptions();
+  return config.loop != LoopOptions() || config.block_norm != "pre" || config.final_logit_softcapping != 0 ||
+         config.engram != EngramOptions();
 }
 
 std::string general_keys(const Config& config) {
   std::string keys = config.gpt2() ? "arch backbone bias" : "arch backbone qk_norm qk_norm_eps qkv_bias";
   for (const GeneralOption& option : general_options())
-    if (!option.of_hub) keys += str(" ", option.key);
+    if (!option.outside) keys += str(" ", option.key);
   return keys;
 }
 
@@ -226,6 +228,9 @@ void Config::check(Exit code, const std::string& where) {
     if (!(number > 0) || !std::isfinite(number))
       fail(code, where, ": ", key, " must be positive and finite, is ", number);
   check_windows(*this, code, where);
+  // Beyond these floats lose the cap, or all that is below it.
+  if (const double cap = final_logit_softcapping; cap != 0 && !(cap >= 1e-3 && cap <= 1e6))
+    fail(code, where, ": final_logit_softcapping must be in 0.001..1e6, or 0 for none, is ", cap);
   check_loop(*this, code, where);
   check_engram(*this, code, where);
   check_options(*this, code, where);

@@ -100,6 +100,7 @@ struct Config {
   std::string activation_function = "gelu_new";  // the tanh form, or gelu, the erf form
   bool scale_attn_by_inverse_layer_idx = false;  // the logits of layer i (from 0) are divided by i + 1, too
   LoopOptions loop;
+  double final_logit_softcapping = 0;  // c: logits z are c tanh(z / c), as in Gemma 2; 0: no cap
   std::string block_norm = "pre";  // branch: a second norm on a sublayer's output; sum: on the stream after it is added
   EngramOptions engram;
   std::map<std::string, std::string> token_ids;  // bos_token_id and the like, as JSON: kept for other readers
@@ -147,8 +148,8 @@ inline constexpr SizeKey size_keys[] = {
 struct GeneralOption {
   const char* key;
   std::variant<std::string*, int64_t*, double*, bool*> (*member)(Config&);
-  bool list = false;    // the text is a list in JSON, or a word
-  bool of_hub = false;  // config.json has Hugging Face's key for it instead
+  bool list = false;     // the text is a list in JSON, or a word
+  bool outside = false;  // config.json has it as Hugging Face's own key, outside of "crossply"
 };
 const std::vector<GeneralOption>& general_options();
 // From text; false where that is not of its kind.

@@ -146,7 +146,8 @@ std::vector<ops::LogitHead> record_passes(const Build& b, EngramInputs& inputs) 
 ops::LogitHead record_head(const Build& b, Value* x) {
   const bool normalised = !b.params.contains("model.norm.weight");  // by the connection
   return {normalised ? x : backbone_norm(b, "norm", x, "model.norm"),
-          b.parameter(b.config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")};
+          b.parameter(b.config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight"),
+          b.config.final_logit_softcapping};
 }
 
 static std::vector<ops::LogitHead> record_applied(Tape& tape, ParameterTable& params, const Config& config, int64_t B,
@@ -162,7 +163,7 @@ static void record_exits(Tape& tape, ParameterTable& params, const Config& confi
   Value* weight = tape.parameter(params.at("model.early_exit_gate.weight"));
   Value* bias = tape.parameter(params.at("model.early_exit_gate.bias"));
   const Shape& rows = graph.targets->shape;
-  ops::Exits all{.weight = exits[0].weight, .beta = config.loop.exit_beta};
+  ops::Exits all{.weight = exits[0].weight, .softcap = exits[0].softcap, .beta = config.loop.exit_beta};
   for (size_t t = 0; t < exits.size(); ++t) {
     all.states.push_back(exits[t].inp);
     if (t + 1 < exits.size())
@@ -177,8 +178,22 @@ static void record_exits(Tape& tape, ParameterTable& params, const Config& confi
   }
 }
 
+static Value* record_logits(Tape& tape, const ops::LogitHead& head, const Shape& shape) {
+  if (head.softcap == 0) return ops::linear(tape, "logits", head.inp, head.weight, shape);
+  return ops::softcap(tape, "logits", ops::linear(tape, "logits.uncapped", head.inp, head.weight, shape), head.softcap);
+}
+
+static void record_losses(Tape& tape, const ops::LogitHead& head, double z_loss, Graph& graph) {
+  if (z_loss == 0) {
+    graph.losses = ops::cross_entropy(tape, "loss", head, graph.targets);
+    return;
+  }
+  const ops::LossAndSquares both = ops::cross_entropy_with_z(tape, "loss", head, graph.targets, z_loss);
+  graph.losses = both.losses, graph.squares = both.squares;
+}
+
 static Graph record_all(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
-                        Teacher* teacher, bool generates, const DocumentMark& documents = {}) {
+                        Teacher* teacher, double z_loss, bool generates, const DocumentMark& documents = {}) {
   Graph graph;
   graph.tokens = tape.input("tokens", Shape{B, T}, Dtype::i32);
   const bool positions = config.gpt2() || (teacher != nullptr && teacher->config.gpt2());
@@ -190,7 +205,7 @@ static Graph record_all(Tape& tape, ParameterTable& params, const Config& config
   const std::vector<ops::LogitHead> exits = record_applied(tape, params, config, B, T, graph);
   const ops::LogitHead own = exits.back();
   if (generates) {
-    if (T == 1) graph.logits = ops::linear(tape, "logits", own.inp, own.weight, Shape{B, T, config.vocab_size});
+    if (T == 1) graph.logits = record_logits(tape, own, Shape{B, T, config.vocab_size});
     return graph;
   }
   graph.targets = tape.input("targets", Shape{B, T}, Dtype::i32);
@@ -203,21 +218,23 @@ static Graph record_all(Tape& tape, ParameterTable& params, const Config& config
   } else if (config.loop.exit_gate && tape.cache_length() == 0) {
     record_exits(tape, params, config, exits, graph);
   } else {
-    graph.losses = ops::cross_entropy(tape, "loss", own.inp, own.weight, graph.targets);
+    record_losses(tape, own, z_loss, graph);
   }
   return graph;
 }
 
 Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T, Teacher* teacher,
-                   const DocumentMark& documents) {
-  const Graph graph = record_all(tape, params, config, B, T, teacher, tape.cache_length() > 0, documents);
+                   double z_loss, const DocumentMark& documents) {
+  CHECK_THAT(z_loss == 0 || (teacher == nullptr && !config.loop.exit_gate), "a z-loss of ", z_loss,
+             " beside a teacher or an exit gate");
+  const Graph graph = record_all(tape, params, config, B, T, teacher, z_loss, tape.cache_length() > 0, documents);
   ops::fuse_linears(tape);
   return graph;
 }
 
 Graph record_continuation(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T) {
   CHECK_THAT(tape.cache_length() >= T, "a continuation of ", T, " tokens on a tape that caches ", tape.cache_length());
-  const Graph graph = record_all(tape, params, config, B, T, nullptr, /*generates=*/false);
+  const Graph graph = record_all(tape, params, config, B, T, nullptr, /*z_loss=*/0, /*generates=*/false);
   ops::fuse_linears(tape);
   return graph;
 }

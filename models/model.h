@@ -28,9 +28,13 @@ struct Graph {
   std::shared_ptr<DocumentInput> documents;  // likewise; null: a row is one
   Value* targets = nullptr;                  // (B, T) i32, -1 is not scored; not where the tape is to generate
   Value* losses = nullptr;                   // (B, T), 0 where not scored; likewise
-  Value* ce = nullptr;      // (B, T), with a teacher or an exit gate: the cross entropy in the losses of training
-  Value* logits = nullptr;  // (B, 1, V); generation tapes of one token only
-  ops::LogitHead head;      // whose product the logits are; where there are losses, valid after an evaluation
+  Value* ce = nullptr;       // (B, T), with a teacher or an exit gate: the cross entropy in the losses of training
+  Value* squares = nullptr;  // (B, T), with a z-loss: of log sum exp of the logits, in training
+  Value* logits = nullptr;   // (B, 1, V); generation tapes of one token only
+  ops::LogitHead head;       // which makes the logits; where there are losses, valid after an evaluation
+
+  // What training adds up beside the losses: ce, or squares, or null.
+  Value* second() const { return ce != nullptr ? ce : squares; }
 };
 
 // Records the model on the tape for B sequences of T tokens. A tape with a cache length ends in logits where T is 1,
@@ -38,6 +42,7 @@ struct Graph {
 // no memory yet. With a teacher, of any other sizes and architecture but with the same vocabulary, the losses of
 // training are the objective of distillation; those of evaluation are the cross entropy as ever, for which the teacher
 // computes nothing. With an exit gate they are the objective of all exits, and those of evaluation the last exit's.
+// z_loss: training takes the gradients of the losses and of z_loss times the squares; the losses have none of it.
 // The values that those who look into a model find by name on its tape (Tape::marks), layers from 0:
 //
 //   hidden.0          (B, T, C)     the embeddings; hidden.i: what block i-1 has put out, as one stream; the last one
@@ -47,7 +52,7 @@ struct Graph {
 //   sublayers attn_read.i, mlp_read.i, before the norm, attn_output.i, mlp_output.i (its file says)
 // With documents marked, tokens attend within their own, and learned positions and Engram's look-back begin with it.
 Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
-                   Teacher* teacher = nullptr, const DocumentMark& documents = {});
+                   Teacher* teacher = nullptr, double z_loss = 0, const DocumentMark& documents = {});
 // On a tape with a cache length: T tokens after those in the caches, as generation reads them, and the losses of their
 // targets, as an evaluation computes them. For texts of which parts are known already.
 Graph record_continuation(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T);

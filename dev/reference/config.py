@@ -38,6 +38,7 @@ class Config:
   loop_end: bool = True
   exit_gate: bool = False  # of a stack: what a token's loss is of is decided pass by pass
   exit_beta: float = 0.05
+  final_logit_softcapping: float = 0.0  # c: logits z are c tanh(z / c); 0: no cap
   block_norm: str = "pre"  # pre | branch | sum: a second norm, of a sublayer's output or of the stream after it
   engram_layers: tuple | list = ()  # in front of these
   engram_order: int = 3  # the largest n
@@ -114,7 +115,8 @@ def config_of(keys, config_class):
     check_choice('a key in "crossply"', key, ("arch", *known, *GENERAL_KEYS, *option_keys(config_class)))
   same = ("vocab_size", "tie_word_embeddings", "initializer_range")
   return config_class(**{**(gpt2_fields(keys) if gpt2 else llama_fields(keys)),
-                         **{key: keys[key] for key in same if key in keys}, **extra})
+                         **{key: keys[key] for key in same if key in keys},
+                         "final_logit_softcapping": keys.get("final_logit_softcapping") or 0.0, **extra})
 
 
 def llama_fields(keys):

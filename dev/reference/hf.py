@@ -13,7 +13,7 @@ from transformers.utils import cached_file
 
 from .config import GPT2_KEYS, config_of
 from .gpt2 import from_file, to_file
-from .llama import Llama, Step
+from .llama import Llama, Step, softcap
 
 
 # Of a config.json that has no such key.
@@ -220,7 +220,8 @@ class CrossplyForCausalLM(PreTrainedModel, GenerationMixin):
     body = self.model(input_ids, attention_mask=attention_mask, position_ids=position_ids,
                       past_key_values=past_key_values, cache=cache, use_cache=use_cache)
     kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-    logits, loss = self.lm_head(body.last_hidden_state[:, kept]), None
+    logits = softcap(self.lm_head(body.last_hidden_state[:, kept]), self.model.config.final_logit_softcapping)
+    loss = None
     if labels is not None:
       if logits.shape[:2] != labels.shape:
         raise ValueError(f"labels must be (batch, tokens), as the logits {tuple(logits.shape[:2])}, not "

@@ -344,6 +344,11 @@ class Backbone(nn.Module):
     return self.norm(self.run_layers(x, (), self.begin(x, tokens), step)[0])
 
 
+def softcap(logits, c):
+  """c tanh(logits / c), as in Gemma 2; the logits themselves where c is 0."""
+  return c * torch.tanh(logits / c) if c else logits
+
+
 class Llama(nn.Module):
   """logits = model(tokens); loss = model.loss(tokens, targets). tokens, targets: (B, T); logits: (B, T, V)."""
 
@@ -371,16 +376,20 @@ class Llama(nn.Module):
           module.initialise()
 
   def head(self, x):
-    return F.linear(x, self.model.embed_tokens.weight) if self.config.tie_word_embeddings else self.lm_head(x)
+    logits = F.linear(x, self.model.embed_tokens.weight) if self.config.tie_word_embeddings else self.lm_head(x)
+    return softcap(logits, self.config.final_logit_softcapping)
 
   def forward(self, tokens):
     return self.head(self.model.exits(tokens, whole(tokens))[-1])
 
-  def loss(self, tokens, targets):
-    """Mean cross-entropy over the targets that are not -1; with an exit gate, the objective of all exits."""
+  def loss(self, tokens, targets, z_loss=0.0):
+    """Mean cross-entropy over the targets that are not -1, and z_loss times the mean of logsumexp^2 of their logits;
+    with an exit gate, the objective of all exits."""
     if self.config.exit_gate:
       return self.exit_loss(tokens, targets)
-    return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten(), ignore_index=-1)
+    logits, targets = self(tokens).flatten(0, 1), targets.flatten()
+    ce = F.cross_entropy(logits, targets, ignore_index=-1)
+    return ce + z_loss * logits[targets >= 0].logsumexp(-1).square().mean() if z_loss else ce
 
   def exit_loss(self, tokens, targets):
     """Each exit's loss counts as much as the gates let a token leave there; the entropy of that is rewarded."""

@@ -101,14 +101,20 @@ def unusual(config):
   return {key: getattr(config, key) for key in GENERAL_KEYS if getattr(config, key) not in (usual[key], [], ())}
 
 
+def cap_key(config):
+  """Hugging Face's own key of the cap on logits, where there is one."""
+  cap = config.final_logit_softcapping
+  return {"final_logit_softcapping": cap} if cap else {}
+
+
 def write_gpt2_config(path, config):
   keys = {key: getattr(config, field) for field, key in GPT2_KEYS.items()}
   for key in ("vocab_size", "tie_word_embeddings", "activation_function", "scale_attn_by_inverse_layer_idx"):
     keys[key] = getattr(config, key)
   keys.update(n_inner=config.intermediate_size, layer_norm_epsilon=config.rms_norm_eps, model_type="gpt2",
-              architectures=["GPT2LMHeadModel"], dtype="float32")
+              architectures=["GPT2LMHeadModel"], dtype="float32", **cap_key(config))
   options = {key: getattr(config, key) for key in option_keys(type(config))} | unusual(config)
-  if config.arch != "gpt2" or not config.bias or unusual(config):
+  if config.arch != "gpt2" or not config.bias or unusual(config) or cap_key(config):
     keys["crossply"] = {"arch": config.arch, "backbone": "gpt2", "bias": config.bias, **options}
     keys.update(model_type=model_type(config.arch), architectures=["CrossplyForCausalLM"])
   pathlib.Path(path).write_text(json.dumps(keys, indent=2) + "\n")
@@ -124,10 +130,12 @@ def write_config(path, config):
   options = {key: getattr(config, key) for key in own} | unusual(config)
   keys = {key: value for key, value in vars(config).items() if key not in (*own, *GPT2_FIELDS, *GENERAL_KEYS)}
   arch, qk_norm, qk_norm_eps, qkv_bias = (keys.pop(key) for key in ("arch", "qk_norm", "qk_norm_eps", "qkv_bias"))
+  del keys["final_logit_softcapping"]
+  keys.update(cap_key(config))
   if keys["rope_scaling"] is None:
     del keys["rope_scaling"]
   keys.update(hidden_act="silu", model_type="llama", architectures=["LlamaForCausalLM"], dtype="float32")
-  if arch != "llama" or qk_norm or qkv_bias or unusual(config):
+  if arch != "llama" or qk_norm or qkv_bias or unusual(config) or cap_key(config):
     keys["crossply"] = {"arch": arch, "qk_norm": qk_norm, "qkv_bias": qkv_bias, **options}
     if qk_norm:
       keys["crossply"]["qk_norm_eps"] = qk_norm_eps

@@ -10,12 +10,13 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 try:
   import torch
+  import torch.nn.functional as F
 except ImportError:
   print("skipped: PyTorch is not importable")
   sys.exit(77)
 from reference import combinations, golden, identities, model_dir, shapes
 from reference.lime import Lime
-from reference.llama import Llama, rotate
+from reference.llama import Llama, rotate, softcap
 
 torch.set_num_threads(1)  # the models are tiny
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 0]])
@@ -103,13 +104,36 @@ def check_parts(directory):
   check("a new model is LLaMA's kind", isinstance(fresh, Llama) and fresh(TOKENS).isfinite().all().item())
 
 
+def check_cap(directory):
+  """Capped logits against their formula, and the z-loss against PyTorch's derivative of it: 2 zeta lse p."""
+  plain, capped = tiny(directory), tiny(directory, final_logit_softcapping=0.5)
+  with torch.no_grad():
+    check("a cap of 0.5 is 0.5 tanh(2 z)", same(capped(TOKENS), 0.5 * torch.tanh(2 * plain(TOKENS))))
+  targets = TOKENS.clone()
+  targets[0, 2] = -1
+  lse = capped(TOKENS)[targets >= 0].logsumexp(-1)
+  check("the z-loss is zeta times the mean of lse^2",
+        same(capped.loss(TOKENS, targets, z_loss=0.3), capped.loss(TOKENS, targets) + 0.3 * lse.square().mean()))
+  z = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
+  lse = softcap(z, 2).logsumexp(-1)
+  gradient, = torch.autograd.grad((F.cross_entropy(softcap(z, 2), TOKENS[0, :3]) + 0.3 * lse.square().mean()), z)
+  p = softcap(z, 2).softmax(-1) * (1 + 2 * 0.3 * lse[:, None]) - F.one_hot(TOKENS[0, :3], 7)
+  check("its gradient is the formula of kernels/block/cross_entropy.h",
+        same(gradient, p * (1 - (softcap(z, 2) / 2) ** 2) / 3))
+
+
 def check_configs(directory):
   """Options travel through config.json; what nobody knows is an error that names it."""
   for options in ({"arch": "mudd", "norm": "none", "intermediate_sizes": [3, 5, 6, 10]}, {"arch": "hyper", "rate": 2},
-                  {"arch": "vertical", "residual": False, "qk_norm": True, "qk_norm_eps": 1e-2}):
+                  {"arch": "vertical", "residual": False, "qk_norm": True, "qk_norm_eps": 1e-2},
+                  {"arch": "llama", "final_logit_softcapping": 15.0}):
     written = model_dir.make_tiny(directory, **options).config
     check(f"{options} is read as written", model_dir.load(directory).config == written)
   path = pathlib.Path(directory) / "config.json"
+  for none in ("0", "0.0", "null"):
+    path.write_text(path.read_text().replace("15.0", none))
+    check(f"final_logit_softcapping {none} is none", model_dir.load(directory).config.final_logit_softcapping == 0)
+    path.write_text(path.read_text().replace(f'softcapping": {none}', 'softcapping": 15.0'))
   model_dir.make_tiny(directory, arch="satformer")
   written = path.read_text()
   for old, new in (('"gate"', '"window"'), ('"satformer"', '"satformers"'), ('"relu"', '"relus"')):
@@ -128,6 +152,7 @@ with tempfile.TemporaryDirectory() as directory:
     check_routings(directory, {"K": K, "qk_norm": True, "tied": False, "head_dim": 6})
   check_masked_gradient(directory)
   check_parts(directory)
+  check_cap(directory)
   check_configs(directory)
 for module in (shapes, golden, identities, combinations):
   module.run(check)

@@ -35,7 +35,8 @@ LogitLens::LogitLens(Device& device, ParameterTable& params, const Config& confi
   };
   const ops::LogitHead scored = begin(scores_, T), shown = begin(logits_, rows_);
   scores_.tokens = scores_.tape.input("tokens", Shape{1, T}, Dtype::i32);
-  scores_.out = ops::cross_entropy(scores_.tape, "loss", scored.inp, scored.weight, scores_.tokens);
+  scores_.out = ops::cross_entropy(scores_.tape, "loss", scored, scores_.tokens);
+  // Which logit is the largest, a cap does not change.
   logits_.out = ops::linear(logits_.tape, "logits", shown.inp, shown.weight, Shape{1, rows_, V_});
   for (Head* head : {&scores_, &logits_}) {
     head->tape.plan(PlanMode::reuse);

@@ -6,42 +6,74 @@
 #include "engine/node.h"
 #include "kernels/block/cross_entropy_cpu.h"
 #include "kernels/block/ops.h"
+#include "kernels/block/softcap_cpu.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/dispatch.h"
 
 namespace crossply {
 namespace {
 
-// The loss of one row of logits z, (V). z becomes dz if asked for. e: (V), room for exponentials; may be z.
-template <class S>
-float loss_of(S* z, float* e, int32_t target, float scale, int64_t V, bool want_dz) {
+struct RowLoss {
+  float loss, lse;
+};
+
+// Of one row of logits z, (V); dz gets their gradients, unless null. e: (V), room for exponentials. z, e and dz may be
+// one row.
+template <class S, class Z, class Slope>
+RowLoss loss_of(S* dz, float* e, const Z* z, int32_t target, float scale, float z_loss, const Slope& slope, int64_t V) {
   const float largest = largest_of(z, V), shifted = z[target] - largest;
   const double sum = exponentials_of(e, z, largest, V);
-  if (want_dz) {
-    const float factor = scale / static_cast<float>(sum), at_target = e[target] * factor - scale;
+  const auto log_sum = static_cast<float>(std::log(sum));
+  const float lse = largest + log_sum;
+  if (dz != nullptr) {
+    float factor = scale / static_cast<float>(sum);
+    if (z_loss > 0) factor *= 1 + 2 * z_loss * lse;
+    const float at_target = (e[target] * factor - scale) * slope.at(target);
     for_vectors(0, V, [=](int64_t v, auto count) {
       Vec16 x;
       load(x, e + v, count);
-      store(z + v, x * factor, count);
+      x *= factor;
+      slope.multiply(x, v, count);
+      store(dz + v, x, count);
     });
-    z[target] = at_target;
+    dz[target] = at_target;
   }
-  return static_cast<float>(std::log(sum)) - shifted;
+  return {log_sum - shifted, lse};
+}
+
+// The same, where z is a row of logits as the product leaves them, and becomes dz if asked for.
+template <class S>
+RowLoss loss_of_row(S* z, int32_t target, float scale, const CrossEntropyOptions& options, int64_t V, bool want_dz) {
+  const auto z_loss = static_cast<float>(options.z_loss);
+  S* dz = want_dz ? z : nullptr;
+  if (options.softcap > 0) {
+    float* capped = scratch_f32(2 * static_cast<size_t>(V), 0);
+    cap_row(capped, z, V, options.softcap);
+    return loss_of(dz, capped + V, capped, target, scale, z_loss, CapSlope(capped, options.softcap), V);
+  }
+  float* e = nullptr;
+  if constexpr (std::is_same_v<S, float>) e = z;
+  else e = scratch_f32(static_cast<size_t>(V), 0);
+  return loss_of(dz, e, z, target, scale, z_loss, NoSlope{}, V);
 }
 
 // Without gradients when dinp is null.
 template <class S>
 void cross_entropy_forward_cpu(float* losses, S* dinp, const Grad& dweight, const S* inp, const S* weight,
-                               const int32_t* targets, float scale, const float* row_weights, int64_t rows, int64_t V,
-                               int64_t C, Stream stream) {
+                               const int32_t* targets, float scale, const CrossEntropyOptions& options, int64_t rows,
+                               int64_t V, int64_t C, Stream stream) {
   const std::vector<int64_t>& scored = scored_rows(losses, dinp, targets, rows, C);
+  const auto* row_weights = data_or_null<float>(options.row_weights);
+  auto* squares = data_or_null<float>(options.squares);
+  for (int64_t n = 0; squares != nullptr && n < rows; ++n)
+    if (targets[n] < 0) squares[n] = 0;
   for_logits(scored, dinp, dweight, inp, weight, V, C, stream, [=](const int64_t* row, int64_t count, S* z) {
     parallel_for(count, 16384 / V, [=](int64_t first, int64_t last) {
-      float* e = std::is_same_v<S, float> ? nullptr : scratch_f32(static_cast<size_t>(V), 0);
       for (int64_t i = first; i < last; ++i) {
-        if constexpr (std::is_same_v<S, float>) e = z + i * V;
         const float own = row_weights != nullptr ? scale * row_weights[row[i]] : scale;
-        losses[row[i]] = loss_of(z + i * V, e, targets[row[i]], own, V, dinp != nullptr);
+        const RowLoss of_row = loss_of_row(z + i * V, targets[row[i]], own, options, V, dinp != nullptr);
+        losses[row[i]] = of_row.loss;
+        if (squares != nullptr) squares[row[i]] = of_row.lse * of_row.lse;
       }
     });
   });
@@ -69,30 +101,31 @@ LogitChunk logit_chunk(int64_t rows, int64_t V, Dtype dtype) {
 
 void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Grad& dweight, const Tensor& inp,
                            const Tensor& weight, const Tensor& targets, double scale, Stream stream,
-                           const Tensor& row_weights) {
+                           const CrossEntropyOptions& options) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
   const bool gradients = dinp.data != nullptr;
   CHECK_SHAPES(weight.shape.rank == 2 && inp.numel() == rows * C && losses.numel() == rows, losses, inp, weight,
                targets);
+  const Tensor &row_weights = options.row_weights, &squares = options.squares;
   CHECK_SHAPES(row_weights.data == nullptr || row_weights.numel() == rows, losses, row_weights);
+  CHECK_SHAPES(squares.data == nullptr || squares.numel() == rows, losses, squares);
   CHECK_SHAPES(!gradients || (dinp.numel() == rows * C && dweight.shape == weight.shape), dinp, dweight, inp, weight);
   const int32_t* target = targets.as<int32_t>();
   for (int64_t n = 0; stream.backend != Backend::cuda && n < rows; ++n)
     CHECK_THAT(target[n] >= -1 && target[n] < V, "target ", target[n], " of row ", n, " with V = ", V);
   dispatch(
       stream, inp.dtype,
-      [&] { cross_entropy_forward_cuda(losses, dinp, dweight, inp, weight, targets, scale, row_weights); },
+      [&] { cross_entropy_forward_cuda(losses, dinp, dweight, inp, weight, targets, scale, options); },
       [&]<class S>(S) {
         cross_entropy_forward_cpu(losses.as<float>(), data_or_null<S>(dinp), dweight, inp.as<S>(), weight.as<S>(),
-                                  target, static_cast<float>(scale), data_or_null<float>(row_weights), rows, V, C,
-                                  stream);
+                                  target, static_cast<float>(scale), options, rows, V, C, stream);
       },
       [&]<class T>(T) {
-        const T *x = inp.as<T>(), *w = weight.as<T>();
-        if (!gradients) return cross_entropy_forward_ref(losses.as<T>(), x, w, target, rows, V, C);
-        if (!dweight.accumulate) std::fill_n(dweight.as<T>(), V * C, T(0));
-        cross_entropy_forward_backward_ref(losses.as<T>(), dinp.as<T>(), dweight.as<T>(), x, w, target, scale, rows, V,
-                                           C, data_or_null<T>(row_weights));
+        if (gradients && !dweight.accumulate) std::fill_n(dweight.as<T>(), V * C, T(0));
+        cross_entropy_ref<T>(
+            losses.as<T>(), data_or_null<T>(dinp), data_or_null<T>(dweight), inp.as<T>(), weight.as<T>(), target, scale,
+            rows, V, C,
+            {data_or_null<T>(options.row_weights), data_or_null<T>(options.squares), options.softcap, options.z_loss});
       });
 }
 
@@ -102,14 +135,19 @@ void cross_entropy_forward(const Tensor& losses, const Tensor& dinp, const Grad&
 namespace ops {
 namespace {
 
+// out: the losses, and with a z-loss the squares, which evaluation leaves as they are.
 struct CrossEntropy : Node {
+  double softcap = 0, z_loss = 0;
   Tensor weight() const { return matmul_weight(in[1], in[0]->dtype); }
   const char* op() const override { return "cross_entropy"; }
+  double setting() const override { return softcap; }
   void forward(const Step& step, Stream stream) override {
     const bool gradients = step.training;
     if (gradients) check_only_reader(0);
+    CrossEntropyOptions options{.softcap = softcap, .z_loss = z_loss};
+    if (gradients && z_loss > 0) options.squares = out[1]->tensor;
     cross_entropy_forward(output(), gradients ? dinput(0) : Tensor{}, gradients ? gradient(1, step) : Grad{}, input(0),
-                          weight(), reads[0]->tensor, step.grad_scale, stream);
+                          weight(), reads[0]->tensor, step.grad_scale, stream, options);
   }
   bool can_overwrite(size_t i) const override { return i == 1; }
   bool reads_bf16_copy(size_t i) const override { return i == 1 && in[0]->dtype == Dtype::bf16; }
@@ -126,15 +164,28 @@ struct CrossEntropy : Node {
   }
 };
 
+// squares: null without a z-loss.
+Value* record_cross_entropy(Tape& t, const std::string& name, const LogitHead& head, Value* targets, Value* squares,
+                            double z_loss) {
+  const Shape &inp = head.inp->shape, &weight = head.weight->shape, &rows = targets->shape;
+  CHECK_THAT(inp[0] == rows[0] && inp[1] == rows[1] && inp[2] == weight[1], name, ": inp ", inp.str(), " weight ",
+             weight.str(), " targets ", rows.str());
+  auto node = make_node<CrossEntropy>(name, {head.inp, head.weight}, present({t.result(name, rows), squares}));
+  node->reads = {targets};
+  node->softcap = head.softcap, node->z_loss = z_loss;
+  return t.record(std::move(node));
+}
+
 }  // namespace
 
-Value* cross_entropy(Tape& t, const std::string& name, Value* inp, Value* weight, Value* targets) {
-  CHECK_THAT(
-      inp->shape[0] == targets->shape[0] && inp->shape[1] == targets->shape[1] && inp->shape[2] == weight->shape[1],
-      name, ": inp ", inp->shape.str(), " weight ", weight->shape.str(), " targets ", targets->shape.str());
-  auto node = make_node<CrossEntropy>(name, {inp, weight}, {t.result(name, targets->shape)});
-  node->reads = {targets};
-  return t.record(std::move(node));
+Value* cross_entropy(Tape& t, const std::string& name, const LogitHead& head, Value* targets) {
+  return record_cross_entropy(t, name, head, targets, nullptr, 0);
+}
+
+LossAndSquares cross_entropy_with_z(Tape& t, const std::string& name, const LogitHead& head, Value* targets,
+                                    double z_loss) {
+  Value* squares = t.result(name + ".squares", targets->shape);
+  return {record_cross_entropy(t, name, head, targets, squares, z_loss), squares};
 }
 
 }  // namespace ops

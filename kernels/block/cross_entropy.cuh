@@ -2,6 +2,7 @@
 // Not yet run on hardware: only in the emulator.
 #pragma once
 
+#include "kernels/block/softcap.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace crossply {
@@ -60,11 +61,11 @@ struct KeepNothing {
   __device__ void operator()(int64_t, const X&) const {}
 };
 
-// The softmax whose exponents of 2 are factor * z, (V), by all threads of a block. parts: shared memory, for this call
-// alone. keep(v, x): called with all that was read, x being logits v and on.
-template <int width, class S, class Keep = KeepNothing>
-__device__ __forceinline__ OnlineSoftmax softmax_of_row(const S* z, int64_t V, float factor, SoftmaxParts& parts,
-                                                        const Keep& keep = {}) {
+// The softmax whose exponents of 2 are factor * cap(z), (V), by all threads of a block. parts: shared memory, for this
+// call alone. keep(v, x): called with all that was read, x being logits v and on, not capped.
+template <int width, class S, class Cap, class Keep = KeepNothing>
+__device__ __forceinline__ OnlineSoftmax softmax_of_row(const S* z, int64_t V, float factor, const Cap& cap,
+                                                        SoftmaxParts& parts, const Keep& keep = {}) {
   constexpr int at_once = 4, step = row_threads * width;  // accesses on their way, so that memory is always asked
   OnlineSoftmax mine{0, 0};
   for (int64_t first = threadIdx.x * width; first < V; first += at_once * step) {
@@ -76,7 +77,7 @@ __device__ __forceinline__ OnlineSoftmax softmax_of_row(const S* z, int64_t V, f
       const int64_t v = first + i * step;
       if (v >= V) continue;
       const Floats<width> x = logits_of<width, S>(raw[i], v, V);
-      mine.add(softmax_of<width>(x, factor));
+      mine.add(softmax_of<width>(capped<width>(x, v, V, cap), factor));
       keep(v, x);
     }
   }

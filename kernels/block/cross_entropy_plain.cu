@@ -25,14 +25,22 @@ __global__ void cross_entropy_logits_kernel(float* z, const S* inp, const S* wei
   z[i] = sum;
 }
 
+struct PlainOptions {
+  const float* row_weights;
+  float* squares;
+  float softcap, z_loss;
+};
+
 // A thread has a row of logits z, which it reads three times: for the largest, the sum, and the gradients dz, which
-// take the place of the logits. A target that is no token makes the loss NaN.
+// take the place of the logits; with a cap once more, before that. A target that is no token makes the loss NaN.
 __global__ void cross_entropy_loss_kernel(float* losses, float* z, const int32_t* targets, float scale,
-                                          const float* row_weights, int64_t rows, int64_t V, bool want_dz) {
+                                          PlainOptions options, int64_t rows, int64_t V, bool want_dz) {
   const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (n >= rows) return;
   const int32_t target = targets[n];
   z += n * V;
+  const float c = options.softcap;
+  for (int64_t v = 0; c > 0 && v < V; ++v) z[v] = c * tanhf(z[v] / c);
   float max = z[0];
   double exps = 0;  // so many terms in one float would lose digits
   for (int64_t v = 1; v < V; ++v) max = z[v] > max ? z[v] : max;
@@ -40,9 +48,13 @@ __global__ void cross_entropy_loss_kernel(float* losses, float* z, const int32_t
   const auto sum = static_cast<float>(exps);
   if (target == -1) losses[n] = 0;
   else losses[n] = target >= 0 && target < V ? logf(sum) - (z[target] - max) : nanf("");
-  if (row_weights != nullptr) scale *= row_weights[n];
-  for (int64_t v = 0; want_dz && v < V; ++v)
-    z[v] = target < 0 ? 0.f : scale * (expf(z[v] - max) / sum - (v == target ? 1.f : 0.f));
+  const float lse = max + logf(sum), boost = options.z_loss > 0 ? 1 + 2 * options.z_loss * lse : 1;
+  if (options.squares != nullptr) options.squares[n] = target < 0 ? 0.f : lse * lse;
+  if (options.row_weights != nullptr) scale *= options.row_weights[n];
+  for (int64_t v = 0; want_dz && v < V; ++v) {
+    const float t = c > 0 ? z[v] / c : 0, slope = 1 - t * t;
+    z[v] = target < 0 ? 0.f : scale * (boost * expf(z[v] - max) / sum - (v == target ? 1.f : 0.f)) * slope;
+  }
 }
 
 // A thread has an element of dinp.
@@ -70,7 +82,8 @@ __global__ void cross_entropy_dweight_kernel(float* dweight, const float* dz, co
 }  // namespace
 
 void cross_entropy_forward_plain(const Tensor& losses, const Tensor& dinp, const Grad& dweight, const Tensor& inp,
-                                 const Tensor& weight, const Tensor& targets, double scale, const Tensor& row_weights) {
+                                 const Tensor& weight, const Tensor& targets, double scale,
+                                 const CrossEntropyOptions& options) {
   const int64_t V = weight.dim(0), C = weight.dim(1), rows = targets.numel();
   const bool want_dz = dinp.data != nullptr;
   float* z = scratch<float>(rows * V);
@@ -78,7 +91,9 @@ void cross_entropy_forward_plain(const Tensor& losses, const Tensor& dinp, const
     launch({"cross_entropy_logits_plain", blocks_of(rows * V, threads), threads}, cross_entropy_logits_kernel<S>, z,
            inp.as<S>(), weight.as<S>(), rows, V, C);
     launch({"cross_entropy_loss_plain", blocks_of(rows, threads), threads}, cross_entropy_loss_kernel,
-           losses.as<float>(), z, targets.as<int32_t>(), static_cast<float>(scale), data_or_null<float>(row_weights),
+           losses.as<float>(), z, targets.as<int32_t>(), static_cast<float>(scale),
+           PlainOptions{data_or_null<float>(options.row_weights), data_or_null<float>(options.squares),
+                        static_cast<float>(options.softcap), static_cast<float>(options.z_loss)},
            rows, V, want_dz);
     if (!want_dz) return;
     launch({"cross_entropy_dinp_plain", blocks_of(rows * C, threads), threads}, cross_entropy_dinp_kernel<S>,

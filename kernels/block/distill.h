@@ -2,6 +2,7 @@
 // teacher, u. Neither (rows, V) exists for all rows together.
 //
 //   z[n,v]  = sum_c inp[n,c] * weight[v,c]             u[n,v] = sum_c teacher.inp[n,c] * teacher.weight[v,c]
+//   each with the cap of its own model's logits, where it has one (kernels/block/softcap.h)
 //   p = softmax(z)   s = softmax(z / tau)   t = softmax(u / tau)                  over v
 //   ce[n]     = -log p[n,targets[n]]
 //   kl[n]     = sum_v t[n,v] * (log t[n,v] - log s[n,v])
@@ -10,14 +11,15 @@
 //
 //   with L = scale * sum_n losses[n]:
 //   dz[n,v] = scale * (alpha * (p[n,v] - [v == targets[n]]) + (1 - alpha) * tau / R * (s[n,v] - t[n,v]))
+//             times the slope of the student's cap
 //   dinp[n,c]   = sum_v dz[n,v] * weight[v,c]                                     set; 0 where targets[n] is -1
 //   dweight[v,c] = sum_n dz[n,v] * inp[n,c]                                       overwritten or accumulated
 //   The teacher has no gradients.
 //
 // Types, shapes, targets and what is not scored are those of kernels/block/cross_entropy.h; the teacher's width may be
-// another: teacher.inp (rows, C'), teacher.weight (V, C'), of the student's types. In bf16 both logits and dz are
-// rounded to bf16. alpha = 1 gives the gradients of the cross entropy. A teacher with the student's logits has kl 0 and
-// gets no gradient, exactly.
+// another: teacher.inp (rows, C'), teacher.weight (V, C'), of the student's types. In bf16 both logits, before the cap,
+// and dz are rounded to bf16. alpha = 1 gives the gradients of the cross entropy. A teacher with the student's logits
+// has kl 0 and gets no gradient, exactly.
 #pragma once
 
 #include <cmath>
@@ -26,6 +28,7 @@
 
 #include "engine/stream.h"
 #include "engine/tensor.h"
+#include "kernels/block/cross_entropy.h"
 
 namespace crossply {
 
@@ -39,38 +42,37 @@ struct Distillation {
 
 struct TeacherHead {
   Tensor inp, weight;
+  double softcap = 0;
 };
 
-// losses, ce: (rows). Nothing is saved: this is of training, and takes the gradients of L at once.
+// losses, ce: (rows). Nothing is saved: this is of training, and takes the gradients of L at once. softcap: the
+// student's.
 void distill_forward(const Tensor& losses, const Tensor& ce, const Tensor& dinp, const Grad& dweight, const Tensor& inp,
-                     const Tensor& weight, const Tensor& targets, const TeacherHead& teacher, const Distillation& how,
-                     double scale, Stream stream);
+                     const Tensor& weight, double softcap, const Tensor& targets, const TeacherHead& teacher,
+                     const Distillation& how, double scale, Stream stream);
 
 // Bytes of scratch that a CPU takes for it, if all rows are scored. width: C'.
 int64_t distill_scratch(int64_t rows, int64_t V, int64_t C, int64_t width, Dtype dtype);
 
 // kernels/block/distill.cu
 CUDA_TWIN void distill_forward_cuda(const Tensor& losses, const Tensor& ce, const Tensor& dinp, const Grad& dweight,
-                                    const Tensor& inp, const Tensor& weight, const Tensor& targets,
+                                    const Tensor& inp, const Tensor& weight, double softcap, const Tensor& targets,
                                     const TeacherHead& teacher, const Distillation& how, double scale);
 
-// l = log softmax(inp weight^T / tau) of one row.
+// l = log softmax(z / tau) of one row of logits.
 template <class T>
-void log_softmax_row_ref(T* l /*(V)*/, const T* inp /*(C)*/, const T* weight /*(V,C)*/, double tau, int64_t V,
-                         int64_t C) {
+void log_softmax_row_ref(T* l /*(V)*/, const T* z /*(V)*/, double tau, int64_t V) {
   using std::exp, std::log, std::real;
   T largest = 0, sum = 0;
   for (int64_t v = 0; v < V; ++v) {
-    l[v] = 0;
-    for (int64_t c = 0; c < C; ++c) l[v] += inp[c] * weight[v * C + c];
-    l[v] /= T(tau);
+    l[v] = z[v] / T(tau);
     if (v == 0 || real(l[v]) > real(largest)) largest = l[v];
   }
   for (int64_t v = 0; v < V; ++v) sum += exp(l[v] - largest);
   for (int64_t v = 0; v < V; ++v) l[v] -= largest + log(sum);
 }
 
-// dz, of one scored row, with L = losses[n]; or none where dz is null. Returns losses[n].
+// dz, of one scored row, with L = losses[n], before the slope of a cap; or none where dz is null. Returns losses[n].
 template <class T>
 T distill_row_ref(T* dz /*(V)*/, T* ce, const T* p, const T* s, const T* t /*logarithms, (V)*/, int32_t target,
                   const Distillation& how, int64_t V) {
@@ -85,25 +87,30 @@ T distill_row_ref(T* dz /*(V)*/, T* ce, const T* p, const T* s, const T* t /*log
 
 // Without gradients where dinp is null. width: C'.
 template <class T>
-void distill_ref(T* losses, T* ce, T* dinp, T* dweight, const T* inp, const T* weight, const int32_t* targets,
-                 const T* teacher_inp, const T* teacher_weight, const Distillation& how, double scale, int64_t rows,
-                 int64_t V, int64_t C, int64_t width) {
-  std::vector<T> p(static_cast<size_t>(V)), s(p), t(p), dz(p);
+void distill_ref(T* losses, T* ce, T* dinp, T* dweight, const T* inp, const T* weight, double softcap,
+                 const int32_t* targets, const T* teacher_inp, const T* teacher_weight, double teacher_softcap,
+                 const Distillation& how, double scale, int64_t rows, int64_t V, int64_t C, int64_t width) {
+  std::vector<T> z(static_cast<size_t>(V)), u(z), p(z), s(z), t(z), dz(z);
   for (int64_t n = 0; n < rows; ++n) {
     const T* x = inp + n * C;
     losses[n] = ce[n] = 0;
     for (int64_t c = 0; c < C && dinp != nullptr; ++c) dinp[n * C + c] = 0;
     if (targets[n] < 0) continue;
-    log_softmax_row_ref(p.data(), x, weight, 1, V, C);
-    log_softmax_row_ref(s.data(), x, weight, how.tau, V, C);
-    log_softmax_row_ref(t.data(), teacher_inp + n * width, teacher_weight, how.tau, V, width);
+    logits_row_ref(z.data(), x, weight, softcap, V, C);
+    logits_row_ref(u.data(), teacher_inp + n * width, teacher_weight, teacher_softcap, V, width);
+    log_softmax_row_ref(p.data(), z.data(), 1, V);
+    log_softmax_row_ref(s.data(), z.data(), how.tau, V);
+    log_softmax_row_ref(t.data(), u.data(), how.tau, V);
     losses[n] = distill_row_ref(dinp != nullptr ? dz.data() : nullptr, &ce[n], p.data(), s.data(), t.data(), targets[n],
                                 how, V);
-    for (int64_t v = 0; v < V && dinp != nullptr; ++v)
+    for (int64_t v = 0; v < V && dinp != nullptr; ++v) {
+      const size_t i = static_cast<size_t>(v);
+      const T d = T(scale) * dz[i] * softcap_slope_ref(z[i], softcap);
       for (int64_t c = 0; c < C; ++c) {
-        dinp[n * C + c] += T(scale) * dz[static_cast<size_t>(v)] * weight[v * C + c];
-        dweight[v * C + c] += T(scale) * dz[static_cast<size_t>(v)] * x[c];
+        dinp[n * C + c] += d * weight[v * C + c];
+        dweight[v * C + c] += d * x[c];
       }
+    }
   }
 }
 

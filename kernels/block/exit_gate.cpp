@@ -100,7 +100,7 @@ namespace {
 // in: the states before the head, the head, the gates' logits; out: the losses, the exits' cross entropies, their
 // weights. Evaluation computes the last exit's alone, unless somebody looks into the model.
 struct ExitLoss : Node {
-  double beta = 0;
+  double beta = 0, softcap = 0;
   bool probed = false;
   size_t exits = 0;
   std::vector<Tensor> z, dz, ce, p;
@@ -118,14 +118,15 @@ struct ExitLoss : Node {
   const Tensor& targets() const { return reads[0]->tensor; }
   void forward(const Step& step, Stream stream) override {
     if (!step.training && !probed)
-      return cross_entropy_forward(output(), {}, {}, input(exits - 1), head(), targets(), 1, stream);
+      return cross_entropy_forward(output(), {}, {}, input(exits - 1), head(), targets(), 1, stream,
+                                   {.softcap = softcap});
     exit_weights(p, z, stream);
     for (size_t t = 0; t < exits; ++t) {
       if (step.training) check_only_reader(t);
       const Grad dhead = step.training ? gradient(exits, step) : Grad{};
       cross_entropy_forward(ce[t], step.training ? dinput(t) : Tensor{},
                             step.training ? Grad{dhead, dhead.accumulate || t > 0} : Grad{}, input(t), head(),
-                            targets(), step.grad_scale, stream, p[t]);
+                            targets(), step.grad_scale, stream, {.row_weights = p[t], .softcap = softcap});
     }
     if (step.training) return exit_loss(output(), dz, ce, z, targets(), beta, step.grad_scale, stream);
     accumulate({output(), false}, ce.back(), stream);
@@ -161,7 +162,7 @@ ExitLosses exit_loss(Tape& t, const std::string& name, const Exits& exits, Value
   auto node = make_node<ExitLoss>(name, joined(joined(exits.states, {exits.weight}), exits.gates),
                                   joined(joined({all.losses}, all.ce), all.weights));
   node->reads = {targets};
-  node->beta = exits.beta, node->exits = R, node->probed = t.probed();
+  node->beta = exits.beta, node->softcap = exits.softcap, node->exits = R, node->probed = t.probed();
   t.record(std::move(node));
   return all;
 }

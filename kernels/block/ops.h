@@ -64,15 +64,23 @@ Value* top_k(Tape& t, const std::string& name, Value* inp, int64_t k);
 // Each row's squared distance from the target, as `rows`, one number for each. A loss: a training step takes the
 // gradients of grad_scale times their sum. The target gets none.
 Value* squared_error(Tape& t, const std::string& name, Value* inp, Value* target, Shape rows);
-// The head and the loss in one node: inp (B, T, C), weight (V, C), targets (B, T) i32 -> losses (B, T), 0 where the
-// target is -1. A training forward also writes the gradients of grad_scale * sum(losses).
-Value* cross_entropy(Tape& t, const std::string& name, Value* inp, Value* weight, Value* targets);
-// The same for a student that also learns from the logits of a teacher, which gets no gradients and whose width may be
-// another (kernels/block/distill.h). Training: the objective and its cross entropy, both (B, T), the second named
-// NAME.ce. Evaluation: losses is the student's cross entropy, ce keeps what it was, and nobody reads the teacher.
+// cap tanh(inp / cap), for logits that are read: it has no backward. IN PLACE: takes inp.
+Value* softcap(Tape& t, const std::string& name, Value* inp, double cap);
+// What logits are made of: a product, and a cap on it (kernels/block/softcap.h).
 struct LogitHead {
   Value *inp = nullptr, *weight = nullptr;  // (B, T, C), (V, C)
+  double softcap = 0;                       // 0: none
 };
+// The head and the loss in one node: targets (B, T) i32 -> losses (B, T), 0 where the target is -1. A training forward
+// also writes the gradients of grad_scale * sum(losses).
+Value* cross_entropy(Tape& t, const std::string& name, const LogitHead& head, Value* targets);
+// The same with the gradients of grad_scale * sum(losses + z_loss * squares), where squares, (B, T), are those of
+// log sum exp of the logits. Evaluation leaves them as they are.
+struct LossAndSquares {
+  Value *losses, *squares;
+};
+LossAndSquares cross_entropy_with_z(Tape& t, const std::string& name, const LogitHead& head, Value* targets,
+                                    double z_loss);
 // Several exits of a model by one head (kernels/block/exit_gate.h), with a gate behind each but the last. In training
 // the losses are the objective, of which the gradients are taken at once; in evaluation, where a tape is not looked
 // into, the last exit's cross entropy, and ce and weights keep what they were.
@@ -80,6 +88,7 @@ struct Exits {
   std::vector<Value*> states = {};  // R of (B, T, C): what the head reads
   Value* weight = nullptr;          // (V, C)
   std::vector<Value*> gates = {};   // R - 1 of (B, T, 1): logits
+  double softcap = 0;               // of the head
   double beta = 0;                  // of the entropy of the weights
 };
 struct ExitLosses {
@@ -87,6 +96,9 @@ struct ExitLosses {
   std::vector<Value*> ce, weights;  // R of (B, T)
 };
 ExitLosses exit_loss(Tape& t, const std::string& name, const Exits& exits, Value* targets);
+// The same for a student that also learns from the logits of a teacher, which gets no gradients and whose width may be
+// another (kernels/block/distill.h). Training: the objective and its cross entropy, both (B, T), the second named
+// NAME.ce. Evaluation: losses is the student's cross entropy, ce keeps what it was, and nobody reads the teacher.
 struct Distilled {
   Value *losses, *ce;
 };

@@ -65,7 +65,8 @@ Layout choose_layout(ParameterTable& params, const Config& config, const Batch& 
 
 Graph record_batch(Tape& tape, ParameterTable& params, const Config& config, const Batch& batch, const Layout& layout) {
   if (batch.eight_bits) tape.use_eight_bits();
-  const Graph graph = record_model(tape, params, config, layout.sequences, batch.T, batch.teacher, batch.documents);
+  const Graph graph =
+      record_model(tape, params, config, layout.sequences, batch.T, batch.teacher, batch.z_loss, batch.documents);
   if (batch.training) tape.differentiate();
   tape.plan(batch.plan);
   return graph;
@@ -107,13 +108,13 @@ void BatchModel::run_replica(int64_t replica, const int32_t* tokens, const int32
     own.tape.run(of_replica.nth(r - begin));
     add_sum(part_of(losses, {replica, replica + 1}), own.graph.losses->tensor, device_.stream());
     if (const int64_t at = layout_.replicas + replica; at < losses.numel())
-      add_sum(part_of(losses, {at, at + 1}), own.graph.ce->tensor, device_.stream());
+      add_sum(part_of(losses, {at, at + 1}), own.graph.second()->tensor, device_.stream());
   }
 }
 
 void BatchModel::run(const int32_t* tokens, const int32_t* targets, const Step& step, const Tensor& losses) {
-  const bool with_ce = step.training && has_ce() && losses.numel() == 2 * layout_.replicas;
-  CHECK_THAT(with_ce || losses.numel() == layout_.replicas, losses.str(), " for the losses of ", layout_.replicas,
+  const bool with_second = step.training && has_second() && losses.numel() == 2 * layout_.replicas;
+  CHECK_THAT(with_second || losses.numel() == layout_.replicas, losses.str(), " for the losses of ", layout_.replicas,
              " replicas");
   if (step.training) params_.lend_values(true);
   if (layout_.replicas == 1) return run_replica(0, tokens, targets, step, losses);

@@ -28,6 +28,7 @@ struct Batch {
   bool training = true;
   PlanMode plan = PlanMode::reuse;
   Teacher* teacher = nullptr;  // that the model learns from; its parameters are allocated as the model's are
+  double z_loss = 0;           // in training
   bool eight_bits = false;     // linear layers multiply so in training (kernels/block/linear.cpp)
   DocumentMark documents = {};
 };
@@ -50,8 +51,8 @@ class BatchModel {
 
   // tokens, targets: (B, T). In training adds the gradients of step.grad_scale times the sum of the losses to the
   // table's. Adds the sum of each replica's losses to `losses`, (replicas) of f64 on the device; in training, where
-  // has_ce(), this may also be (2 replicas), the second half for the sums of Graph::ce. Does not wait until the device
-  // is done. Rethrows what a kernel threw.
+  // has_second(), this may also be (2 replicas), the second half for the sums of Graph::second(). Does not wait until
+  // the device is done. Rethrows what a kernel threw.
   void run(const int32_t* tokens, const int32_t* targets, const Step& step, const Tensor& losses);
   // The same, for take_losses: the sum of the losses of all such runs since the last call. Waits for the device.
   void run(const int32_t* tokens, const int32_t* targets, const Step& step) { run(tokens, targets, step, sums()); }
@@ -64,6 +65,7 @@ class BatchModel {
   const Layout& layout() const { return layout_; }
   const Tape& tape() const { return replicas_[0]->tape; }
   bool has_ce() const { return replicas_[0]->graph.ce != nullptr; }
+  bool has_second() const { return replicas_[0]->graph.second() != nullptr; }
   size_t bytes() const { return memory_of(layout_, tape(), params_, batch_.training); }
   double training_flops() const;  // of a batch
   // From now on the tapes take the time of every node in training; costs() sums it up by op, over all replicas.

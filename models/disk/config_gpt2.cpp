@@ -40,7 +40,8 @@ bool is_gpt2(const json& object, const std::string& where) {
 Config parse_gpt2(const json& object, const std::string& where, std::string* ignored) {
   static const std::set<std::string> used = split_words(
       "vocab_size n_embd n_layer n_head n_positions n_inner activation_function layer_norm_epsilon "
-      "scale_attn_by_inverse_layer_idx tie_word_embeddings initializer_range model_type crossply");
+      "scale_attn_by_inverse_layer_idx tie_word_embeddings initializer_range model_type crossply "
+      "final_logit_softcapping");
   const std::string names = check_keys(object, used, gpt2_neutral, gpt2_ignored, where);
   if (ignored != nullptr) *ignored = names;
   Config config;
@@ -66,6 +67,7 @@ Config parse_gpt2(const json& object, const std::string& where, std::string* ign
   if (config.activation_function == "gelu_pytorch_tanh") config.activation_function = "gelu_new";  // one function
   read(object, "scale_attn_by_inverse_layer_idx", config.scale_attn_by_inverse_layer_idx, where);
   read(object, "tie_word_embeddings", config.tie_word_embeddings, where);
+  read_softcap(object, config, where);
   for (const std::string& key : token_keys)
     if (object.contains(key)) config.token_ids[key] = json_text(object[key]);
   if (object.contains("crossply")) read_crossply(object["crossply"], config, where);

@@ -50,8 +50,7 @@ const std::set<std::string> ignored_keys = split_words(
 const json neutral_values = R"({"attention_bias": false, "mlp_bias": false, "attention_dropout": 0.0,
     "partial_rotary_factor": 1.0, "rope_interleaved": false, "use_mrope": false, "activation": "swiglu",
     "qk_layer_norms": false, "logit_softcapping": null, "attn_logit_softcapping": null,
-    "final_logit_softcapping": null, "quantization_config": null, "pruned_heads": {},
-    "add_cross_attention": false})"_json;
+    "quantization_config": null, "pruned_heads": {}, "add_cross_attention": false})"_json;
 
 // The types of model whose block is LLaMA's.
 struct ModelType {
@@ -195,7 +194,8 @@ void read_windows(const json& object, const ModelType& type, Config& config, con
 std::string check_llama_keys(const json& object, const ModelType& type, const std::string& where) {
   std::set<std::string> used = split_words(
       "rms_norm_eps rope_theta rope_parameters rope_scaling tie_word_embeddings initializer_range model_type crossply "
-      "hidden_act hidden_activation layer_types sliding_window use_sliding_window max_window_layers");
+      "hidden_act hidden_activation layer_types sliding_window use_sliding_window max_window_layers "
+      "final_logit_softcapping");
   for (const SizeKey& size : size_keys) used.insert(size.key);
   json neutral = neutral_values;
   if (type.qkv_bias) used.insert("attention_bias"), neutral.erase("attention_bias");  // by its type
@@ -217,6 +217,11 @@ bool is_word(const std::string& arch, const std::string& key) {
 
 }  // namespace
 
+void read_softcap(const json& object, Config& config, const std::string& where) {
+  if (object.contains("final_logit_softcapping") && !object["final_logit_softcapping"].is_null())
+    read(object, "final_logit_softcapping", config.final_logit_softcapping, where);
+}
+
 void read_crossply(const json& object, Config& config, const std::string& where) {
   if (!object.is_object()) fail(Exit::bad_data, where, ": \"crossply\" must be an object");
   read(object, "arch", config.arch, where);
@@ -226,7 +231,7 @@ void read_crossply(const json& object, Config& config, const std::string& where)
   read(object, "qkv_bias", config.qkv_bias, where);
   read(object, "bias", config.bias, where);
   for (const GeneralOption& option : general_options()) {
-    if (option.of_hub) continue;
+    if (option.outside) continue;
     const json& list = option.list && object.contains(option.key) ? object[option.key] : json();
     if (!option.list)
       std::visit([&](auto* member) { read(object, option.key, *member, where); }, option.member(config));
@@ -250,7 +255,7 @@ void write_general_options(json& own, Config config) {
   for (const GeneralOption& option : general_options())
     std::visit(
         [&]<class T>(T* member) {
-          if (option.of_hub || *member == *std::get<T*>(option.member(usual))) return;
+          if (option.outside || *member == *std::get<T*>(option.member(usual))) return;
           if constexpr (std::is_same_v<T, std::string>)
             own[option.key] = member->starts_with("[") ? known_json(*member) : json(*member);
           else own[option.key] = *member;
@@ -261,6 +266,7 @@ void write_general_options(json& own, Config config) {
 }  // namespace
 
 void mark_as_variant(json& object, const Config& config) {
+  if (config.final_logit_softcapping != 0) object["final_logit_softcapping"] = config.final_logit_softcapping;
   json& own = object["crossply"];
   write_general_options(own, config);
   for (const Option& option : find_architecture(config.arch).options) {
@@ -308,6 +314,7 @@ Config parse_config(const json& object, const std::string& where, std::string* i
   read(object, "rms_norm_eps", config.norm_eps, where);
   read(object, "tie_word_embeddings", config.tie_word_embeddings, where);
   read(object, "initializer_range", config.initializer_range, where);
+  read_softcap(object, config, where);
   read_rope(object, config, where);
   for (const std::string& key : token_keys)
     if (object.contains(key)) config.token_ids[key] = json_text(object[key]);

@@ -27,6 +27,9 @@ std::string check_keys(const nlohmann::json& object, const std::set<std::string>
 void read_crossply(const nlohmann::json& object, Config& config, const std::string& where);
 void mark_as_variant(nlohmann::json& object, const Config& config);
 
+// Gemma 2's key for a cap of the logits, of every backbone; null and 0 say none.
+void read_softcap(const nlohmann::json& object, Config& config, const std::string& where);
+
 // The rotary keys of a LLaMA (config_rope.cpp), and what they say as "rope_parameters". The model's length must be read
 // before: it is the original one where yarn's keys say none.
 void read_rope(const nlohmann::json& object, Config& config, const std::string& where);

@@ -8,6 +8,8 @@ using namespace crossply::test;
 TEST_CASE("cross_entropy: bf16 is at most twice as far from the exact answer as the plain bf16 computation") {
   check_bf16({{64, 31, 3}, {200, 21, 32}, {70, 5003, 17}, {5000, 21, 7}, {300, 70001, 3}}, {{64, 31, 3}, {5, 5008, 17}},
              {Scored::all, Scored::some, Scored::none}, {});
+  check_bf16({{64, 31, 3}, {200, 21, 32}, {70, 5003, 17}}, {{64, 31, 3}, {5, 5008, 17}}, {Scored::all, Scored::some},
+             {}, 1.5, 0.1);
 }
 
 TEST_CASE("cross_entropy: reference backward is the derivative of the reference forward") {
@@ -19,6 +21,76 @@ TEST_CASE("cross_entropy: reference backward is the derivative of the reference 
       // At magnitude 30 a softmax entry can round to exactly one, hence an absolute error of one ulp in dz.
       check_derivative(loss.op(), 1e-12);
       check_losses_alone(loss, Dtype::f64, Backend::reference);
+    }
+}
+
+TEST_CASE("cross_entropy: reference backward is the derivative also with a cap and a z-loss") {
+  for (const double magnitude : {1e-3, 1.0, 30.0})
+    for (const auto& [softcap, z_loss] : {std::pair{2.0, 0.0}, {0.0, 0.3}, {0.7, 0.05}, {30.0, 1e-4}})
+      for (const HeadSize& size : HeadSizes{{1, 2, 1, 1}, {5, 7, 3, 2}, {4, 31, 5, 8}}) {
+        Loss loss(size, size.rows == 1 ? Scored::all : Scored::some);
+        loss.magnitude = magnitude, loss.softcap = softcap, loss.z_loss = z_loss;
+        INFO(loss.str());
+        CAPTURE(magnitude);
+        // Relative as above. Where the cap is reached, 1 - t^2 is small and has the rounding of t, some 1e-16.
+        check_derivative(loss.op(), {1e-12, 1e-15});
+        check_losses_alone(loss, Dtype::f64, Backend::reference);
+      }
+}
+
+TEST_CASE("cross_entropy: the z-loss is what it says, by differences of the losses and squares") {
+  // Independently of the complex step, and of what the test of it takes for L.
+  Loss loss({6, 13, 4}, Scored::some);
+  loss.softcap = 2, loss.z_loss = 0.4, loss.magnitude = 2;
+  const Op op = loss.op();
+  Trial trial(op, Dtype::f64);
+  const std::vector<double> before = trial["dweight"];
+  trial.backward(Backend::reference);
+  const auto objective = [&](const std::string& name, size_t i, double step) {
+    Trial moved(op, Dtype::f64);
+    moved.x[name][i] += step;
+    moved.forward(Backend::reference);
+    double sum = 0;
+    for (size_t n = 0; n < 6; ++n) sum += loss_scale * (moved["losses"][n] + 0.4 * moved["squares"][n]);
+    return sum;
+  };
+  for (const std::string name : {"inp", "weight"})
+    for (size_t i = 0; i < trial[name].size(); ++i) {
+      constexpr double h = 1e-5;  // an error of h^2, and of rounding / h: 1e-10 of numbers of about 1
+      const double want = (objective(name, i, h) - objective(name, i, -h)) / (2 * h);
+      const double got = trial["d" + name][i] - (name == "weight" ? before[i] : 0);
+      CHECK(std::abs(got - want) <= 1e-8);
+    }
+}
+
+TEST_CASE("cross_entropy: a cap far above all logits changes nothing but roundings") {
+  for (const Backend backend : fast_backends())
+    for (const Kernels kernels : kernels_of(backend)) {
+      Loss loss({23, 37, 5}, Scored::some);
+      loss.kernels = kernels;
+      const Op plain = loss.op();
+      loss.softcap = 1e5;
+      const Op op = loss.op();
+      Trial want(plain, Dtype::f32), got(op, Dtype::f32);
+      want.backward(backend), got.backward(backend);
+      // tanh x = x to the last digit where x is below 1e-4.
+      for (const std::string name : {"losses", "dinp", "dweight"}) check_close(name, got[name], want[name], 2e-6);
+    }
+}
+
+TEST_CASE("cross_entropy: no logit gets beyond the cap") {
+  for (const Backend backend : fast_backends())
+    for (const Kernels kernels : kernels_of(backend)) {
+      Loss loss({7, 2, 1}, Scored::all);
+      loss.kernels = kernels, loss.softcap = 3, loss.magnitude = 1e6;
+      const Op op = loss.op();
+      Trial trial(op, Dtype::f32);
+      trial.x["weight"] = {1, -1};
+      trial.forward(backend);
+      for (size_t n = 0; n < 7; ++n) {  // logits 3 and -3
+        const bool likely = (trial["inp"][n] > 0) == (loss.targets[n] == 0);
+        CHECK(trial["losses"][n] == doctest::Approx(std::log1p(std::exp(likely ? -6.0 : 6.0))).epsilon(1e-6));
+      }
     }
 }
 
@@ -47,6 +119,20 @@ TEST_CASE("cross_entropy: the fast backends equal the reference, whatever the nu
                       });
 }
 
+TEST_CASE("cross_entropy: with a cap and a z-loss the fast backends equal the reference") {
+  for_sizes<HeadSize>({{1, 2, 1}, {5, 31, 3}, {200, 21, 32}, {33, 5003, 17}, {260, 70001, 3}},
+                      {{1, 2, 1}, {5, 31, 3}, {20, 24, 8}, {3, 5003, 7}, {2, 30011, 3}},
+                      [](Backend backend, const HeadSize& size) {
+                        for (const Kernels kernels : kernels_of(backend))
+                          for (const auto& [softcap, z_loss] : {std::pair{1.5, 0.0}, {0.0, 0.1}, {5.0, 0.03}}) {
+                            Loss loss(size, size.rows == 1 ? Scored::all : Scored::some);
+                            loss.kernels = kernels, loss.softcap = softcap, loss.z_loss = z_loss;
+                            check_f32(loss, backend);
+                            check_losses_alone(loss, Dtype::f32, backend);
+                          }
+                      });
+}
+
 TEST_CASE("cross_entropy: a weight's gradient that is set may hold anything before, also where no row is scored") {
   for_sizes<HeadSize>({{9, 31, 3}, {300, 70001, 3}}, {{9, 31, 3}},
                       [](Backend backend, const HeadSize& size) {  // two chunks
@@ -67,22 +153,28 @@ TEST_CASE("cross_entropy: rows with weights of their own have their losses, and 
         const auto numbers = [](int64_t n, uint64_t seed) { return random_vector<float>(n, seed); };
         const std::vector<float> inp = numbers(rows * C, 1), weight = numbers(V * C, 2), counts = numbers(rows, 3);
         const std::vector<int32_t> targets = make_targets({rows, V, C}, Scored::some);
-        std::vector<float> losses(static_cast<size_t>(rows)), dinp(inp.size()), dweight(weight.size(), 1);
-        run_on(backend, {view(losses), view(dinp), view(dweight), view(inp), view(weight), view(targets), view(counts)},
+        std::vector<float> losses(static_cast<size_t>(rows), NAN), squares(losses), dinp(inp.size(), NAN),
+            dweight(weight.size(), 1);
+        run_on(backend,
+               {view(losses), view(dinp), view(dweight), view(inp), view(weight), view(targets), view(counts),
+                view(squares)},
                [&](const std::vector<Tensor>& t, Stream stream) {
+                 const CrossEntropyOptions options{t[6], t[7], 2.5, 0.2};
                  const auto at = [&](size_t i, Shape shape) { return Tensor{t[i].data, t[i].dtype, shape}; };
                  const Tensor head = at(4, {V, C});
                  const Grad dhead{at(2, {V, C}), true};
                  if (is_plain(kernels, stream))
-                   cross_entropy_forward_plain(t[0], t[1], dhead, t[3], head, t[5], 0.5, t[6]);
-                 else cross_entropy_forward(t[0], t[1], dhead, t[3], head, t[5], 0.5, stream, t[6]);
+                   cross_entropy_forward_plain(t[0], t[1], dhead, t[3], head, t[5], 0.5, options);
+                 else cross_entropy_forward(t[0], t[1], dhead, t[3], head, t[5], 0.5, stream, options);
                });
         const auto exact = [](const std::vector<float>& x) { return convert<double>(x); };
-        std::vector<double> want(losses.size()), want_dinp(dinp.size()), want_dweight(dweight.size(), 1);
+        std::vector<double> want(losses.size()), want_squares(want), want_dinp(dinp.size()),
+            want_dweight(dweight.size(), 1);
         const std::vector<double> x = exact(inp), w = exact(weight), c = exact(counts);
-        cross_entropy_forward_backward_ref(want.data(), want_dinp.data(), want_dweight.data(), x.data(), w.data(),
-                                           targets.data(), 0.5, rows, V, C, c.data());
+        cross_entropy_ref(want.data(), want_dinp.data(), want_dweight.data(), x.data(), w.data(), targets.data(), 0.5,
+                          rows, V, C, {c.data(), want_squares.data(), 2.5, 0.2});
         check_close("losses", losses, want, 1e-5);
+        check_close("squares", squares, want_squares, 1e-5);
         check_close("dinp", dinp, want_dinp, 1e-5);
         check_close("dweight", dweight, want_dweight, 1e-5);
       }
@@ -95,6 +187,16 @@ TEST_CASE("cross_entropy: logits of size 1e4 neither overflow nor lose the gradi
     // A logit of 1e4 is a float to about 1e-3, and softmax turns absolute errors into relative ones.
     check_backend(loss.op(), Dtype::f32, backend, {{"losses", 1e-5}, {"ce", 1e-5}, {"dinp", 1e-2}, {"dweight", 1e-2}});
   });
+}
+
+TEST_CASE("cross_entropy: NaN shows beneath a cap, too, and in the squares") {
+  for (const Backend backend : fast_backends())
+    for (const Kernels kernels : kernels_of(backend)) {
+      Loss loss({70, 37, 5}, Scored::all);
+      loss.kernels = kernels, loss.softcap = 3, loss.z_loss = 0.1;
+      check_nans(loss.op(), Dtype::f32, backend, {{"inp", {30 * 5 + 2}}},
+                 {{"losses", at({30})}, {"squares", at({30})}, {"dinp", in_row(30, 5)}, {"dweight", everywhere}});
+    }
 }
 
 TEST_CASE("cross_entropy: NaN in a scored row shows in its loss and gradients, in an ignored row nowhere") {
@@ -158,6 +260,8 @@ TEST_CASE("cross_entropy: a target outside the vocabulary is an error, on a GPU 
 
 TEST_CASE("cross_entropy: the thread count does not change a bit") {
   Loss loss({5000, 29, 8, 3}, Scored::some);
+  check_threads(loss.op());
+  loss.softcap = 2, loss.z_loss = 0.1;
   check_threads(loss.op());
   loss.how = Distillation{0.6, 2, false};
   check_threads(loss.op());

@@ -16,6 +16,8 @@ TEST_CASE("distill: bf16 is at most twice as far from the exact answer as the pl
   for (const Distillation& how : {Distillation{0.6, 1, false}, Distillation{0.3, 2, false}})
     check_bf16({{64, 31, 3, 4}, {200, 21, 32, 8}, {40, 5003, 17, 3}}, {{64, 31, 3, 8}, {5, 5008, 16, 8}},
                {Scored::all, Scored::some}, how);
+  check_bf16({{64, 31, 3, 4}, {200, 21, 32, 8}}, {{64, 31, 3, 8}}, {Scored::all, Scored::some},
+             Distillation{0.3, 2, false}, 1.5);
 }
 
 TEST_CASE("distill: reference backward is the derivative of the reference forward") {
@@ -28,6 +30,31 @@ TEST_CASE("distill: reference backward is the derivative of the reference forwar
         CAPTURE(magnitude);
         check_derivative(loss.op(), {1e-11, 1e-13});  // with tau = 1/2 logits of 30 are 60
       }
+}
+
+TEST_CASE("distill: reference backward is the derivative also with caps of student and teacher, or one of them") {
+  for (const double magnitude : {1e-3, 1.0, 30.0})
+    for (const auto& [own, taught] : {std::pair{2.0, 0.7}, {1.5, 0.0}, {0.0, 1.5}})
+      for (const Distillation& how : ways) {
+        Loss loss({5, 7, 3, 2}, Scored::some);
+        loss.how = how, loss.magnitude = magnitude, loss.softcap = own, loss.teacher_softcap = taught;
+        INFO(loss.str());
+        CAPTURE(magnitude);
+        check_derivative(loss.op(), {1e-11, 1e-13});
+      }
+}
+
+TEST_CASE("distill: with caps the fast backends equal the reference") {
+  const HeadSizes of_cpu{{1, 2, 1, 1}, {5, 31, 3, 7}, {200, 21, 32, 16}, {33, 5003, 17, 9}};
+  const HeadSizes of_gpu{{1, 2, 1, 1}, {5, 31, 3, 7}, {20, 24, 8, 16}, {3, 5003, 7, 2}};
+  for (const Backend backend : fast_backends())
+    for (const HeadSize& size : sizes_for(backend, of_cpu, of_gpu, true))
+      for (const auto& [own, taught] : {std::pair{2.0, 0.7}, {1.5, 0.0}, {0.0, 1.5}})
+        for (const Distillation& how : ways) {
+          Loss loss(size, size.rows == 1 ? Scored::all : Scored::some);
+          loss.how = how, loss.softcap = own, loss.teacher_softcap = taught;
+          check_f32(loss, backend);
+        }
 }
 
 TEST_CASE("distill: the fast backends equal the reference, whatever the number of chunks and of rows not scored") {

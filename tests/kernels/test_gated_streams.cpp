@@ -173,7 +173,7 @@ struct OneRead {
     const ops::GatedReadOutputs read = ops::gated_read(
         tape, "read", x, {parameter("norm"), parameter("down"), parameter("up"), parameter("inject")}, 1e-4);
     x = ops::streams_sum(tape, "sum", ops::gated_inject(tape, "write", x, read.inject, read.x));
-    Value* loss = ops::cross_entropy(tape, "loss", x, parameter("table"), targets);
+    Value* loss = ops::cross_entropy(tape, "loss", {x, parameter("table")}, targets);
     tape.differentiate(), tape.plan(PlanMode::poison), tape.allocate(*device);
     const size_t bytes = tokens.size() * sizeof(int32_t);
     device->copy_in(in->tensor.data, tokens.data(), bytes), device->copy_in(targets->tensor.data, tokens.data(), bytes);

@@ -20,7 +20,7 @@ struct Reading {
 Reading read(TinyModel& model, const Rows& rows, const DocumentMark& mark, const std::vector<int32_t>& labels) {
   const auto B = std::ssize(rows), T = std::ssize(rows[0]);
   Tape tape(model.params.dtype());
-  const Graph graph = record_model(tape, model.params, model.config, B, T, nullptr, mark);
+  const Graph graph = record_model(tape, model.params, model.config, B, T, nullptr, 0, mark);
   tape.differentiate();
   tape.plan(PlanMode::reuse);
   const Tensor gradients = model.params.gradients();

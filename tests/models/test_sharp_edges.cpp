@@ -30,7 +30,7 @@ struct Small {
     Value* embed = weight("embed", Shape{V, C});
     table = ops::rope_positions(tape, T, std::vector<double>(D / 2, 0.3));
     Value* x = ops(*this, ops::embedding(tape, "x", graph.tokens, embed));
-    graph.losses = ops::cross_entropy(tape, "loss", x, embed, graph.targets);
+    graph.losses = ops::cross_entropy(tape, "loss", {x, embed}, graph.targets);
     tape.differentiate();
     tape.plan(PlanMode::poison);
     params.allocate(*device, accumulation_type(real), true);

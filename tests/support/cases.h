@@ -142,6 +142,21 @@ inline std::vector<Case> window_cases() {
   return list;
 }
 
+// A low cap on logits, which bends many of them.
+inline Config with_cap(Config config, double cap = 0.8) {
+  config.final_logit_softcapping = cap;
+  config.check(Exit::usage, "test");
+  return config;
+}
+inline std::vector<Case> capped_cases() {
+  std::vector<Case> list;
+  Config exits = tiny_config("llama");
+  exits.loop.kind = "stack", exits.loop.passes = 2, exits.loop.exit_gate = true;
+  for (const Config& config : {tiny_config("llama"), tiny_gpt2(false), tiny_with("mhc"), tiny_with("mhc+lime"), exits})
+    list.push_back({str(config.arch, config.loop.exit_gate ? ", exit gate" : "", ", capped logits"), with_cap(config)});
+  return list;
+}
+
 // Pairs of connections that do not want the same thing; all of them in the second tier, else each connection in one.
 inline std::vector<std::string> pairs() {
   if (!everything())
@@ -187,7 +202,7 @@ inline std::vector<Case> pair_cases() {
 // Every architecture and every option that changes what is computed.
 inline std::vector<Case> cases() {
   std::vector<Case> list = gpt2_cases();
-  for (const auto& more : {loop_cases(), pair_cases(), window_cases()})
+  for (const auto& more : {loop_cases(), pair_cases(), window_cases(), capped_cases()})
     list.insert(list.end(), more.begin(), more.end());
   for (const Architecture& architecture : architectures()) {
     const std::string& arch = architecture.name;
@@ -232,6 +247,7 @@ inline std::vector<Case> cases() {
   list.push_back({"llama with Engram, looped", looped_with_engram(tiny_config("llama"))});
   for (const std::string choice : {"hyper:rate=2", "mhc:hc_mult=2", "gated_streams:hc_count=1", "shortcuts", "lime"})
     list.push_back({choice + " with Engram", with_engram(tiny_with(choice), choice == "lime" ? "[2]" : "[0,2]", 6)});
+  for (const Case& capped : capped_cases()) list.push_back(capped);
   return list;
 }
 

@@ -136,7 +136,7 @@ struct TinyModel {
   static constexpr int64_t B = 2, T = 5;
 
   explicit TinyModel(const Config& c, const std::string& device_name = "cpu", PlanMode mode = PlanMode::reuse,
-                     Dtype real = Dtype::f32, Teacher* teacher = nullptr)
+                     Dtype real = Dtype::f32, Teacher* teacher = nullptr, double z_loss = 0)
       : config(c), device(make_device(device_name)), tape(real) {
     constexpr uint64_t seed = 1;
     declare_model(params, config);
@@ -145,7 +145,7 @@ struct TinyModel {
     params.initialise(seed);
     for (Parameter& row : params.rows()) move_from_neutral(row);
     refresh_bf16_copy(params);
-    graph = record_model(tape, params, config, B, T, teacher);
+    graph = record_model(tape, params, config, B, T, teacher, z_loss);
     tape.differentiate();
     tape.plan(mode);
     const Tensor gradients = params.gradients();

@@ -208,11 +208,11 @@ TEST_CASE("metrics.csv: every column has its place from the start, and what is n
     table.write({{"step", 2}, {"loss", 2.25}, {"test_loss", 1e-7}});
   }
   const std::string header =
-      "step,tokens,loss,ce,test_loss,lr,grad_norm,tokens_per_s,seconds,answers_correct,steps_valid,hard_correct,"
+      "step,tokens,loss,ce,z_loss,test_loss,lr,grad_norm,tokens_per_s,seconds,answers_correct,steps_valid,hard_correct,"
       "waiting_s,busy_least_s,busy_median_s,busy_most_s,test_sequences\n";
-  CHECK(read_text(path) == header + "1,,2.5,,,0.1,,,,,,,,,,,\n2,,2.25,,1e-07,,,,,,,,,,,,\n");
+  CHECK(read_text(path) == header + "1,,2.5,,,,0.1,,,,,,,,,,,\n2,,2.25,,,1e-07,,,,,,,,,,,,\n");
   MetricsTable(path, dir.file("metrics.jsonl"));
-  CHECK(read_text(path) == header + "1,,2.5,,,0.1,,,,,,,,,,,\n");
+  CHECK(read_text(path) == header + "1,,2.5,,,,0.1,,,,,,,,,,,\n");
   CHECK(!fs::exists(path + ".kept-1"));
   write_text(path, "mine\n");
   write_lines(dir.file("metrics.jsonl"), {});

@@ -109,7 +109,7 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
   o.steps = 11, o.batch = 12, o.accumulate = 13, o.warmup = 14;
   o.lr = 0.1, o.router_lr = 1.0 / 3, o.freeze_routers = true, o.lr_floor = 0.25, o.schedule = "linear";
   o.adamw.weight_decay = 0.3, o.adamw.beta1 = 0.8, o.adamw.beta2 = 0.99, o.adamw.clip = 2;
-  o.adamw.eps = 1e-10, o.adamw.cautious = true, o.decay_schedule = "cosine";
+  o.adamw.eps = 1e-10, o.adamw.cautious = true, o.decay_schedule = "cosine", o.z_loss = 1e-4;
   o.transfer = {"completep", 64, 3, 8, 0.75};
   o.optimizer = "muon", o.muon.lr = 0.02, o.muon.scale = "spectral", o.muon.momentum = 0.9, o.muon.nesterov = false;
   o.muon.momentum_warmup = 3, o.muon.polynomial = "polar_express", o.muon.steps = 4;
@@ -156,8 +156,8 @@ TEST_CASE("run directory: flags.json gives every setting back, and no value that
       "decay_all": [1], "schedule": ["flat"], "dtype": ["fp17"], "matmul": ["fp9"], "sum": ["all", 1],
       "eval_rule": ["last"], "optimizer": ["sgd"], "test_part": ["half"], "muon_scale": ["big"], "muon_steps": [101],
       "decay_schedule": ["up"], "transfer": ["all"], "base_width": [-1], "depth_alpha": [0.4, 2],
-      "teacher": [5], "kd_alpha": [1.5, "x"], "kd_tau": [0, -1, 1e-30, 1e30], "kd_reduction": ["sum"],
-      "config": [3, {}]})"_json;
+      "z_loss": [-1e-4, "x"], "teacher": [5], "kd_alpha": [1.5, "x"], "kd_tau": [0, -1, 1e-30, 1e30],
+      "kd_reduction": ["sum"], "config": [3, {}]})"_json;
   for (const auto& [key, values] : spoilt_values.items())
     for (const json& value : values) {
       json spoilt = saved;
@@ -207,7 +207,8 @@ TEST_CASE(
   CHECK((s.config.arch == "lime" && s.config.options.at("window") == "1"));
   json checkpoint = trajectory(s);  // has the same of these as older ones, and what they did not have
   const std::vector<const char*> newer = {"optimizer", "adam_eps", "cautious_decay", "decay_schedule", "shuffle",
-                                          "documents", "eot",      "test_part",      "freeze_routers", "transfer"};
+                                          "documents", "eot",      "test_part",      "freeze_routers", "transfer",
+                                          "z_loss"};
   CHECK(checkpoint.size() == 26 + newer.size());
   for (const char* key : newer) checkpoint.erase(key);
   for (const auto& [key, value] : checkpoint.items()) CHECK_MESSAGE(older[key] == value, key);

@@ -107,6 +107,7 @@ std::string event_record(const std::string& data) {
 std::string tag_of(const std::string& key) {
   static const std::map<std::string, std::string> tags = {{"loss", "loss/train"},
                                                           {"ce", "loss/train_ce"},
+                                                          {"z_loss", "loss/train_z"},
                                                           {"test_loss", "loss/test"},
                                                           {"answers_correct", "answers/correct"},
                                                           {"steps_valid", "answers/steps_valid"},

@@ -41,11 +41,24 @@ void copy_file(const std::string& from, const std::string& to) {
 }
 
 // Of metrics.csv: every number that Run::write_metrics can write.
-constexpr const char* csv_columns[] = {
-    "step",        "tokens",        "loss",         "ce",           "test_loss",
-    "lr",          "grad_norm",     "tokens_per_s", "seconds",      "answers_correct",
-    "steps_valid", "hard_correct",  "waiting_s",    "busy_least_s", "busy_median_s",
-    "busy_most_s", "test_sequences"};
+constexpr const char* csv_columns[] = {"step",
+                                       "tokens",
+                                       "loss",
+                                       "ce",
+                                       "z_loss",
+                                       "test_loss",
+                                       "lr",
+                                       "grad_norm",
+                                       "tokens_per_s",
+                                       "seconds",
+                                       "answers_correct",
+                                       "steps_valid",
+                                       "hard_correct",
+                                       "waiting_s",
+                                       "busy_least_s",
+                                       "busy_median_s",
+                                       "busy_most_s",
+                                       "test_sequences"};
 
 std::string header_row() {
   std::string row;

@@ -28,6 +28,7 @@ std::string format_status(const Status& s, size_t width) {
   };
   const std::string rate = s.tokens_per_second > 0 ? format_count(static_cast<int64_t>(s.tokens_per_second)) : "-";
   std::vector<Part> parts = {{5, format_number("  loss %.4f", s.loss)},
+                             {0, std::isnan(s.z_loss) ? "" : format_number("  z-loss %.2e", s.z_loss)},
                              {2, format_number("  lr %.2e", s.lr)},
                              {1, format_number("  norm %.3f", s.norm)},
                              {3, "  " + rate + " tok/s"},
@@ -84,7 +85,7 @@ void Progress::clear() {
   shown_ = 0;
 }
 
-void Progress::step(int64_t step, double loss, double lr, double norm, double tokens, double seconds) {
+void Progress::step(int64_t step, double loss, double lr, double norm, double tokens, double seconds, double z_loss) {
   if (first_ < 0) first_ = step - 1;
   tokens_ += tokens, seconds_ += seconds;
   const int64_t every = std::max<int64_t>(1, total_ / 20);
@@ -97,7 +98,7 @@ void Progress::step(int64_t step, double loss, double lr, double norm, double to
   // The last column stays free: some terminals begin a new line as soon as it is taken.
   const double rate = seconds_ > 0 ? tokens_ / seconds_ : 0;
   tokens_ = seconds_ = 0;
-  const std::string line = format_status({label_, step, total_, loss, lr, norm, rate, left, runs_after_},
+  const std::string line = format_status({label_, step, total_, loss, lr, norm, rate, left, runs_after_, z_loss},
                                          terminal_ ? terminal_width() - 1 : std::string::npos);
   clear();
   std::printf("%s%s", line.c_str(), keep ? "\n" : "");

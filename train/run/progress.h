@@ -1,20 +1,23 @@
 // What a run tells: a status line on a terminal, plain lines in a log.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 
 namespace crossply {
 
-// Where a run stands. tokens_per_second: 0 where it is not known. seconds_left counts the runs that follow, too.
+// Where a run stands. tokens_per_second: 0 where it is not known; z_loss: NaN where there is none. seconds_left counts
+// the runs that follow, too.
 struct Status {
   std::string label;
   int64_t step, total;  // steps of this run
   double loss, lr, norm, tokens_per_second, seconds_left;
   int64_t runs_after = 0;
+  double z_loss = NAN;
 };
-// The status in at most `width` columns. What matters least is left out first: norm, rate, speed, "in all", loss, time
-// left; then the label is cut.
+// The status in at most `width` columns. What matters least is left out first: z-loss, norm, rate, speed, "in all",
+// loss, time left; then the label is cut.
 std::string format_status(const Status& status, size_t width);
 
 // Columns of the terminal that standard output is; else of COLUMNS, else 80.
@@ -32,7 +35,7 @@ class Progress {
   Progress(const std::string& label, int64_t total, int64_t runs_after = 0, bool plain = false);
   // After every step, with its tokens and seconds: rewrites the status line if standard output is a terminal, at most
   // ten times a second; leaves a line every twentieth of the run. The rate is that of the steps since the line before.
-  void step(int64_t step, double loss, double lr, double norm, double tokens, double seconds);
+  void step(int64_t step, double loss, double lr, double norm, double tokens, double seconds, double z_loss = NAN);
   // A line that stays; command as for print_line.
   void say(const std::string& line, const std::string& command = "");
 

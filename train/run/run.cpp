@@ -192,7 +192,7 @@ bool Run::more() const {
 void Run::show_progress() {
   const StepResult& step = trainer_.last;
   progress_.step(trainer_.steps_done(), step.ce, step.lr, step.norm, static_cast<double>(trainer_.tokens_per_step()),
-                 step.seconds);
+                 step.seconds, plan_.z_loss > 0 ? step.z_loss : NAN);
   note_straggler();
 }
 
@@ -264,6 +264,7 @@ void Run::write_metrics() {
                {"seconds", trainer_.seconds}};
   // What the test loss is of the test set; the loss has a teacher in it, or the earlier exits.
   if (trainer_.model().has_ce()) line["ce"] = step.ce;
+  if (plan_.z_loss > 0) line["z_loss"] = step.z_loss;
   if (const double rate = tokens_per_second(tokens, step.seconds); rate > 0) line["tokens_per_s"] = rate;
   for (const auto& [name, score] : scores_) line[name] = score;
   if (!scores_.empty())

@@ -56,7 +56,8 @@ ArchChoice parse_arch(const std::string& text) {
         fail(Exit::usage, "--arch ", text, ": ", key, " cannot be '", parts[i].substr(equals + 1), "'");
     } else if (std::ranges::find(architecture.options, key, &Option::key) == architecture.options.end())
       fail(Exit::usage, "--arch ", text, ": ", choice.arch, " has no option '", key,
-           "'; it has:", known.empty() ? " none" : known, ", and as all have: loop, block_norm and theirs");
+           "'; it has:", known.empty() ? " none" : known,
+           ", and as all have: loop, block_norm, attention_window, logit_softcap and theirs");
     const size_t plus = parts[i].find('+');  // not that of 1e+3
     if (plus != std::string::npos && plus + 1 < parts[i].size() && std::isalpha(parts[i][plus + 1]))
       fail(Exit::usage, "--arch ", text, ": options stand behind the last name, as in mhc+lime:hc_mult=2");

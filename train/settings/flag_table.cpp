@@ -107,6 +107,8 @@ const std::vector<FlagRow> model = {
      "what the entropy of these weights counts in the loss", {{"--exit-gate", {"true"}}}},
     {"--block-norm", of_model, [](S s) -> M { return &s.config.block_norm; }, any_of({"pre", "branch", "sum"}),
      "pre: norms are in front of sublayers alone; branch: a second one on their output; sum: on the stream after it"},
+    {"--logit-softcap", of_model, [](S s) -> M { return &s.config.final_logit_softcapping; }, from(0, 1e6),
+     "C: logits z become C tanh(z / C), as in Gemma 2 (0: they stay)"},
     {"--engram-layers", of_model, [](S s) -> M { return &s.config.engram.layers; }, text("[...]"),
      "in front of these, from 0, the stream takes in what tables say of the last tokens ([]: of none); of a loop, "
      "applications of blocks. With --init it is added to a model that has none"},
@@ -186,6 +188,8 @@ const std::vector<FlagRow> optimizer = {
     {"--freeze-routers", fixed, [](S s) -> M { return &s.freeze_routers; }, given,
      "routers and scalars stay what they start with: a control, against which their learning is worth something", {},
      {"--router-lr"}},
+    {"--z-loss", fixed, [](S s) -> M { return &s.z_loss; }, number,
+     "ZETA: training also lowers ZETA mean(lse^2), lse = log sum exp of the logits; the losses shown are without it"},
     {"--schedule", fixed, [](S s) -> M { return &s.schedule; }, any_of(schedules),
      "cosine, cosine_to_floor, cosine_from_zero, linear, constant, or wsd_linear or wsd_sqrt: constant until a "
      "cool-down (train/settings/schedule.h)"},

@@ -57,6 +57,7 @@ struct Settings {
   double lr = 1e-3;
   double router_lr = 0;  // of the parameters whose table row has a multiplier; 0: the multiplier times lr
   bool freeze_routers = false;
+  double z_loss = 0;  // training adds this times the mean of lse^2 to the loss, lse = log sum exp of the logits
   std::string schedule = "cosine";
   int64_t warmup = 0;
   double lr_floor = 0;

@@ -22,7 +22,14 @@ void declare(ParameterTable& params, const TrainPlan& plan) {
 }
 
 Batch batch_of(const TrainPlan& plan, int64_t T, Teacher* teacher) {
-  return {plan.batch, T, storage_type(plan), true, plan_mode(plan.plan), teacher, plan.matmul == "fp8", plan.documents};
+  return {.B = plan.batch,
+          .T = T,
+          .dtype = storage_type(plan),
+          .plan = plan_mode(plan.plan),
+          .teacher = teacher,
+          .z_loss = plan.z_loss,
+          .eight_bits = plan.matmul == "fp8",
+          .documents = plan.documents};
 }
 
 std::string digest_of(const ParameterTable& params) {

@@ -11,14 +11,14 @@
 namespace crossply {
 
 StepSums::StepSums(ParameterTable& params, const Buckets& buckets, const BatchModel& model, ProcessGroup& group,
-                   int64_t micro_steps, bool with_ce, int64_t values)
+                   int64_t micro_steps, bool with_second, int64_t values)
     : params_(params),
       buckets_(buckets),
       group_(group),
       device_(params.device()),
       replicas_(model.layout().replicas),
       micro_steps_(micro_steps),
-      each_((with_ce ? 2 : 1) * replicas_),
+      each_((with_second ? 2 : 1) * replicas_),
       losses_(micro_steps * each_),
       values_(values),
       sums_(device_, "sums of a step", static_cast<size_t>(group.world.size * size()) * sizeof(double)),
@@ -26,7 +26,7 @@ StepSums::StepSums(ParameterTable& params, const Buckets& buckets, const BatchMo
               totals * sizeof(double) + static_cast<size_t>(group.world.size * values) * sizeof(float)),
       squares_(on_device(order_of_squares())),
       loss_(on_device(order_of_losses(0))),
-      ce_(on_device(order_of_losses(with_ce ? replicas_ : 0))),
+      second_(on_device(order_of_losses(with_second ? replicas_ : 0))),
       weights_(on_device(weights_of_squares())),
       host_(result_.bytes()) {}
 
@@ -106,7 +106,7 @@ void StepSums::compute_clip_factor(Optimizer& optimizer, double clip) {
   if (values_ > 0) comm.gather(all_values());
   comm.wait(comm.mark());
   int64_t i = 0;
-  for (const Arena* order : {&squares_, &loss_, &ce_}) {
+  for (const Arena* order : {&squares_, &loss_, &second_}) {
     const auto n = static_cast<int64_t>(order->bytes() / sizeof(int32_t));
     const bool weighted = order == &squares_ && weights_.bytes() > 0;
     ordered_sum(total(i++), all(), {order->data(), Dtype::i32, Shape{n}}, device_.stream(),

@@ -18,16 +18,15 @@ class StepSums {
  public:
   // What the sums of all ranks come to, of gradients as the backward leaves them.
   struct Totals {
-    double squares, loss, ce;  // ce: the cross entropy in the loss, mostly all of it
+    double squares, loss, second;  // second: of Graph::second(); where there is none, the loss
   };
-  // with_ce: there is a cross entropy beside the losses. values: so many numbers of every rank, f32, are gathered and
+  // with_second: the model has Graph::second(). values: so many numbers of every rank, f32, are gathered and
   // read with the sums, and must be finite, too.
   StepSums(ParameterTable& params, const Buckets& buckets, const BatchModel& model, ProcessGroup& group,
-           int64_t micro_steps, bool with_ce, int64_t values);
+           int64_t micro_steps, bool with_second, int64_t values);
 
   void clear();
-  // Where micro-step m of this rank leaves its losses: one sum for each replica, and with_ce as many for the
-  // cross entropies.
+  // Where micro-step m of this rank leaves its losses: one sum for each replica, and with_second as many for these.
   Tensor losses(int64_t m) const { return own({m * each_, (m + 1) * each_}); }
   // This rank's `values`, and all ranks', by rank.
   Tensor own_values() const;
@@ -66,7 +65,7 @@ class StepSums {
   const int64_t replicas_, micro_steps_, each_, losses_, values_;  // each_: sums of a micro-step; losses_: of a step
   Arena sums_;                                                     // f64, of every rank
   Arena result_;                                                   // the totals, f64, and behind them the values, f32
-  Arena squares_, loss_, ce_;                                      // i32: in which order sums are added
+  Arena squares_, loss_, second_;                                  // i32: in which order sums are added
   Arena weights_;                                                  // f64, of the squares; empty: all 1
   std::vector<std::byte> host_;                                    // a copy of result_
 };

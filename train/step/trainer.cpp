@@ -54,7 +54,8 @@ Trainer::Trainer(const TrainPlan& plan, const Source& train, const std::string& 
       optimizer_(params_, buckets_, plan.adamw, plan.muon),
       muon_routes_(params_, buckets_, group_->comm(), optimizer_),
       reduction_(make_reduction(*group_, params_, buckets_, model_, plan.sum, micro_steps())),
-      sums_(params_, buckets_, model_, *group_, micro_steps(), model_.has_ce(), std::ssize(model_.tape().quantized())),
+      sums_(params_, buckets_, model_, *group_, micro_steps(), model_.has_second(),
+            std::ssize(model_.tape().quantized())),
       profile_(plan.profile, *device_, model_),
       loader_(train, plan.batch, plan.seed, true),
       micro_step_{true, 1 / static_cast<double>(tokens_per_step()), 0, true},
@@ -157,10 +158,12 @@ void Trainer::take_loss_and_norm() {
   comm.wait(comm.mark());  // to be told of an error in a recorded transfer
   last.norm = scale() * std::sqrt(totals.squares);
   last.loss = scale() * micro_step_.grad_scale * totals.loss;
-  last.ce = scale() * micro_step_.grad_scale * totals.ce;
+  const double second = scale() * micro_step_.grad_scale * totals.second;
+  last.ce = model_.has_ce() ? second : last.loss;
+  last.z_loss = plan_.z_loss > 0 ? plan_.z_loss * second : 0;
   std::string tensor;
   for (const auto& attachment : attachments_) tensor += attachment->after_read();
-  if (!std::isfinite(last.loss + last.ce + last.norm) || !tensor.empty()) fail_not_finite(tensor);
+  if (!std::isfinite(last.loss + second + last.norm) || !tensor.empty()) fail_not_finite(tensor);
   profile_.add_waiting(waited = seconds_waited());
   for (const auto& attachment : attachments_) attachment->after_step(steps_done());
   profile_.end_step();

@@ -25,6 +25,7 @@ struct StepResult {
   double seconds;  // from the batch to the loss; on a GPU what the update takes then counts to what comes after
   int64_t scored;  // tokens the loss is the mean of
   double ce;       // the cross entropy in it; without a teacher and an exit gate that is all of it
+  double z_loss;   // --z-loss times the mean square of log sum exp, which the loss has not in it
 };
 
 class Trainer {
