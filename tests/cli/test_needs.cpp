@@ -200,7 +200,7 @@ TEST_CASE("needs: every flag has a row, or is known to need nothing") {
       {"train_moda", "--depth-start --depth-window --ffn-kv"},
       {"train_inheritune",
        "--reference --start --grow --mode --inherit-positions --inherit-final-norm --tolerance --rounds"},
-      {"compare", "--arch --seeds --backbone-seeds --more-seeds --hold-decay --pairs --jobs"},
+      {"compare", "--arch --seeds --backbone-seeds --more-seeds --every-rate --hold-decay --pairs --jobs"},
       {"generate",
        "--model --prompt --prompts --tokenizer --max-new --keep-last --stop --temperature "
        "--repetition-penalty --show-special --dtype --device"},

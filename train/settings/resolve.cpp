@@ -110,7 +110,13 @@ Config choose_architecture(const Settings& settings, Config model, int64_t block
   model.check(Exit::usage, "flags");
   ParameterTable params;
   declare_model(params, model);
-  const std::string remark = start_beside(from, params, model);
+  std::string remark;
+  try {
+    remark = start_beside(from, params, model);
+  } catch (const Error& error) {
+    fail(error.code, "--init ", settings.init, " is ", with_article(from), ", as which ", with_article(asked),
+         " cannot start: ", error.what());
+  }
   notes += str("note: ", asked, " starts as the ", from, " of ", printable(settings.init), remark.empty() ? "" : ": ",
                remark, "\n");
   return model;
