@@ -95,7 +95,7 @@ lane_products() {
   family "algorithms, resuming" 60 '-sf=*test_arithmetic.cpp'
 }
 lane_attention() {
-  family "attention" 90 '-sf=*test_attention.cpp' '-tce=attention: narrow heads*,attention: fast CPU*,attention: reference*,attention: the gradients do not depend*'
+  family "attention" 90 '-sf=*test_attention.cpp,*test_attention_masks.cpp' '-tce=attention: narrow heads*,attention: fast CPU*,attention: reference*,attention: the gradients do not depend*'
   family "rope, positions, embedding" 40 '-sf=*test_rope.cpp,*test_positions.cpp,*test_embedding.cpp'
   family "norms, softmax" 50 '-sf=*test_rmsnorm.cpp,*test_layernorm.cpp,*test_softmax.cpp,*test_top_k.cpp'
   family "elementwise" 40 '-sf=*test_swiglu.cpp,*test_gelu.cpp,*test_add.cpp,*test_bias.cpp,*test_squared_error.cpp'

@@ -104,13 +104,24 @@ __device__ inline void clear(Row4* x, int64_t D) {
 
 __device__ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// How many keys before its own position query t sees, and how many positions behind key j still see it; of those that
+// are not there, the last one's.
+__device__ inline int back_of(const AttentionSizes& z, int64_t b, int64_t t) {
+  const int64_t position = z.pos + smaller(t, z.T - 1);
+  return static_cast<int>(position - z.lower(b, position));
+}
+__device__ inline int forth_of(const AttentionSizes& z, int64_t b, int64_t j) {
+  const int64_t key = smaller(j, z.T - 1);
+  return static_cast<int>(z.upper(b, key) - key);
+}
+
 // The plain forward writes all scores of a query and reads them again, for the softmax and for each column of out. Here
 // a warp takes 32 keys at a time and the softmax online: when a larger score comes, what was summed before shrinks by
 // the exponential of the difference. Scores live in shared memory, for these 32 keys only. A row of k, once there,
 // serves all queries of the block, up to 16.
 //
 // Block (x: head, y: queries from the last ones, which see the most keys).
-template <class S>
+template <bool masked, class S>
 __global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S* k, const S* v, AttentionSizes z,
                                          float scale) {
   const SharedRows rows{dynamic_shared<Row4>(), z.D};
@@ -123,15 +134,22 @@ __global__ void attention_forward_kernel(S* out, float* lse, const S* q, const S
   read_own(q_rows, q + at, z.query_stride, left, z.D);
   clear(sums, z.D);
   Row4 max, sum{};  // the sum of this lane's keys
+  [[maybe_unused]] int back[own];
 #pragma unroll
-  for (int r = 0; r < own; ++r) max[r] = -INFINITY;
-  for (int64_t key = 0; key < seen; key += warp_size) {
+  for (int r = 0; r < own; ++r) {
+    max[r] = max_of_none;
+    if (masked) back[r] = back_of(z, b, t + r);
+  }
+  for (int64_t key = masked ? first_tile<warp_size>(z, b, z.pos + first) : 0; key < seen; key += warp_size) {
     const int64_t n = smaller(warp_size, seen - key);
     const Row4 s = multiply_own(q_rows, stage, k + key * z.key_stride, z.key_stride, n, z.D);
     Row4 p, shrink;
+    const int64_t j = key + threadIdx.x;
+    const int ahead = static_cast<int>(z.pos + t - j);
 #pragma unroll
     for (int r = 0; r < own; ++r) {
-      const float x = key + threadIdx.x <= z.pos + t + r ? s[r] * scale : -INFINITY, old_max = max[r];
+      const bool seen_by = j <= z.pos + t + r && (!masked || ahead + r <= back[r]);
+      const float x = seen_by ? s[r] * scale : -INFINITY, old_max = max[r];
       max[r] = larger_or_nan(old_max, warp_max(x));
       shrink[r] = expf(old_max - max[r]);
       p[r] = expf(x - max[r]);
@@ -172,7 +190,7 @@ __global__ void attention_delta_kernel(float* delta, const S* dout, const S* out
 // The plain backward keeps p and ds of all pairs in memory. This kernel and the next each compute them anew, 32 rows at
 // a time, in shared memory: two products more, in exchange for 8 T squared bytes a head that nobody writes and reads.
 // An element of k or v, once loaded, serves four queries or more.
-template <class S>
+template <bool masked, class S>
 __global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionSizes z) {
   const SharedRows rows{dynamic_shared<Row4>(), z.D};
   Row4 *q_rows = rows.array(0), *dout_rows = rows.array(1), *sums = rows.array(2), *weights = rows.weights(3, 0);
@@ -185,19 +203,25 @@ __global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionSizes z) {
   read_own(dout_rows, g.dout + at, z.query_stride, left, z.D);
   clear(sums, z.D);
   Row4 lse{}, delta{}, ones, factor;
+  [[maybe_unused]] int back[own];
 #pragma unroll
   for (int r = 0; r < own; ++r) {
+    if (masked) back[r] = back_of(z, b, t + r);
     if (r < left) lse[r] = g.lse[blockIdx.x * z.T + t + r], delta[r] = g.delta[blockIdx.x * z.T + t + r];
     ones[r] = 1, factor[r] = g.scale;
   }
-  for (int64_t key = 0; key < seen; key += warp_size) {
+  for (int64_t key = masked ? first_tile<warp_size>(z, b, first) : 0; key < seen; key += warp_size) {
     const int64_t n = smaller(warp_size, seen - key);
     const Row4 s = multiply_own(q_rows, stage, k + key * stride, stride, n, z.D);
     const Row4 dp = multiply_own(dout_rows, stage, v + key * stride, stride, n, z.D);
     Row4 ds;
+    const int64_t j = key + threadIdx.x;
+    const int ahead = static_cast<int>(t - j);
 #pragma unroll
-    for (int r = 0; r < own; ++r)
-      ds[r] = key + threadIdx.x <= t + r ? expf(s[r] * g.scale - lse[r]) * (dp[r] - delta[r]) : 0.f;
+    for (int r = 0; r < own; ++r) {
+      const bool seen_by = j <= t + r && (!masked || ahead + r <= back[r]);
+      ds[r] = seen_by ? expf(s[r] * g.scale - lse[r]) * (dp[r] - delta[r]) : 0.f;
+    }
     weights[threadIdx.x] = ds;
     __syncwarp();
     add_weighted(sums, ones, weights, k + key * stride, stride, n, z.D);
@@ -210,7 +234,7 @@ __global__ void attention_dq_kernel(AttentionBackward<S> g, AttentionSizes z) {
 // element of q or dout serves four keys or more.
 //
 // Block (x: head of k and v, y: keys). Heads and queries in order, so the sums depend on nothing else.
-template <class S>
+template <bool masked, class S>
 __global__ void attention_dkdv_kernel(AttentionBackward<S> g, AttentionSizes z) {
   const SharedRows rows{dynamic_shared<Row4>(), z.D};
   Row4 *k_rows = rows.array(0), *v_rows = rows.array(1), *dk = rows.array(2), *dv = rows.array(3);
@@ -218,28 +242,35 @@ __global__ void attention_dkdv_kernel(AttentionBackward<S> g, AttentionSizes z) 
   float* stage = rows.stage(4, 2);
   const int64_t b = blockIdx.x / z.K, kv = blockIdx.x % z.K, first = blockIdx.y * blockDim.y * own;
   const int64_t key = first + threadIdx.y * own, left = z.T - key, stride = z.query_stride;
+  const int64_t end = masked ? z.upper(b, smaller(first + blockDim.y * own, z.T) - 1) + 1 : z.T;
   const int64_t at = z.key_head(b, kv) + key * z.key_stride;
   read_own(k_rows, g.k + at, z.key_stride, left, z.D);
   read_own(v_rows, g.v + at, z.key_stride, left, z.D);
   clear(dk, z.D);
   clear(dv, z.D);
   Row4 ones, factor;
+  [[maybe_unused]] int forth[own];
 #pragma unroll
-  for (int r = 0; r < own; ++r) ones[r] = 1, factor[r] = g.scale;
+  for (int r = 0; r < own; ++r) {
+    ones[r] = 1, factor[r] = g.scale;
+    if (masked) forth[r] = forth_of(z, b, key + r);
+  }
   for (int64_t h = kv * z.group; h < (kv + 1) * z.group; ++h)
-    for (int64_t t0 = first / warp_size * warp_size; t0 < z.T; t0 += warp_size) {
-      const int64_t n = smaller(warp_size, z.T - t0), t = t0 + threadIdx.x;
+    for (int64_t t0 = first / warp_size * warp_size; t0 < end; t0 += warp_size) {
+      const int64_t n = smaller(warp_size, end - t0), t = t0 + threadIdx.x;
       const S *q = g.q + z.query_head(b, h) + t0 * stride, *dout = g.dout + z.query_head(b, h) + t0 * stride;
       const Row4 s = multiply_own(k_rows, stage, q, stride, n, z.D);
       const Row4 dp = multiply_own(v_rows, stage, dout, stride, n, z.D);
-      const bool there = t < z.T;
+      const bool there = t < end;
       const float lse = there ? g.lse[(b * z.H + h) * z.T + t] : 0.f;
       const float delta = there ? g.delta[(b * z.H + h) * z.T + t] : 0.f;
       Row4 p, ds;
+      const int behind = static_cast<int>(t - key);
 #pragma unroll
       for (int r = 0; r < own; ++r) {
-        p[r] = there && key + r <= t ? expf(s[r] * g.scale - lse) : 0.f;
-        ds[r] = there && key + r <= t ? p[r] * (dp[r] - delta) : 0.f;
+        const bool sees = there && key + r <= t && (!masked || behind - r <= forth[r]);
+        p[r] = sees ? expf(s[r] * g.scale - lse) : 0.f;
+        ds[r] = sees ? p[r] * (dp[r] - delta) : 0.f;
       }
       p_weights[threadIdx.x] = p;
       ds_weights[threadIdx.x] = ds;
@@ -282,14 +313,18 @@ struct FloatBlock {
 template <class S>
 void attention_forward_float(S* out, float* lse, const S* q, const S* k, const S* v, const AttentionSizes& z,
                              float scale) {
-  launch(FloatBlock(z.D, 2, 1).over("attention_forward", z.B * z.H, z.T), attention_forward_kernel<S>, out, lse, q, k,
-         v, z, scale);
+  with_mask(z, [&](auto masked) {
+    launch(FloatBlock(z.D, 2, 1).over("attention_forward", z.B * z.H, z.T), attention_forward_kernel<masked, S>, out,
+           lse, q, k, v, z, scale);
+  });
 }
 
 template <class S>
 void attention_backward_float(const AttentionBackward<S>& g, const AttentionSizes& z) {
-  launch(FloatBlock(z.D, 3, 1).over("attention_dq", z.B * z.H, z.T), attention_dq_kernel<S>, g, z);
-  launch(FloatBlock(z.D, 4, 2).over("attention_dkdv", z.B * z.K, z.T), attention_dkdv_kernel<S>, g, z);
+  with_mask(z, [&](auto masked) {
+    launch(FloatBlock(z.D, 3, 1).over("attention_dq", z.B * z.H, z.T), attention_dq_kernel<masked, S>, g, z);
+    launch(FloatBlock(z.D, 4, 2).over("attention_dkdv", z.B * z.K, z.T), attention_dkdv_kernel<masked, S>, g, z);
+  });
 }
 
 // Whether the tensor cores serve: bf16 rows in whole chunks of 16 bytes.

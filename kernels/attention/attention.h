@@ -17,8 +17,9 @@
 // f32, may be stored as bf16; on a matrix unit p and ds are then rounded to bf16 too, sums and statistics are not. What
 // is written may not alias what is read. A NaN in q or k reaches exactly the rows of out that see it. Where a NaN meets
 // a masked weight it stays NaN, so one in v can also reach out, and any one the gradients, of other rows in its tile
-// of 16 positions, or 32 on a matrix unit, or 128 in bf16 on a GPU; with a window or documents, 64 on a CPU. In narrow
-// heads, and on a GPU, what is below the normal numbers may count as 0.
+// of 16 positions, or 32 on a matrix unit, or 128 in bf16 on a GPU. With a window or documents it can reach all rows of
+// a block that sees a part of its tile: 64 positions on a CPU, up to 192 on a GPU. In narrow heads, and on a GPU, what
+// is below the normal numbers may count as 0.
 #pragma once
 
 #include <algorithm>

@@ -84,6 +84,24 @@ struct Ring {
   }
 };
 
+// hide_before and hide_behind of attention_mma.cuh, for the sums (64, N) of a warpgroup. back, forth: of its first row.
+template <int64_t n>
+__device__ __forceinline__ void hide_before(Array<float, n>& sums, const int* back, int ahead, float value) {
+  const int lane = forgotten(lane_of()), row = warp_of() % 4 * 16 + lane / 4, column = lane % 4 * 2;
+  const int first_seen[2] = {row + ahead - back[row] - column, row + 8 + ahead - back[row + 8] - column};
+#pragma unroll
+  for (int i = 0; i < n; ++i)
+    if (i / 4 * 8 + i % 2 < first_seen[i % 4 / 2]) sums[i] = value;
+}
+template <int64_t n>
+__device__ __forceinline__ void hide_behind(Array<float, n>& sums, const int* forth, int behind) {
+  const int lane = forgotten(lane_of()), row = warp_of() % 4 * 16 + lane / 4, column = lane % 4 * 2;
+  const int last_seen[2] = {row - behind + forth[row] - column, row + 8 - behind + forth[row + 8] - column};
+#pragma unroll
+  for (int i = 0; i < n; ++i)
+    if (i / 4 * 8 + i % 2 > last_seen[i % 4 / 2]) sums[i] = 0;
+}
+
 // A warpgroup's 64 rows of a result, of which `left` are there; scale: of the thread's two rows.
 template <int D>
 __device__ __forceinline__ void store_rows(bf16* to, int64_t stride, const GroupSums<D>& d, const float (&scale)[2],

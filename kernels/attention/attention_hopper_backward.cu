@@ -48,6 +48,7 @@ struct Shared {
   float* beside = reinterpret_cast<float*>(y_tiles + Block::y_stages * Block::tile);  // (x_stages, numbers)
   Barrier *own_full = reinterpret_cast<Barrier*>(beside + Block::x_stages * Block::numbers), *of_x = own_full + 1;
   Barrier* of_y = of_x + 2 * Block::x_stages;
+  int* sight = reinterpret_cast<int*>(of_y + 2 * Block::y_stages);  // (block_rows), if masked: back or forth
   Ring<Block::x_stages, Block::tile> x{x_tiles, of_x, of_x + Block::x_stages};
   Ring<Block::y_stages, Block::tile> y{y_tiles, of_y, of_y + Block::y_stages};
 
@@ -104,7 +105,7 @@ __device__ __forceinline__ void load_statistics(const KeyShared<D>& m, const flo
   if (lane_of() == 0) barrier_arrive(m.x.full + s);
 }
 
-template <int D>
+template <int D, bool masked>
 struct KeyConsumer {
   static constexpr int queries = KeyBlock<D>::rows;
   const KeyShared<D>& m;
@@ -121,8 +122,9 @@ struct KeyConsumer {
     return m.beside + m.x.stage(i) * 2 * queries + forgotten(lane_of()) % 4 * 2;
   }
   // Tile i up to its weights, while their gradients are under way: so at the end of a loop's body, within which the
-  // compiler would have those waited for before the exponentials. Query c of it sees key r if r <= c + behind.
-  template <bool masked>
+  // compiler would have those waited for before the exponentials. Query c of it is before key r if r > c + behind.
+  // edge: the tile has queries that do not see all keys.
+  template <bool edge>
   __device__ __forceinline__ void begin(int i, int behind) {
     m.x.wait_full(i);
     forget(p), forget(ds);
@@ -134,11 +136,12 @@ struct KeyConsumer {
     const float* lse = statistics(i);
 #pragma unroll
     for (int e = 0; e < queries / 2; ++e) p[e] = exp2_fast(p[e] * factor - lse[e / 4 * 8 + e % 2]);
-    if constexpr (masked) {
+    if constexpr (edge) {
       const int lane = forgotten(lane_of()), limit = behind + lane % 4 * 2 - warp_of() * 16 - lane / 4;
 #pragma unroll
       for (int e = 0; e < queries / 2; ++e)
         if (e % 4 / 2 * 8 - e / 4 * 8 - e % 2 > limit) p[e] = 0;
+      if constexpr (masked) hide_behind(p, m.sight + group * 64, behind - group * 64);
     }
   }
   // The rest of it.
@@ -163,7 +166,7 @@ struct KeyConsumer {
 
 #endif  // CROSSPLY_HOPPER
 
-template <int D>
+template <int D, bool masked>
 __global__ void __launch_bounds__(threads, 1)
     attention_hopper_dkdv_kernel(AttentionBackward<bf16> g, const __grid_constant__ TensorMap q,
                                  const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
@@ -173,11 +176,13 @@ __global__ void __launch_bounds__(threads, 1)
   constexpr int queries = KeyBlock<D>::rows;
   const KeyShared<D> m;
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / warpgroup_size, 0);
-  if (threadIdx.x == 0) m.init(2);
-  __syncthreads();
   const BlockPlace place = sections.place(blockIdx.x);
   const int T = static_cast<int>(z.T), heads = static_cast<int>(z.group), first = place.tile * block_rows;
-  const int tiles = (T - first + queries - 1) / queries;  // of each head
+  if (threadIdx.x == 0) m.init(2);
+  if constexpr (masked) find_forth<block_rows, threads>(m.sight, z, place.b, first);
+  __syncthreads();
+  const int seeing = masked ? block_rows + m.sight[block_rows - 1] : T - first;  // queries of each head
+  const int tiles = (seeing + queries - 1) / queries;
   if (role == groups) {
     give_registers<producer_registers>();
     const int warp = warp_of() % 4;
@@ -191,13 +196,16 @@ __global__ void __launch_bounds__(threads, 1)
     return;
   }
   take_registers<registers>();
-  KeyConsumer<D> c(m, role, factor);
+  KeyConsumer<D, masked> c(m, role, factor);
+  // So many queries see all of the group's keys that are not behind them.
+  const int all_see = masked ? role * 64 + m.sight[role * 64] + 1 : INT32_MAX;
   barrier_wait(m.own_full, 0);
   c.template begin<true>(0, 0);
   for (int i = 1, tile = 1; i < heads * tiles; ++i, ++tile) {
     if (tile == tiles) tile = 0;
     c.finish(i - 1);
-    if (tile * queries < block_rows - 1) c.template begin<true>(i, tile * queries);
+    if (tile * queries < block_rows - 1 || (masked && (tile + 1) * queries > all_see))
+      c.template begin<true>(i, tile * queries);
     else c.template begin<false>(i, 0);
   }
   c.finish(heads * tiles - 1);
@@ -213,7 +221,7 @@ __global__ void __launch_bounds__(threads, 1)
 
 #if CROSSPLY_HOPPER
 
-template <int D>
+template <int D, bool masked>
 struct QueryConsumer {
   using F = QueryBlock<D>;
   const Shared<F>& m;
@@ -239,8 +247,8 @@ struct QueryConsumer {
   // With heads of 64 there are registers for a tile's last product to go on beside the next one's first.
   static constexpr bool overlaps = D == 64;
 
-  // Tile i up to its weights, as in KeyConsumer. Its key c is seen by the group's row r if c <= r + ahead.
-  template <bool masked>
+  // Tile i up to its weights, as in KeyConsumer. Its key c is behind the group's row r if c > r + ahead.
+  template <bool edge>
   __device__ __forceinline__ void begin(int i, int ahead) {
     m.x.wait_full(i);
     forget(p), forget(ds);
@@ -257,8 +265,9 @@ struct QueryConsumer {
 #pragma unroll
     for (int e = 0; e < F::rows / 2; ++e) {
       p[e] = exp2_fast(p[e] * factor - lse[e % 4 / 2]);
-      if (masked && e / 4 * 8 + e % 2 - e % 4 / 2 * 8 > limit) p[e] = 0;
+      if (edge && e / 4 * 8 + e % 2 - e % 4 / 2 * 8 > limit) p[e] = 0;
     }
+    if constexpr (edge && masked) hide_before(p, m.sight + group * 64, ahead, 0);
   }
   // The rest of it.
   __device__ __forceinline__ void finish(int i) {
@@ -279,7 +288,7 @@ struct QueryConsumer {
 
 #endif  // CROSSPLY_HOPPER
 
-template <int D>
+template <int D, bool masked>
 __global__ void __launch_bounds__(threads, 1)
     attention_hopper_dq_kernel(AttentionBackward<bf16> g, const __grid_constant__ TensorMap q,
                                const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
@@ -289,28 +298,37 @@ __global__ void __launch_bounds__(threads, 1)
   using F = QueryBlock<D>;
   const Shared<F> m;
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / warpgroup_size, 0);
-  if (threadIdx.x == 0) m.init(1);
-  __syncthreads();
   const BlockPlace place = sections.place(blockIdx.x);
-  const int first = place.tile * block_rows, tiles = place.tile + 1;  // of keys, which are as long as those of queries
+  const int first = place.tile * block_rows;
+  if (threadIdx.x == 0) m.init(1);
+  if constexpr (masked) find_back<block_rows, threads>(m.sight, z, place.b, first);
+  __syncthreads();
+  // Tiles of keys are as long as those of queries.
+  const int begin = masked ? (first - m.sight[0]) / F::rows : 0, tiles = place.tile + 1 - begin;
   if (role == groups) {
     give_registers<producer_registers>();
     if (threadIdx.x % warpgroup_size != 0) return;
     const int kv = place.h / static_cast<int>(z.group);
     m.load_own(q, dout, first, place.h, place.b);
-    for (int i = 0; i < tiles; ++i) m.x.fill(i, k, i * F::rows, kv, place.b), m.y.fill(i, v, i * F::rows, kv, place.b);
+    for (int i = 0; i < tiles; ++i) {
+      const int key = (begin + i) * F::rows;
+      m.x.fill(i, k, key, kv, place.b), m.y.fill(i, v, key, kv, place.b);
+    }
     return;
   }
   take_registers<registers>();
-  QueryConsumer<D> c(m, role, factor);
+  QueryConsumer<D, masked> c(m, role, factor);
   const int64_t statistics = (place.b * z.H + place.h) * z.T + first + role * 64;
   c.load_statistics(g.lse + statistics, g.delta + statistics, static_cast<int>(z.T) - first - role * 64);
   barrier_wait(m.own_full, 0);
-  c.template begin<true>(0, tiles == 1 ? role * 64 : F::rows);
+  const auto ahead = [&](int i) { return (tiles - 1 - i) * F::rows + role * 64; };
+  // All of the group's queries see the keys of a tile with no more ahead that are not behind them.
+  const int all_see = masked ? m.sight[role * 64 + 63] - 63 : INT32_MAX;
+  c.template begin<true>(0, ahead(0));
   for (int i = 1; i < tiles; ++i) {
     c.finish(i - 1);
-    if (i + 1 < tiles) c.template begin<false>(i, 0);
-    else c.template begin<true>(i, role * 64);
+    if (i + 1 < tiles && ahead(i) <= all_see) c.template begin<false>(i, 0);
+    else c.template begin<true>(i, ahead(i));
   }
   c.finish(tiles - 1);
   wgmma_wait<0>(c.dq, c.gradients);
@@ -326,20 +344,24 @@ __global__ void __launch_bounds__(threads, 1)
 // -----------------------------------------------------------------------------------------------------------------
 
 void attention_backward_hopper(const AttentionBackward<bf16>& g, const AttentionSizes& z) {
-  const auto run = [&](auto width) {
+  const auto run = [&](auto width, auto masked) {
     constexpr int D = width, queries = KeyBlock<D>::rows;
     const int64_t tiles = blocks_of(z.T, block_rows);
     const TensorMap k = map_of_keys(g.k, z, block_rows), v = map_of_keys(g.v, z, block_rows);
     const float factor = g.scale * log2_of_e;
     const Sections keys = sections_of_keys(z, tiles), rows = sections_of_queries(z, tiles);
-    launch({"attention_dkdv_hopper", keys.blocks(), threads, KeyBlock<D>::shared_bytes},
-           attention_hopper_dkdv_kernel<D>, g, map_of_queries(g.q, z, queries), k, v,
+    constexpr size_t beside = mask_bytes<masked, block_rows>;
+    launch({"attention_dkdv_hopper", keys.blocks(), threads, KeyBlock<D>::shared_bytes + beside},
+           attention_hopper_dkdv_kernel<D, masked>, g, map_of_queries(g.q, z, queries), k, v,
            map_of_queries(g.dout, z, queries), z, keys, factor);
-    launch({"attention_dq_hopper", rows.blocks(), threads, QueryBlock<D>::shared_bytes}, attention_hopper_dq_kernel<D>,
-           g, map_of_queries(g.q, z, block_rows), k, v, map_of_queries(g.dout, z, block_rows), z, rows, factor);
+    launch({"attention_dq_hopper", rows.blocks(), threads, QueryBlock<D>::shared_bytes + beside},
+           attention_hopper_dq_kernel<D, masked>, g, map_of_queries(g.q, z, block_rows), k, v,
+           map_of_queries(g.dout, z, block_rows), z, rows, factor);
   };
-  if (z.D == 64) run(std::integral_constant<int, 64>{});
-  else run(std::integral_constant<int, 128>{});
+  with_mask(z, [&](auto masked) {
+    if (z.D == 64) run(std::integral_constant<int, 64>{}, masked);
+    else run(std::integral_constant<int, 128>{}, masked);
+  });
 }
 
 }  // namespace crossply

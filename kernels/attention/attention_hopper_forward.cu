@@ -38,6 +38,7 @@ struct Shared {
   using F = Forward<D>;
   bf16 *q = panel_memory(), *k_tiles = q + F::queries * D, *v_tiles = k_tiles + F::stages * F::tile;
   Barrier *q_full = reinterpret_cast<Barrier*>(v_tiles + F::stages * F::tile), *barriers = q_full + 1;
+  int* back = reinterpret_cast<int*>(barriers + 4 * F::stages);  // (queries), if masked
   Ring<F::stages, F::tile> k{k_tiles, barriers, barriers + F::stages};
   Ring<F::stages, F::tile> v{v_tiles, barriers + 2 * F::stages, barriers + 3 * F::stages};
 
@@ -49,33 +50,34 @@ struct Shared {
 };
 
 template <int D>
-__device__ __forceinline__ void produce(const Shared<D>& m, const BlockPlace& place, int tiles, const TensorMap& q,
-                                        const TensorMap& k, const TensorMap& v, int group) {
+__device__ __forceinline__ void produce(const Shared<D>& m, const BlockPlace& place, int begin, int tiles,
+                                        const TensorMap& q, const TensorMap& k, const TensorMap& v, int group) {
   using F = Forward<D>;
   const int kv = place.h / group;
   barrier_expect(m.q_full, F::queries * D * sizeof(bf16));
   copy_box(m.q, q, m.q_full, place.tile * F::queries, place.h, place.b);
   for (int i = 0; i <= tiles; ++i) {  // keys are needed before the values of the tile before, and released before them
-    if (i < tiles) m.k.fill(i, k, i * F::keys, kv, place.b);
-    if (i > 0) m.v.fill(i - 1, v, (i - 1) * F::keys, kv, place.b);
+    if (i < tiles) m.k.fill(i, k, begin + i * F::keys, kv, place.b);
+    if (i > 0) m.v.fill(i - 1, v, begin + (i - 1) * F::keys, kv, place.b);
   }
 }
 
 // A warpgroup and its 64 queries.
-template <int D>
+template <int D, bool masked>
 struct Consumer {
   using F = Forward<D>;
   static constexpr int columns = F::keys / 8;
   const Shared<D>& m;
   int group;                        // which of the block's
+  int first;                        // the first tile of keys that it sees
   float factor;                     // scale / ln 2
   float max[2], sum[2], shrink[2];  // of the thread's two rows; max of scores times factor, sum of its own columns
   GroupSums<F::keys> scores;
   Array<Pairs, F::keys / 16> weights;
   GroupSums<D> out;
 
-  __device__ Consumer(const Shared<D>& shared, int of_block, float of_scores)
-      : m(shared), group(of_block), factor(of_scores) {}
+  __device__ Consumer(const Shared<D>& shared, int of_block, int first_tile, float of_scores)
+      : m(shared), group(of_block), first(first_tile), factor(of_scores) {}
 
   __device__ __forceinline__ void issue_scores(int i) {
     const uint32_t q = shared_address(m.q), k = shared_address(m.k.at(i));
@@ -90,15 +92,16 @@ struct Consumer {
     m.v.wait_full(i);
 #pragma unroll
     for (int k = 0; k < F::keys / 16; ++k)
-      wgmma<D, true>(out, weights[k], descriptor_of_columns<F::keys>(v, k * 16, 0), i > 0 || k > 0);
+      wgmma<D, true>(out, weights[k], descriptor_of_columns<F::keys>(v, k * 16, 0), i > first || k > 0);
     wgmma_commit();
   }
-  // Key c of the tile is seen by the group's row r if c <= r + ahead.
+  // Key c of the tile is behind the group's row r if c > r + ahead.
   __device__ __forceinline__ void mask(int ahead) {
     const int lane = forgotten(lane_of()), limit = ahead + warp_of() % 4 * 16 + lane / 4 - lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < F::keys / 2; ++i)
       if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 > limit) scores[i] = -INFINITY;
+    if constexpr (masked) hide_before(scores, m.back + group * 64, ahead, -INFINITY);
   }
   // Scores become weights; a NaN is not the largest, but makes a weight of NaN.
   __device__ __forceinline__ void take_softmax() {
@@ -132,26 +135,39 @@ struct Consumer {
     if (!last || group + 1 < F::groups) named_barrier_arrive(1 + (group + 1) % F::groups, 2 * warpgroup_size);
   }
 
-  __device__ __forceinline__ void begin(bool masked, int ahead, bool last) {
-    max[0] = max[1] = -INFINITY, sum[0] = sum[1] = 0;
-    barrier_wait(m.q_full, 0);
-    m.k.wait_full(0);
+  __device__ __forceinline__ void give_first_turn() const {
     if (group == 0) named_barrier_arrive(1, 2 * warpgroup_size);
+  }
+  // Tile i, which only the block's other warpgroups see. It is there before it is released, since until then others
+  // may still use the one before it in its place.
+  __device__ __forceinline__ void pass(int i) const {
+    begin_turn();
+    end_turn(false);
+    m.k.wait_full(i);
+    m.k.release(i);
+    m.v.wait_full(i);
+    m.v.release(i);
+  }
+  // edge: the tile has keys that not all queries see.
+  __device__ __forceinline__ void begin(bool edge, int ahead, bool last) {
+    max[0] = max[1] = max_of_none, sum[0] = sum[1] = 0;
+    barrier_wait(m.q_full, 0);
+    m.k.wait_full(first);
     begin_turn();
     forget(scores);
     wgmma_fence(scores);
-    issue_scores(0);
+    issue_scores(first);
     end_turn(last);
     wgmma_wait<0>(scores);
-    m.k.release(0);
-    if (masked) mask(ahead);
+    m.k.release(first);
+    if (edge) mask(ahead);
     take_softmax();
-    if (!last) m.k.wait_full(1);
+    if (!last) m.k.wait_full(first + 1);
     pack_weights();
   }
   // Scores of tile i, while the one before it is added to out. The next tile's keys are waited for between the
   // exponentials and out: with no loop there, the compiler would have out waited for first.
-  template <bool masked>
+  template <bool edge>
   __device__ __forceinline__ void step(int i, int ahead, bool last) {
     begin_turn();
     forget(scores);
@@ -161,7 +177,7 @@ struct Consumer {
     end_turn(last);
     wgmma_wait<1>(scores);
     m.k.release(i);
-    if constexpr (masked) mask(ahead);
+    if constexpr (edge) mask(ahead);
     take_softmax();
     if (!last) m.k.wait_full(i + 1);
     wgmma_wait<0>(out, weights);
@@ -194,7 +210,7 @@ struct Consumer {
 #endif  // CROSSPLY_HOPPER
 
 // factor: scale / ln 2.
-template <int D>
+template <int D, bool masked>
 __global__ void __launch_bounds__(Forward<D>::threads, 1)
     attention_hopper_kernel(bf16* out, float* lse, const __grid_constant__ TensorMap q,
                             const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v, AttentionSizes z,
@@ -204,23 +220,36 @@ __global__ void __launch_bounds__(Forward<D>::threads, 1)
   constexpr int registers = D == 128 ? 240 : 160, producer_registers = D == 128 ? 24 : 32;
   const Shared<D> m;
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / warpgroup_size, 0);
-  if (threadIdx.x == 0) m.init();
-  __syncthreads();
   const BlockPlace place = sections.place(blockIdx.x);
-  const int first = static_cast<int>(z.pos) + place.tile * F::queries, last = static_cast<int>(z.pos + z.T) - 1;
+  if (threadIdx.x == 0) m.init();
+  if constexpr (masked) find_back<F::queries, F::threads>(m.back, z, place.b, place.tile * F::queries);
+  __syncthreads();
+  // Keys are counted from the first tile's first one.
+  const int position = static_cast<int>(z.pos) + place.tile * F::queries;
+  const int first_key = masked ? (position - m.back[0]) / F::keys * F::keys : 0;
+  const int first = position - first_key, last = static_cast<int>(z.pos + z.T) - 1 - first_key;
   const int all = (first + F::queries - 1 < last ? first + F::queries - 1 : last) / F::keys + 1;  // tiles of keys
   if (group == F::groups) {
     give_registers<producer_registers>();
-    if (threadIdx.x % warpgroup_size == 0) produce<D>(m, place, all, q, k, v, static_cast<int>(z.group));
+    if (threadIdx.x % warpgroup_size == 0) produce<D>(m, place, first_key, all, q, k, v, static_cast<int>(z.group));
     return;
   }
   take_registers<registers>();
   // Query r of the group sees the keys up to r + begin. Tiles that all of them see, and those that any sees.
   const int begin = first + group * 64;
   const int clear = (begin + 1) / F::keys, seen = (begin + 63) / F::keys + 1, tiles = seen < all ? seen : all;
-  Consumer<D> c(m, group, factor);
-  c.begin(clear < 1, begin, all == 1);
-  int i = 1;
+  // The tiles before `passed` are hidden from all of them, those from `whole` on hide no key that is not behind one.
+  int passed = 0, whole = 0;
+  if constexpr (masked) {
+    const int* back = m.back + group * 64;
+    passed = (begin - back[0]) / F::keys, whole = (begin + 63 - back[63] + F::keys - 1) / F::keys;
+  }
+  Consumer<D, masked> c(m, group, passed, factor);
+  c.give_first_turn();
+  int i = 0;
+  for (; i < passed; ++i) c.pass(i);
+  c.begin(i < whole || i >= clear, begin - i * F::keys, i + 1 == all);
+  for (++i; i < whole && i < tiles; ++i) c.template step<true>(i, begin - i * F::keys, i + 1 == all);
   for (; i < clear && i < tiles; ++i) c.template step<false>(i, 0, i + 1 == all);
   for (; i < tiles; ++i) c.template step<true>(i, begin - i * F::keys, i + 1 == all);
   for (; i < all; ++i) c.begin_turn(), c.end_turn(i + 1 == all);
@@ -261,16 +290,19 @@ Sections sections_of_keys(const AttentionSizes& z, int64_t tiles) {
 
 void attention_forward_hopper(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v,
                               const AttentionSizes& z, float scale) {
-  const auto run = [&](auto width) {
+  const auto run = [&](auto width, auto masked) {
     constexpr int D = width;
     using F = Forward<D>;
     const Sections sections = sections_of_queries(z, blocks_of(z.T, F::queries));
-    launch({"attention_forward_hopper", sections.blocks(), F::threads, F::shared_bytes}, attention_hopper_kernel<D>,
-           out, lse, map_of_queries(q, z, F::queries), map_of_keys(k, z, F::keys), map_of_keys(v, z, F::keys), z,
-           sections, scale * log2_of_e);
+    constexpr size_t bytes = F::shared_bytes + mask_bytes<masked, F::queries>;
+    launch({"attention_forward_hopper", sections.blocks(), F::threads, bytes}, attention_hopper_kernel<D, masked>, out,
+           lse, map_of_queries(q, z, F::queries), map_of_keys(k, z, F::keys), map_of_keys(v, z, F::keys), z, sections,
+           scale * log2_of_e);
   };
-  if (z.D == 64) run(std::integral_constant<int, 64>{});
-  else run(std::integral_constant<int, 128>{});
+  with_mask(z, [&](auto masked) {
+    if (z.D == 64) run(std::integral_constant<int, 64>{}, masked);
+    else run(std::integral_constant<int, 128>{}, masked);
+  });
 }
 
 }  // namespace crossply

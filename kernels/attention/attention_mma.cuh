@@ -9,6 +9,7 @@
 #pragma once
 
 #include <bit>
+#include <limits>
 
 #include "kernels/attention/attention.h"
 #include "kernels/cuda/mma.cuh"
@@ -41,6 +42,47 @@ void with_tile_width(int64_t D, F&& body) {
 }
 
 constexpr float log2_of_e = 1.44269504088896341f, ln_of_2 = 0.69314718055994531f;
+
+// The maximum of no scores yet. A query may see no key of its block's first tiles. Its weights there, the exponentials
+// of -INFINITY less the maximum, are 0 because this is finite. Beside -INFINITY they would be NaN.
+constexpr float max_of_none = std::numeric_limits<float>::lowest();
+
+// Where a block's loop over keys begins, by its first query. Tiles begin at multiples of `keys`, whatever is hidden.
+template <int keys>
+__device__ __forceinline__ int64_t first_tile(const AttentionSizes& z, int64_t b, int64_t position) {
+  return z.lower(b, position) / keys * keys;
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Windows and documents. Each kernel is compiled twice, so causality alone pays nothing for them. A `masked` kernel
+// keeps in shared memory how far the rows of its block see, or are seen: the query at position p sees the keys
+// p - back .. p, and the key at j is seen by the queries j .. j + forth.
+
+// Calls body(masked), a constant.
+template <class F>
+void with_mask(const AttentionSizes& z, F&& body) {
+  if (z.causal_only()) body(std::false_type{});
+  else body(std::true_type{});
+}
+template <bool masked, int rows>
+constexpr size_t mask_bytes = masked ? rows * sizeof(int) : 0;
+
+// Of queries from `first` on. Those that are not there see the first key that the last one sees.
+template <int rows, int threads>
+__device__ __forceinline__ void find_back(int* back, const AttentionSizes& z, int64_t b, int first) {
+  for (int r = static_cast<int>(threadIdx.x); r < rows; r += threads) {
+    const int64_t t = first + r;
+    back[r] = static_cast<int>(z.pos + t - z.lower(b, z.pos + (t < z.T ? t : z.T - 1)));
+  }
+}
+// Of keys from `first` on. Those that are not there are seen by no query.
+template <int rows, int threads>
+__device__ __forceinline__ void find_forth(int* forth, const AttentionSizes& z, int64_t b, int first) {
+  for (int r = static_cast<int>(threadIdx.x); r < rows; r += threads) {
+    const int64_t j = first + r;
+    forth[r] = static_cast<int>(z.upper(b, j < z.T ? j : z.T - 1) - j);
+  }
+}
 
 // -----------------------------------------------------------------------------------------------------------------
 // Tiles: `width` columns in chunks of 8 (16 bytes). The chunks of a row are permuted such that the same chunk of 8
@@ -125,6 +167,41 @@ __device__ __forceinline__ void multiply_rows(Sums<m, n>& sums, const bf16* a, c
       }
     }
   }
+}
+
+// Sets the sums (queries, keys) of keys before the first one that a query sees. The query in row r sees the tile's keys
+// r + ahead - back[r] .. r + ahead.
+template <int64_t m, int64_t n>
+__device__ __forceinline__ void hide_before(Sums<m, n>& sums, const int* back, int ahead, float value) {
+  const int lane = forgotten(lane_of()), row = lane / 4, column = lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < m; ++i)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row + i * 16 + half * 8, first_seen = r + ahead - back[r] - column;
+#pragma unroll
+      for (int j = 0; j < n; ++j)
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+          if (j * 8 + c < first_seen) sums[i][j][2 * half + c] = value;
+    }
+}
+// Clears the sums (keys, queries) of queries behind the last one that sees a key. The key in row r is seen by the
+// tile's queries r - behind .. r - behind + forth[r].
+template <int64_t m, int64_t n>
+__device__ __forceinline__ void hide_behind(Sums<m, n>& sums, const int* forth, int behind) {
+  const int lane = forgotten(lane_of()), row = lane / 4, column = lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < m; ++i)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row + i * 16 + half * 8, last_seen = r - behind + forth[r] - column;
+#pragma unroll
+      for (int j = 0; j < n; ++j)
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+          if (j * 8 + c > last_seen) sums[i][j][2 * half + c] = 0;
+    }
 }
 
 // Sums rounded to bf16, as a multiplies: columns 16 k .. of rows 16 i .. are [k][i].

@@ -22,13 +22,14 @@ namespace {
 
 // Up to D = 64 at most 49 KiB of shared memory, else 97 KiB, but 129 KiB for D = 128 unless in small blocks, which are
 // for the GPUs that do not have so much.
-template <int width, bool small>
+template <int width, bool small, bool masked>
 struct KeyBlock {
   static constexpr int warps = width == 96 || (width == 128 && !small) ? 8 : 4, threads = warps * warp_size;
   static constexpr int m = width > 64 ? 1 : 2, keys = warps * 16 * m;
   static constexpr int queries = width <= 64 ? 32 : width <= 128 ? 64 : 16;
   static constexpr int columns = width < 128 ? width : 128;  // of dk and dv; a block for each part of the columns
-  static constexpr size_t shared_bytes = (2 * keys + 4 * queries) * width * sizeof(bf16) + 4 * queries * sizeof(float);
+  static constexpr size_t shared_bytes =
+      (2 * keys + 4 * queries) * width * sizeof(bf16) + 4 * queries * sizeof(float) + mask_bytes<masked, keys>;
 };
 
 // As place_of_queries.
@@ -43,17 +44,19 @@ __device__ __forceinline__ KeyPlace place_of_keys(const AttentionSizes& z) {
 }
 
 // Block (x: head of k and v, y: keys, from the first ones, which most queries see, z: columns). factor: scale / ln 2.
-template <int width, bool small>
-__global__ void __launch_bounds__(KeyBlock<width, small>::threads, width > 64 ? 1 : 2)
+template <int width, bool small, bool masked>
+__global__ void __launch_bounds__(KeyBlock<width, small, masked>::threads, width > 64 ? 1 : 2)
     attention_dkdv_kernel(AttentionBackward<bf16> g, AttentionSizes z, float factor) {
-  using F = KeyBlock<width, small>;
+  using F = KeyBlock<width, small, masked>;
   constexpr int tile = F::queries * width, n = F::queries / 8, columns = F::columns / 8;
   bf16 *k_tile = dynamic_shared<bf16>(), *v_tile = k_tile + F::keys * width, *q_tiles = v_tile + F::keys * width;
   bf16* dout_tiles = q_tiles + 2 * tile;
   float* stats = reinterpret_cast<float*>(dout_tiles + 2 * tile);  // (2, lse and delta, queries)
   const int D = static_cast<int>(z.D), T = static_cast<int>(z.T), group = static_cast<int>(z.group);
+  [[maybe_unused]] int* forth = reinterpret_cast<int*>(stats + 4 * F::queries);  // (keys)
   const KeyPlace place = place_of_keys<F::keys>(z);
-  const int first = place.first;
+  const int first = place.first, last = first + F::keys < T ? first + F::keys - 1 : T - 1;
+  const int end = masked ? static_cast<int>(z.upper(place.b, last)) + 1 : T;  // of the queries that see the block
   int head = 0, t = first;  // of the tile of queries to be loaded next: from the first key on, head by head
   const auto load_queries = [&](int buffer) {
     const KeyPlace p = place_of_keys<F::keys>(z);
@@ -67,12 +70,13 @@ __global__ void __launch_bounds__(KeyBlock<width, small>::threads, width > 64 ? 
     }
     cp_async_commit();
     t += F::queries;
-    if (t >= T) t = first, ++head;
+    if (t >= end) t = first, ++head;
   };
   const int64_t at = z.key_head(place.b, place.kv) + first * z.key_stride;
   load_tile<width, F::keys, F::threads>(k_tile, g.k + at, z.key_stride, T - first, D);
   load_tile<width, F::keys, F::threads>(v_tile, g.v + at, z.key_stride, T - first, D);
   load_queries(0);
+  if constexpr (masked) find_forth<F::keys, F::threads>(forth, z, place.b, first);
 
   const int warp_row = warp_of() * 16 * F::m, part = static_cast<int>(blockIdx.z) * columns;
   Sums<F::m, columns> dk{}, dv{};
@@ -85,6 +89,8 @@ __global__ void __launch_bounds__(KeyBlock<width, small>::threads, width > 64 ? 
     following = t - first, more = head < group;
     if (more) load_queries(buffer ^ 1);
     if (behind + F::queries <= first_seen) continue;
+    const int last_row = warp_row + 16 * F::m - 1;
+    if (masked && behind > last_row + forth[last_row]) continue;  // they are behind those that see the warp's keys
     const bf16 *q_tile = q_tiles + buffer * tile, *dout_tile = dout_tiles + buffer * tile;
     const float* lse = stats + 2 * buffer * F::queries + lane_of() % 4 * 2;
     Sums<F::m, n> p{}, ds{};
@@ -99,7 +105,7 @@ __global__ void __launch_bounds__(KeyBlock<width, small>::threads, width > 64 ? 
           p[r][j][c] = exp2_fast(p[r][j][c] * factor - of_query),
           p[r][j][c + 2] = exp2_fast(p[r][j][c + 2] * factor - of_query);
       }
-    if (behind < warp_row + 16 * F::m - 1) {
+    if (behind < last_row) {
       const int lane = forgotten(lane_of()), limit = behind + lane % 4 * 2 - warp_row - lane / 4;
 #pragma unroll
       for (int r = 0; r < F::m; ++r)
@@ -109,6 +115,8 @@ __global__ void __launch_bounds__(KeyBlock<width, small>::threads, width > 64 ? 
           for (int c = 0; c < 4; ++c)
             if (r * 16 + c / 2 * 8 > limit + j * 8 + c % 2) p[r][j][c] = 0;
     }
+    if constexpr (masked)
+      if (behind + F::queries - 1 > warp_row + forth[warp_row]) hide_behind(p, forth + warp_row, behind - warp_row);
     multiply_weights<width>(dv, rounded(p), dout_tile, part);
     multiply_rows<width>(ds, v_tile + warp_row * width, dout_tile);
 #pragma unroll
@@ -144,25 +152,27 @@ __global__ void __launch_bounds__(KeyBlock<width, small>::threads, width > 64 ? 
 }
 
 // At most 96 KiB of shared memory.
-template <int width>
+template <int width, bool masked>
 struct QueryBlock {
   static constexpr int warps = 4, m = width > 128 ? 1 : 2, queries = warps * 16 * m, threads = warps * warp_size;
   static constexpr int keys = width > 128 ? 16 : 32;
-  static constexpr size_t shared_bytes = (2 * queries + 4 * keys) * width * sizeof(bf16);
+  static constexpr size_t shared_bytes = (2 * queries + 4 * keys) * width * sizeof(bf16) + mask_bytes<masked, queries>;
 };
 
 // Block (x: head, y: queries from the last ones). factor: scale / ln 2.
-template <int width>
-__global__ void __launch_bounds__(QueryBlock<width>::threads, 2)
+template <int width, bool masked>
+__global__ void __launch_bounds__(QueryBlock<width, masked>::threads, 2)
     attention_dq_kernel(AttentionBackward<bf16> g, AttentionSizes z, float factor) {
-  using F = QueryBlock<width>;
+  using F = QueryBlock<width, masked>;
   constexpr int tile = F::keys * width, n = F::keys / 8;
   bf16 *q_tile = dynamic_shared<bf16>(), *dout_tile = q_tile + F::queries * width;
   bf16 *k_tiles = dout_tile + F::queries * width, *v_tiles = k_tiles + 2 * tile;
+  [[maybe_unused]] int* back = reinterpret_cast<int*>(v_tiles + 2 * tile);  // (queries)
   const auto [b, h, first, left] = place_of_queries<F::queries>(z);
   const int D = static_cast<int>(z.D), seen = first + (left < F::queries ? left : F::queries);
-  int64_t next = z.key_head(
-      b, static_cast<uint32_t>(h) / static_cast<uint32_t>(z.group));  // where the rows to be loaded next begin
+  const int begin = masked ? static_cast<int>(first_tile<F::keys>(z, b, first)) : 0;
+  // Where the rows to be loaded next begin.
+  int64_t next = z.key_head(b, static_cast<uint32_t>(h) / static_cast<uint32_t>(z.group)) + begin * z.key_stride;
   const auto load_keys = [&](int there, int buffer) {
     load_tile<width, F::keys, F::threads>(k_tiles + buffer * tile, g.k + next, z.key_stride, there, D);
     load_tile<width, F::keys, F::threads>(v_tiles + buffer * tile, g.v + next, z.key_stride, there, D);
@@ -172,7 +182,8 @@ __global__ void __launch_bounds__(QueryBlock<width>::threads, 2)
   const int64_t at = z.query_head(b, h) + first * z.query_stride;
   load_tile<width, F::queries, F::threads>(q_tile, g.q + at, z.query_stride, left, D);
   load_tile<width, F::queries, F::threads>(dout_tile, g.dout + at, z.query_stride, left, D);
-  load_keys(seen, 0);
+  load_keys(seen - begin, 0);
+  if constexpr (masked) find_back<F::queries, F::threads>(back, z, b, first);
 
   const int warp_row = warp_of() * 16 * F::m;
   float lse[F::m][2], delta[F::m][2];
@@ -188,12 +199,13 @@ __global__ void __launch_bounds__(QueryBlock<width>::threads, 2)
   Sums<F::m, width / 8> dq{};
   int buffer = 0;
   // Key c of the tile is there if c < there, and row r of the block sees it if c <= r + ahead; idle warps see none.
-  int ahead = warp_row < left ? first : INT32_MIN / 2;
-  for (int there = seen; there > 0; there -= F::keys, ahead -= F::keys, buffer ^= 1) {
+  int ahead = warp_row < left ? first - begin : INT32_MIN / 2;
+  for (int there = seen - begin; there > 0; there -= F::keys, ahead -= F::keys, buffer ^= 1) {
     cp_async_wait<0>();
     __syncthreads();  // the tile is there for all, and nobody reads the other one any more
     if (there > F::keys) load_keys(there - F::keys, buffer ^ 1);
     if (ahead + warp_row + 16 * F::m <= 0) continue;
+    if (masked && ahead + warp_row - back[warp_row] >= F::keys) continue;  // they are before those that it sees
     Sums<F::m, n> p{}, ds{};
     multiply_rows<width>(p, q_tile + warp_row * width, k_tiles + buffer * tile);
     multiply_rows<width>(ds, dout_tile + warp_row * width, v_tiles + buffer * tile);
@@ -213,6 +225,10 @@ __global__ void __launch_bounds__(QueryBlock<width>::threads, 2)
 #pragma unroll
           for (int c = 0; c < 4; ++c)
             if (j * 8 + column + c % 2 > limit + i * 16 + c / 2 * 8) ds[i][j][c] = 0;
+    }
+    if constexpr (masked) {
+      const int last_row = warp_row + 16 * F::m - 1;
+      if (ahead + last_row - back[last_row] > 0) hide_before(ds, back + warp_row, ahead + warp_row, 0);
     }
     multiply_weights<width>(dq, rounded(ds), k_tiles + buffer * tile, 0);
   }
@@ -238,27 +254,31 @@ __global__ void __launch_bounds__(QueryBlock<width>::threads, 2)
 
 // -----------------------------------------------------------------------------------------------------------------
 
-template <int width, bool small>
+template <int width, bool small, bool masked>
 void launch_dkdv(const AttentionBackward<bf16>& g, const AttentionSizes& z) {
-  using F = KeyBlock<width, small>;
+  using F = KeyBlock<width, small, masked>;
   const dim3 grid(static_cast<uint32_t>(z.B * z.K), blocks_of(z.T, F::keys), blocks_of(z.D, F::columns));
-  launch({"attention_dkdv_mma", grid, F::threads, F::shared_bytes}, attention_dkdv_kernel<width, small>, g, z,
+  launch({"attention_dkdv_mma", grid, F::threads, F::shared_bytes}, attention_dkdv_kernel<width, small, masked>, g, z,
+         g.scale * log2_of_e);
+}
+
+template <int width, bool masked>
+void launch_backward(const AttentionBackward<bf16>& g, const AttentionSizes& z) {
+  using Large = KeyBlock<width, false, masked>;
+  // Each sum is the same in blocks of either size.
+  if constexpr (width == 128)
+    if (z.T <= KeyBlock<width, true, masked>::keys || max_shared_bytes() < int64_t{Large::shared_bytes})
+      launch_dkdv<width, true, masked>(g, z);
+    else launch_dkdv<width, false, masked>(g, z);
+  else launch_dkdv<width, false, masked>(g, z);
+  using F = QueryBlock<width, masked>;
+  const dim3 grid(static_cast<uint32_t>(z.B * z.H), blocks_of(z.T, F::queries));
+  launch({"attention_dq_mma", grid, F::threads, F::shared_bytes}, attention_dq_kernel<width, masked>, g, z,
          g.scale * log2_of_e);
 }
 
 void attention_backward_mma(const AttentionBackward<bf16>& g, const AttentionSizes& z) {
-  with_tile_width(z.D, [&](auto width) {
-    // Each sum is the same in blocks of either size.
-    if constexpr (width == 128)
-      if (z.T <= KeyBlock<width, true>::keys || max_shared_bytes() < int64_t{KeyBlock<width, false>::shared_bytes})
-        launch_dkdv<width, true>(g, z);
-      else launch_dkdv<width, false>(g, z);
-    else launch_dkdv<width, false>(g, z);
-    using F = QueryBlock<width>;
-    const dim3 grid(static_cast<uint32_t>(z.B * z.H), blocks_of(z.T, F::queries));
-    launch({"attention_dq_mma", grid, F::threads, F::shared_bytes}, attention_dq_kernel<width>, g, z,
-           g.scale * log2_of_e);
-  });
+  with_tile_width(z.D, [&](auto width) { with_mask(z, [&](auto masked) { launch_backward<width, masked>(g, z); }); });
 }
 
 }  // namespace crossply

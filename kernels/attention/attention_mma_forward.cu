@@ -17,11 +17,11 @@ namespace crossply {
 namespace {
 
 // At most 96 KiB of shared memory, for two blocks at once on GPUs for computing, and one on any from sm_80 on.
-template <int width>
+template <int width, bool masked>
 struct Forward {
   static constexpr int warps = 4, m = width > 128 ? 1 : 2, queries = warps * 16 * m, threads = warps * warp_size;
   static constexpr int keys = width > 128 ? 32 : width > 32 ? 48 : 64, blocks_at_once = width > 64 ? 2 : 3;
-  static constexpr size_t shared_bytes = (queries + 4 * keys) * width * sizeof(bf16);
+  static constexpr size_t shared_bytes = (queries + 4 * keys) * width * sizeof(bf16) + mask_bytes<masked, queries>;
 };
 
 // What a warp keeps of its rows: two of each 16 are a lane's. max is of the scores times scale / ln 2, and sum that of
@@ -61,17 +61,19 @@ struct AttentionSoftmax {
 };
 
 // Block (x: head, y: queries from the last ones, which see the most keys and should begin first). factor: scale / ln 2.
-template <int width>
-__global__ void __launch_bounds__(Forward<width>::threads, Forward<width>::blocks_at_once)
+template <int width, bool masked>
+__global__ void __launch_bounds__(Forward<width, masked>::threads, Forward<width, masked>::blocks_at_once)
     attention_forward_kernel(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, AttentionSizes z,
                              float factor) {
-  using F = Forward<width>;
+  using F = Forward<width, masked>;
   constexpr int tile = F::keys * width;
   bf16 *q_tile = dynamic_shared<bf16>(), *k_tiles = q_tile + F::queries * width, *v_tiles = k_tiles + 2 * tile;
+  [[maybe_unused]] int* back = reinterpret_cast<int*>(v_tiles + 2 * tile);  // (queries)
   const auto [b, h, first, left] = place_of_queries<F::queries>(z);
   const int D = static_cast<int>(z.D), pos = static_cast<int>(z.pos),
             seen = pos + first + (left < F::queries ? left : F::queries);
-  int64_t next = z.key_head(b, h / z.group);  // where the rows to be loaded next begin
+  const int begin = masked ? static_cast<int>(first_tile<F::keys>(z, b, pos + first)) : 0;
+  int64_t next = z.key_head(b, h / z.group) + begin * z.key_stride;  // where the rows to be loaded next begin
   const auto load_keys = [&](int there, int buffer) {
     load_tile<width, F::keys, F::threads>(k_tiles + buffer * tile, k + next, z.key_stride, there, D);
     load_tile<width, F::keys, F::threads>(v_tiles + buffer * tile, v + next, z.key_stride, there, D);
@@ -80,25 +82,27 @@ __global__ void __launch_bounds__(Forward<width>::threads, Forward<width>::block
   };
   q += z.query_head(b, h) + first * z.query_stride;
   load_tile<width, F::queries, F::threads>(q_tile, q, z.query_stride, left, D);
-  load_keys(seen, 0);
+  load_keys(seen - begin, 0);
+  if constexpr (masked) find_back<F::queries, F::threads>(back, z, b, first);
 
   const int warp_row = warp_of() * 16 * F::m;
   AttentionSoftmax<F::m, width / 8> rows;
 #pragma unroll
   for (int i = 0; i < F::m; ++i) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) rows.max[i][half] = -INFINITY, rows.sum[i][half] = 0;
+    for (int half = 0; half < 2; ++half) rows.max[i][half] = max_of_none, rows.sum[i][half] = 0;
 #pragma unroll
     for (int j = 0; j < width / 8; ++j) rows.out[i][j] = Floats<4>{};
   }
   int buffer = 0;
   // Key c of the tile is there if c < there, and row r of the block sees it if c <= r + ahead; idle warps see none.
-  int ahead = warp_row < left ? pos + first : INT32_MIN / 2;
-  for (int there = seen; there > 0; there -= F::keys, ahead -= F::keys, buffer ^= 1) {
+  int ahead = warp_row < left ? pos + first - begin : INT32_MIN / 2;
+  for (int there = seen - begin; there > 0; there -= F::keys, ahead -= F::keys, buffer ^= 1) {
     cp_async_wait<0>();
     __syncthreads();  // the tile is there for all, and nobody reads the other one any more
     if (there > F::keys) load_keys(there - F::keys, buffer ^ 1);
     if (ahead + warp_row + 16 * F::m <= 0) continue;
+    if (masked && ahead + warp_row - back[warp_row] >= F::keys) continue;  // they are before those that it sees
     Sums<F::m, F::keys / 8> s{};
     multiply_rows<width>(s, q_tile + warp_row * width, k_tiles + buffer * tile);
     if (ahead + warp_row < F::keys - 1) {
@@ -110,6 +114,10 @@ __global__ void __launch_bounds__(Forward<width>::threads, Forward<width>::block
 #pragma unroll
           for (int c = 0; c < 4; ++c)
             if (j * 8 + column + c % 2 > limit + i * 16 + c / 2 * 8) s[i][j][c] = -INFINITY;
+    }
+    if constexpr (masked) {
+      const int last_row = warp_row + 16 * F::m - 1;
+      if (ahead + last_row - back[last_row] > 0) hide_before(s, back + warp_row, ahead + warp_row, -INFINITY);
     }
     rows.take(s, factor);
     multiply_weights<width>(rows.out, rounded(s), v_tiles + buffer * tile, 0);
@@ -140,10 +148,12 @@ __global__ void __launch_bounds__(Forward<width>::threads, Forward<width>::block
 void attention_forward_mma(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, const AttentionSizes& z,
                            float scale) {
   with_tile_width(z.D, [&](auto width) {
-    using F = Forward<width>;
-    const dim3 grid(static_cast<uint32_t>(z.B * z.H), blocks_of(z.T, F::queries));
-    launch({"attention_forward_mma", grid, F::threads, F::shared_bytes}, attention_forward_kernel<width>, out, lse, q,
-           k, v, z, scale * log2_of_e);
+    with_mask(z, [&](auto masked) {
+      using F = Forward<width, masked>;
+      const dim3 grid(static_cast<uint32_t>(z.B * z.H), blocks_of(z.T, F::queries));
+      launch({"attention_forward_mma", grid, F::threads, F::shared_bytes}, attention_forward_kernel<width, masked>, out,
+             lse, q, k, v, z, scale * log2_of_e);
+    });
   });
 }
 

@@ -13,12 +13,13 @@ namespace {
 
 constexpr int threads = 256;  // of a block
 
-// s (B,H,T,T): a thread has a query t and a key j, and reads a row of q and a row of k for one number.
+// s (B,H,T,T): a thread has a query t and a key j, and reads a row of q and a row of k for one number. What the query
+// does not see stays as it was, and is read by nobody.
 template <class S>
 __global__ void attention_scores_kernel(float* s, const S* q, const S* k, AttentionSizes z, float scale) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t j = i % z.T, t = i / z.T % z.T, h = i / z.T / z.T % z.H, b = i / z.T / z.T / z.H;
-  if (b >= z.B || j > t) return;
+  if (b >= z.B || j > t || j < z.lower(b, t)) return;
   q += ((b * z.T + t) * z.H + h) * z.D;
   k += ((b * z.T + j) * z.K + h / z.group) * z.D;
   float sum = 0;
@@ -30,11 +31,12 @@ __global__ void attention_scores_kernel(float* s, const S* q, const S* k, Attent
 __global__ void attention_softmax_kernel(float* p, float* lse, AttentionSizes z) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, t = i % z.T;
   if (i >= z.B * z.H * z.T) return;
+  const int64_t lower = z.lower(i / z.T / z.H, t);
   p += i * z.T;
-  float max = p[0], sum = 0;
-  for (int64_t j = 1; j <= t; ++j) max = p[j] > max ? p[j] : max;
-  for (int64_t j = 0; j <= t; ++j) sum += expf(p[j] - max);
-  for (int64_t j = 0; j <= t; ++j) p[j] = expf(p[j] - max) / sum;
+  float max = p[lower], sum = 0;
+  for (int64_t j = lower + 1; j <= t; ++j) max = p[j] > max ? p[j] : max;
+  for (int64_t j = lower; j <= t; ++j) sum += expf(p[j] - max);
+  for (int64_t j = lower; j <= t; ++j) p[j] = expf(p[j] - max) / sum;
   lse[i] = max + logf(sum);
 }
 
@@ -46,7 +48,7 @@ __global__ void attention_out_kernel(S* out, const float* p, const S* v, Attenti
   if (b >= z.B) return;
   p += ((b * z.H + h) * z.T + t) * z.T;
   float sum = 0;
-  for (int64_t j = 0; j <= t; ++j) sum += p[j] * to_float(v[((b * z.T + j) * z.K + h / z.group) * z.D + d]);
+  for (int64_t j = z.lower(b, t); j <= t; ++j) sum += p[j] * to_float(v[((b * z.T + j) * z.K + h / z.group) * z.D + d]);
   from_float(out[i], sum);
 }
 
@@ -56,7 +58,7 @@ __global__ void attention_dscores_kernel(float* p, float* ds, const S* dout, con
                                          const S* v, const float* lse, AttentionSizes z, float scale) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t j = i % z.T, t = i / z.T % z.T, h = i / z.T / z.T % z.H, b = i / z.T / z.T / z.H;
-  if (b >= z.B || j > t) return;
+  if (b >= z.B || j > t || j < z.lower(b, t)) return;
   const int64_t row = ((b * z.T + t) * z.H + h) * z.D, key = ((b * z.T + j) * z.K + h / z.group) * z.D;
   float s = 0, dp = 0, delta = 0;
   for (int64_t d = 0; d < z.D; ++d) {
@@ -76,7 +78,8 @@ __global__ void attention_dq_kernel(S* dq, const float* ds, const S* k, Attentio
   if (b >= z.B) return;
   ds += ((b * z.H + h) * z.T + t) * z.T;
   float sum = accumulate ? to_float(dq[i]) : 0.f;
-  for (int64_t j = 0; j <= t; ++j) sum += ds[j] * to_float(k[((b * z.T + j) * z.K + h / z.group) * z.D + d]);
+  for (int64_t j = z.lower(b, t); j <= t; ++j)
+    sum += ds[j] * to_float(k[((b * z.T + j) * z.K + h / z.group) * z.D + d]);
   from_float(dq[i], sum);
 }
 
@@ -87,9 +90,10 @@ __global__ void attention_dkdv_kernel(S* dk, S* dv, const float* p, const float*
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t d = i % z.D, kv = i / z.D % z.K, j = i / z.D / z.K % z.T, b = i / z.D / z.K / z.T;
   if (b >= z.B) return;
+  const int64_t upper = z.upper(b, j);
   float sum_k = accumulate_k ? to_float(dk[i]) : 0.f, sum_v = accumulate_v ? to_float(dv[i]) : 0.f;
   for (int64_t h = kv * z.group; h < (kv + 1) * z.group; ++h)
-    for (int64_t t = j; t < z.T; ++t) {
+    for (int64_t t = j; t <= upper; ++t) {
       const int64_t row = ((b * z.T + t) * z.H + h) * z.D + d, pair = ((b * z.H + h) * z.T + t) * z.T + j;
       sum_k += ds[pair] * to_float(q[row]);
       sum_v += p[pair] * to_float(dout[row]);

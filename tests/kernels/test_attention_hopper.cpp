@@ -14,7 +14,8 @@ namespace {
 
 struct Size {
   int64_t B, T, H, K, D, pos = 0, beyond = 0;  // rows in the caches behind the last position
-  AttentionSizes sizes() const { return {B, T, H, K, D, pos + T + beyond, pos}; }
+  int64_t window = pos + T + beyond;
+  AttentionSizes sizes() const { return {B, T, H, K, D, pos + T + beyond, pos, window}; }
 };
 
 struct Attention {
@@ -33,10 +34,11 @@ Attention attended(const Size& s, uint64_t seed) {
   for (int64_t b = 0; b < s.B; ++b)
     for (int64_t h = 0; h < s.H; ++h)
       for (int64_t t = 0; t < s.T; ++t) {
-        const int64_t row = z.query_head(b, h) + t * z.query_stride, head = z.key_head(b, h / z.group);
+        const int64_t row = z.query_head(b, h) + t * z.query_stride, lower = z.lower(b, s.pos + t);
+        const int64_t keys = z.key_head(b, h / z.group) + lower * z.key_stride;
         a.want_lse[static_cast<size_t>((b * s.H + h) * s.T + t)] =
-            attend_ref(&a.want[static_cast<size_t>(row)], &qd[static_cast<size_t>(row)], &kd[static_cast<size_t>(head)],
-                       &vd[static_cast<size_t>(head)], z.key_stride, s.pos + t + 1, s.D, scale);
+            attend_ref(&a.want[static_cast<size_t>(row)], &qd[static_cast<size_t>(row)], &kd[static_cast<size_t>(keys)],
+                       &vd[static_cast<size_t>(keys)], z.key_stride, s.pos + t + 1 - lower, s.D, scale);
       }
   for (auto* x : {&k, &v})
     for (int64_t b = 0; b < s.B; ++b)
@@ -53,14 +55,25 @@ Attention attended(const Size& s, uint64_t seed) {
 }  // namespace
 
 TEST_CASE("attention_hopper: the forward equals the reference around its tiles") {
-  const std::vector<Size> sizes{{1, 64, 1, 1, 64},   {1, 65, 1, 1, 64},          {1, 127, 1, 1, 128},
-                                {2, 128, 2, 1, 64},  {1, 129, 1, 1, 128},        {1, 191, 2, 2, 64},
-                                {1, 193, 1, 1, 64},  {1, 193, 4, 1, 128},        {1, 320, 1, 1, 64},
-                                {1, 320, 1, 1, 128}, {1, 70, 2, 1, 64, 100},     {2, 64, 1, 1, 128, 130, 9},
-                                {1, 450, 1, 1, 64},  {1, 100, 2, 1, 128, 28, 50}};
+  const std::vector<Size> sizes{{1, 64, 1, 1, 64},
+                                {1, 65, 1, 1, 64},
+                                {1, 127, 1, 1, 128},
+                                {2, 128, 2, 1, 64},
+                                {1, 129, 1, 1, 128},
+                                {1, 191, 2, 2, 64},
+                                {1, 193, 1, 1, 64},
+                                {1, 193, 4, 1, 128},
+                                {1, 320, 1, 1, 64},
+                                {1, 320, 1, 1, 128},
+                                {1, 70, 2, 1, 64, 100},
+                                {2, 64, 1, 1, 128, 130, 9},
+                                {1, 450, 1, 1, 64},
+                                {1, 100, 2, 1, 128, 28, 50},
+                                {1, 200, 1, 1, 64, 300, 7, 70},
+                                {1, 150, 2, 1, 128, 350, 0, 130}};
   uint64_t seed = 0;
   for (const Size& s : sizes) {
-    CAPTURES(s.B, s.T, s.H, s.K, s.D, s.pos);
+    CAPTURES(s.B, s.T, s.H, s.K, s.D, s.pos, s.window);
     const Attention a = attended(s, ++seed);
     // The weights, which sum to 1, of values below 1, and then the result are rounded to bf16.
     check_close("out", a.out, a.want, 0x1p-8, 0x1p-8);
@@ -140,19 +153,21 @@ struct Backward {
 }  // namespace
 
 TEST_CASE("attention_hopper: the same bits whatever the lots") {
-  const Size s{1, 260, 2, 1, 64};
-  const Attention first = attended(s, 1);
-  Backward gradients(s);
-  gradients.run(1);
-  for (uint64_t seed = 2; seed <= 4; ++seed) {
-    const Attention again = attended(s, seed);
-    CHECK(again.out == first.out);
-    CHECK(again.lse == first.lse);
-    Backward others(s);
-    others.run(seed);
-    CHECK(convert<float>(others.dq) == convert<float>(gradients.dq));
-    CHECK(convert<float>(others.dk) == convert<float>(gradients.dk));
-    CHECK(convert<float>(others.dv) == convert<float>(gradients.dv));
+  for (const int64_t window : {260, 75}) {
+    const Size s{1, 260, 2, 1, 64, 0, 0, window};
+    const Attention first = attended(s, 1);
+    Backward gradients(s);
+    gradients.run(1);
+    for (uint64_t seed = 2; seed <= 4; ++seed) {
+      const Attention again = attended(s, seed);
+      CHECK(again.out == first.out);
+      CHECK(again.lse == first.lse);
+      Backward others(s);
+      others.run(seed);
+      CHECK(convert<float>(others.dq) == convert<float>(gradients.dq));
+      CHECK(convert<float>(others.dk) == convert<float>(gradients.dk));
+      CHECK(convert<float>(others.dv) == convert<float>(gradients.dv));
+    }
   }
 }
 
