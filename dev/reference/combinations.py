@@ -96,7 +96,7 @@ def with_cache(model, tokens, pieces):
   for T in pieces:
     visible = torch.ones(T, done + T, dtype=torch.bool).tril(done)[None, None]
     known = tokens[:, 0 if model.config.engram_layers else done : done + T]
-    step = Step(torch.arange(done, done + T)[None], visible, known, remember)
+    step = Step(torch.arange(done, done + T)[None], visible, known, remember=remember)
     logits.append(model.head(model.model.exits(tokens[:, done : done + T], step)[-1]))
     done += T
   return torch.cat(logits, dim=1)

@@ -23,6 +23,8 @@ class Config:
   qk_norm: bool = False
   qk_norm_eps: float = 1e-5
   qkv_bias: bool = False  # of the projections of queries, keys and values, as in Qwen2
+  sliding_window: int | None = None  # how many tokens a layer with "sliding_attention" sees, the query's own among them
+  layer_types: list = dataclasses.field(default_factory=list)  # or "full_attention", one for each layer
   arch: str = "llama"
   backbone: str = "llama"  # or gpt2, for which rope and qk_norm mean nothing, and the following are
   max_position_embeddings: int = 2048  # learned positions
@@ -53,6 +55,11 @@ class Config:
 
   def passes_of_model(self):
     return self.loop_passes if self.loop == "stack" else 1
+
+  def window_of(self, layer):
+    """How many tokens the layer sees; None: all."""
+    slides = self.sliding_window is not None and self.layer_types[layer] == "sliding_attention"
+    return self.sliding_window if slides else None
 
   def streams(self):
     """How many the layers keep beside each other."""
@@ -134,7 +141,18 @@ def llama_fields(keys):
     "rope_theta": rope.get("rope_theta", keys.get("rope_theta", 10000.0)),
     "rope_scaling": None if kind == "default" else {**rope, "rope_type": kind,
                                                     "original_max_position_embeddings": length},
+    **window_fields(keys),
   }
+
+
+def window_fields(keys):
+  """All layers have the window where nothing lists those that do."""
+  if keys.get("sliding_window") is None or not keys.get("use_sliding_window", True):
+    return {}
+  types = keys.get("layer_types") or ["sliding_attention"] * keys["num_hidden_layers"]
+  for layer_type in types:
+    check_choice("a layer's type", layer_type, ("sliding_attention", "full_attention"))
+  return {"sliding_window": keys["sliding_window"], "layer_types": types}
 
 
 def gpt2_fields(keys):

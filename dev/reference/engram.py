@@ -1,7 +1,7 @@
 """Engram in PyTorch: before some layers each stream takes in what tables say of the n-grams that end at its token.
 
   rows of a token   for n = 2 .. order and every head: an integer hash of the last n tokens, which counts from the first
-                    token of the sequence or after a boundary; before that there are pads
+                    token of the sequence, of the document, or after a boundary; before that there are pads
   e (M)             what the tables have there, one behind the other
   k_1 .. k_E, val   wkv e: a key for each stream, one value
   stream_s         += sigmoid(signed root of <norm(stream_s) q_weight_s, norm(k_s) k_weight_s> / sqrt(C)) val
@@ -9,6 +9,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 # Where Config holds what is said of it.
@@ -57,8 +58,9 @@ class Hash:
     Z = (config.engram_order - 1) * config.engram_heads
     self.primes, self.heads = primes_from(config.engram_rows, which * Z, Z), config.engram_heads
 
-  def __call__(self, tokens, T):
-    """(B, T, Z), of the last T of tokens (B, S), among which -1 is padding."""
+  def __call__(self, tokens, T, documents):
+    """(B, T, Z), of the last T of tokens (B, S), among which -1 is padding. documents (B or 1, S): their numbers; None:
+    each row is one."""
     word = tokens.clamp(min=0)
     ends = (tokens < 0) | torch.isin(word, torch.tensor(self.boundary, device=tokens.device, dtype=tokens.dtype))
     pad = torch.full_like(tokens[:, :1], self.pad)
@@ -69,6 +71,9 @@ class Hash:
     for back, multiplier in enumerate(self.multipliers[1:], 1):
       before = torch.cat([pad.expand(-1, min(back, word.shape[1])), word[:, :-back]], dim=1)
       stopped = stopped | torch.cat([torch.ones_like(ends[:, :back]), ends[:, :-back]], dim=1)
+      if documents is not None:
+        other = (documents[:, back:] != documents[:, :-back]).to(ends.device)
+        stopped = stopped | F.pad(other, (min(back, documents.shape[1]), 0))
       mix = mix ^ torch.where(stopped, pad, before) * multiplier
       for head in range(self.heads):
         column = len(rows)
@@ -89,12 +94,13 @@ class Engram(nn.Module):
   def initialise(self):
     nn.init.normal_(self.embed.weight, std=0.02)
 
-  def forward(self, x, tokens):
-    """x: (B, T, C), or (B, T, E, C) of several streams; tokens: (B, S), of which the last T are these."""
+  def forward(self, x, tokens, documents=None):
+    """x: (B, T, C), or (B, T, E, C) of several streams; tokens: (B, S), of which the last T are these; documents: of
+    tokens (B or 1, S)."""
     streams = x[:, :, None] if x.ndim == 3 else x
     device = self.embed.weight.device
     device = x.device if device.type == "meta" else device  # then a hook of accelerate's fetches the table from disk
-    looked_up = self.embed(self.hash(tokens.to(device), x.shape[1])).flatten(2)
+    looked_up = self.embed(self.hash(tokens.to(device), x.shape[1], documents)).flatten(2)
     keys = self.wkv(looked_up).unflatten(-1, (-1, x.shape[-1])).to(x.device)
     keys, value = keys[:, :, :-1], keys[:, :, -1:]
     wide = torch.promote_types(x.dtype, torch.float32)

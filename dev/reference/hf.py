@@ -13,7 +13,7 @@ from transformers.utils import cached_file
 
 from .config import GPT2_KEYS, config_of
 from .gpt2 import from_file, to_file
-from .llama import Llama, Step, softcap
+from .llama import Llama, Step, documents_of, of_one_document, softcap
 
 
 # Of a config.json that has no such key.
@@ -45,13 +45,29 @@ CACHE = "cache" if "cache" in inspect.signature(CausalLMOutputWithPast).paramete
 HARMLESS = ("cache_position", "token_type_ids")
 
 
-def refuse(more, config):
-  """Raises ValueError for an argument that would be ignored; None and False ask for nothing."""
+def said_again(positions):
+  """What a collator that lays documents end to end may say beside their positions (1, T): where they begin and, last,
+  end, how long the longest is, and their numbers."""
+  documents = documents_of(positions)
+  lengths = documents[0].bincount()
+  bounds, longest = F.pad(lengths.cumsum(0), (1, 0)), lengths.max()
+  return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest,
+          "seq_idx": documents}
+
+
+def refuse(more, config, positions):
+  """Raises ValueError for an argument that would be ignored; None and False ask for nothing. positions: those that say
+  where documents begin, or None."""
   for name in ("output_hidden_states", "output_attentions"):
     more = {name: getattr(config, name, None), **more}
-  for name, value in more.items():
-    if value is not None and value is not False and name not in HARMLESS:
+  asked = {name: value for name, value in more.items()
+           if value is not None and value is not False and name not in HARMLESS}
+  known = said_again(positions) if asked and positions is not None and positions.shape[:-1] == (1,) else {}
+  for name, value in asked.items():
+    if name not in known:
       raise ValueError(f"crossply's models take no {name}")
+    if not torch.equal(torch.as_tensor(value).to(known[name]), known[name]):
+      raise ValueError(f"{name} is {value}, and position_ids say {known[name]}")
 
 
 def the_cache(past_key_values, cache, runs):
@@ -62,13 +78,19 @@ def the_cache(past_key_values, cache, runs):
   if cache is not None and (not isinstance(cache, Cache) or cache.is_compileable):
     raise ValueError(f"crossply's models take a cache that grows, a DynamicCache, not a {type(cache).__name__}")
   places = getattr(cache, "layers", [])  # the library makes as many as there are layers, or each when it is needed
+  for number, place in enumerate(places):
+    if getattr(place, "is_sliding", False):  # it forgets, and by the window of a layer instead of a run's
+      if place.get_seq_length() > 0:
+        raise ValueError("crossply's models take a cache that keeps all tokens, and this one kept those of a window")
+      places[number] = DynamicLayer()
   while 0 < len(places) < runs:
     places.append(type(places[0])())
   return cache
 
 
-def check_places(mask, positions, B, T, S):
-  """Raises ValueError for masks and positions that mean something else than padding, or nothing."""
+def check_places(tokens, mask, positions, cache):
+  """Raises ValueError for masks and positions that mean something else than padding, documents, or nothing."""
+  (B, T), S = tokens.shape, tokens_before(cache) + tokens.shape[1]
   if mask is not None and mask.shape != (B, S):
     raise ValueError(f"attention_mask must be (batch, tokens so far), {B, S} here, not {tuple(mask.shape)}")
   if positions is not None and (positions.ndim != 2 or positions.shape[0] not in (1, B) or positions.shape[1] != T):
@@ -84,10 +106,22 @@ def check_places(mask, positions, B, T, S):
     rows, columns = real.to(positions.device).nonzero(as_tuple=True)
     taken = positions.expand(B, T)[rows, columns]  # of one real token after the other, whatever stands at padding
     falls = (taken.diff() <= 0) & (rows.diff() == 0)
-    if falls.any() or (taken < cached.to(positions.device)[rows, 0]).any():
-      raise ValueError("position_ids must rise along a row. Where they start again, documents are packed, and these "
-                       "models would attend from one to the other: give each document a row of its own, padded. "
-                       "Behind a cache they go on from the number of tokens in it")
+    beside = mask is not None or cache is not None
+    if beside and falls.any() or (taken < cached.to(positions.device)[rows, 0]).any():
+      raise ValueError("position_ids must rise along a row. Where they start again, documents are packed, which go with "
+                       "no attention_mask and no cache: leave these out, or give each document a row of its own, "
+                       "padded. Behind a cache position_ids go on from the number of tokens in it")
+
+
+def documents_in(positions):
+  """documents_of(positions), or None where each row is one."""
+  documents = None if positions is None else documents_of(positions)
+  return documents if documents is not None and documents.any() else None
+
+
+def tokens_before(cache):
+  """How many earlier calls left."""
+  return 0 if cache is None else cache.get_seq_length()
 
 
 def with_earlier(tokens, mask, cache, layers):
@@ -103,23 +137,23 @@ def with_earlier(tokens, mask, cache, layers):
   return cache.update(tokens, tokens[..., :0], layers)[0][:, 0, :, 0]
 
 
-def step_of(tokens, mask, positions, cache, config):
-  """mask: (B, S), 0 at padding; None where there is none. positions: (B or 1, T), or None."""
-  (B, T), device = tokens.shape, tokens.device
-  before = cache.get_seq_length() if cache is not None else 0
+def step_of(tokens, mask, positions, documents, cache, config):
+  """mask: (B, S), 0 at padding; None where there is none. positions, documents: (B or 1, T), or None."""
+  T, device, before = tokens.shape[1], tokens.device, tokens_before(cache)
   S = before + T
-  check_places(mask, positions, B, T, S)
   visible = torch.ones(T, S, dtype=torch.bool, device=device).tril(before)[None, None]
   if mask is not None:
     itself = torch.eye(S, dtype=torch.bool, device=device)[before:]  # a softmax must have something, in padding too
     visible = visible & (mask[:, None, None, :].bool() | itself)
+  if documents is not None:
+    visible = visible & of_one_document(documents)
   if positions is None and mask is not None:
     positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, before:]
   elif positions is None:
     positions = torch.arange(before, S, device=device)[None]
   if config.engram_layers:
     tokens = with_earlier(tokens, mask, cache, config.num_hidden_layers * config.passes_of_model())
-  return Step(positions, visible, tokens, None if cache is None else cache.update)
+  return Step(positions, visible, tokens, documents, None if cache is None else cache.update)
 
 
 def read_weights(directory, subfolder="", **where):
@@ -156,17 +190,20 @@ class CrossplyModel:
 
   def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, cache=None,
               use_cache=None, return_dict=None, **more):
-    """What the head reads, (B, T, C)."""
-    refuse(more, self.config)
+    """What the head reads, (B, T, C). Packed documents leave no cache: what follows a row is of its last one only."""
+    cache = the_cache(past_key_values, cache, len(self.runs) * self.config.passes_of_model())
+    alone = position_ids if attention_mask is None and cache is None else None  # only then documents, to the library too
+    refuse(more, self.config, alone)
     if input_ids is None:
       raise ValueError("crossply's models take tokens: input_ids")
-    cache = the_cache(past_key_values, cache, len(self.runs) * self.config.passes_of_model())
+    check_places(input_ids, attention_mask, position_ids, cache)
+    documents = documents_in(alone)
     if self.training and torch.is_grad_enabled() and any(layer.gradient_checkpointing for layer in self.layers):
       if cache is not None:
         raise ValueError(f"gradient checkpointing would write to {CACHE} twice: give none")
-    elif cache is None and use_cache:
+    elif cache is None and use_cache and documents is None:
       cache = DynamicCache()
-    step = step_of(input_ids, attention_mask, position_ids, cache, self.config)
+    step = step_of(input_ids, attention_mask, position_ids, documents, cache, self.config)
     x = self.exits(input_ids, step, super().forward)[-1]
     output = BaseModelOutputWithPast(last_hidden_state=x, **{CACHE: cache})
     return output.to_tuple() if return_dict is False else output
@@ -214,11 +251,10 @@ class CrossplyForCausalLM(PreTrainedModel, GenerationMixin):
     """Logits (B, T, V), or of the last logits_to_keep tokens, or of those that such a tensor lists. labels (B, T): the
     tokens themselves, -100 where none; the loss is their mean, or their sum divided by num_items_in_batch. With an
     exit gate it is that of the last exit."""
-    refuse(more, self.config)
     if use_cache is None:
       use_cache = self.config.use_cache and labels is None
     body = self.model(input_ids, attention_mask=attention_mask, position_ids=position_ids,
-                      past_key_values=past_key_values, cache=cache, use_cache=use_cache)
+                      past_key_values=past_key_values, cache=cache, use_cache=use_cache, **more)
     kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
     logits = softcap(self.lm_head(body.last_hidden_state[:, kept]), self.model.config.final_logit_softcapping)
     loss = None

@@ -37,17 +37,31 @@ class Step(typing.NamedTuple):
   positions: torch.Tensor  # (B or 1, T)
   visible: torch.Tensor  # (B or 1, 1, T, S): may the query read the key?
   tokens: torch.Tensor  # (B, S) or, where nothing asks for those before them, (B, T); -1 at padding
+  documents: torch.Tensor | None = None  # (B or 1, T), their numbers along a row; None: each row is one
   remember: typing.Callable | None = None  # (keys, values, run): appends them to this run's, and returns all
   run: int | None = None  # which run of a layer this is, of all in one pass of the model; None: each runs once
   start: torch.Tensor | None = None  # (B, T, C), what this pass begins with; None: the embeddings
   before: int = 0  # runs of layers in earlier passes
 
 
-def whole(tokens):
-  """The step of tokens (B, T) with none before them."""
+def documents_of(positions):
+  """The number of each token's document in its row, from 0. One begins wherever positions (B or 1, T) do not go on."""
+  return F.pad((positions.diff() != 1).cumsum(1), (1, 0))
+
+
+def of_one_document(documents):
+  """Are query and key of the same document? (B or 1, 1, T, T)"""
+  return (documents[:, :, None] == documents[:, None])[:, None]
+
+
+def whole(tokens, positions=None):
+  """The step of tokens (B, T) with none before them. positions (B, T): where they start again, documents begin."""
   T = tokens.shape[1]
-  visible = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril()
-  return Step(torch.arange(T, device=tokens.device)[None], visible[None, None], tokens)
+  visible = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril()[None, None]
+  if positions is None:
+    return Step(torch.arange(T, device=tokens.device)[None], visible, tokens)
+  documents = documents_of(positions)
+  return Step(positions, visible & of_one_document(documents), tokens, documents)
 
 
 def unit_rms(x, eps):
@@ -205,10 +219,13 @@ class Attention(nn.Module):
       k, v = step.remember(k, v, step.before + run)  # (B, heads, S, D)
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scale = 1 / math.sqrt(self.config.head_dim)
+    visible, window, scale = step.visible, self.config.window_of(self.layer), 1 / math.sqrt(self.config.head_dim)
+    if window is not None:
+      T, S = visible.shape[-2:]
+      visible = visible.triu(S - T - window + 1)
     if self.config.scale_attn_by_inverse_layer_idx:
       scale /= run + 1
-    out = self.attend(q, k, v, step.visible, scale, shared)
+    out = self.attend(q, k, v, visible, scale, shared)
     return self.o_proj(out.transpose(1, 2).flatten(2)), left
 
 
@@ -249,7 +266,7 @@ class Layer(nn.Module):
 
   def forward(self, x, carried, shared, step):
     """The sublayers, and in front of them what is written to the stream, or streams, and what is read of it there."""
-    x = x if self.engram is None else self.engram(x, step.tokens)
+    x = x if self.engram is None else self.engram(x, step.tokens, step.documents)
     return self.sublayers(x, carried, self.observe(x, shared), step)
 
   def inner_width(self, config, layer):
@@ -350,7 +367,8 @@ def softcap(logits, c):
 
 
 class Llama(nn.Module):
-  """logits = model(tokens); loss = model.loss(tokens, targets). tokens, targets: (B, T); logits: (B, T, V)."""
+  """logits = model(tokens); loss = model.loss(tokens, targets). tokens, targets: (B, T); logits: (B, T, V). Behind them
+  may stand positions (B, T), which start again where a document begins."""
 
   config_class, backbone, layer, attention = Config, Backbone, Layer, Attention
   # For combined.py: does its Layer.observe need one stream (B, T, C)? {what another part owns: the class in its place}
@@ -379,22 +397,22 @@ class Llama(nn.Module):
     logits = F.linear(x, self.model.embed_tokens.weight) if self.config.tie_word_embeddings else self.lm_head(x)
     return softcap(logits, self.config.final_logit_softcapping)
 
-  def forward(self, tokens):
-    return self.head(self.model.exits(tokens, whole(tokens))[-1])
+  def forward(self, tokens, positions=None):
+    return self.head(self.model.exits(tokens, whole(tokens, positions))[-1])
 
-  def loss(self, tokens, targets, z_loss=0.0):
+  def loss(self, tokens, targets, positions=None, z_loss=0.0):
     """Mean cross-entropy over the targets that are not -1, and z_loss times the mean of logsumexp^2 of their logits;
     with an exit gate, the objective of all exits."""
     if self.config.exit_gate:
-      return self.exit_loss(tokens, targets)
-    logits, targets = self(tokens).flatten(0, 1), targets.flatten()
+      return self.exit_loss(tokens, targets, positions)
+    logits, targets = self(tokens, positions).flatten(0, 1), targets.flatten()
     ce = F.cross_entropy(logits, targets, ignore_index=-1)
     return ce + z_loss * logits[targets >= 0].logsumexp(-1).square().mean() if z_loss else ce
 
-  def exit_loss(self, tokens, targets):
+  def exit_loss(self, tokens, targets, positions):
     """Each exit's loss counts as much as the gates let a token leave there; the entropy of that is rewarded."""
     left, sums = 0.0, 0.0  # left: ln of how likely a token is still there
-    states = self.model.exits(tokens, whole(tokens))
+    states = self.model.exits(tokens, whole(tokens, positions))
     for t, state in enumerate(states):
       ce = F.cross_entropy(self.head(state).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
       z = self.model.early_exit_gate(state).flatten()

@@ -82,13 +82,16 @@ def write_safetensors(path, arrays):
 
 
 def read_config(path):
-  """Config from a config.json, of a plain LLaMA, Mistral, Qwen2, Qwen3 or GPT-2 too."""
+  """Config from a config.json, of a plain LLaMA, Mistral, Ministral, Qwen2, Qwen3 or GPT-2 too."""
   keys = json.loads(pathlib.Path(path).read_text())
   arch = keys.get("crossply", {}).get("arch", "gpt2" if "n_embd" in keys else "llama")
   if keys.get("model_type") == "qwen3":
     keys["crossply"] = {"qk_norm": True, "qk_norm_eps": keys["rms_norm_eps"]}
   if keys.get("model_type") == "qwen2":
     keys["crossply"] = {"qkv_bias": True}
+  if "max_window_layers" in keys and not keys.get("layer_types"):
+    keys["layer_types"] = ["sliding_attention" if layer >= keys["max_window_layers"] else "full_attention"
+                           for layer in range(keys["num_hidden_layers"])]
   try:
     return config_of(keys, architecture(arch).config_class)
   except ValueError as problem:
@@ -132,10 +135,11 @@ def write_config(path, config):
   arch, qk_norm, qk_norm_eps, qkv_bias = (keys.pop(key) for key in ("arch", "qk_norm", "qk_norm_eps", "qkv_bias"))
   del keys["final_logit_softcapping"]
   keys.update(cap_key(config))
-  if keys["rope_scaling"] is None:
-    del keys["rope_scaling"]
+  for key in ("rope_scaling", "sliding_window", "layer_types"):
+    if not keys[key]:
+      del keys[key]
   keys.update(hidden_act="silu", model_type="llama", architectures=["LlamaForCausalLM"], dtype="float32")
-  if arch != "llama" or qk_norm or qkv_bias or unusual(config) or cap_key(config):
+  if arch != "llama" or qk_norm or qkv_bias or "sliding_window" in keys or unusual(config) or cap_key(config):
     keys["crossply"] = {"arch": arch, "qk_norm": qk_norm, "qkv_bias": qkv_bias, **options}
     if qk_norm:
       keys["crossply"]["qk_norm_eps"] = qk_norm_eps

@@ -95,6 +95,7 @@ def check_parts(directory):
   targets[:, 2:] = -1
   check("targets of -1 do not count", same(model.loss(TOKENS, targets), model.loss(TOKENS[:, :2], TOKENS[:, :2])))
   check("a position does not see later ones", same(model(TOKENS)[:, :3], model(TOKENS[:, :3])))
+  check_windows(directory, model)
   expected = [f"model.layers.{i}.self_attn.lime_router.weight" for i in range(1, 4)]
   for routing, names in (("full", expected), ("average", [])):
     model = tiny(directory, arch="lime", routing=routing)
@@ -122,11 +123,43 @@ def check_cap(directory):
         same(gradient, p * (1 - (softcap(z, 2) / 2) ** 2) / 3))
 
 
+def slides(window, pattern="SSSS"):
+  """Options of make_tiny: S for layers that have the window, L for those that see all."""
+  names = {"S": "sliding_attention", "L": "full_attention"}
+  return {"sliding_window": window, "layer_types": [names[letter] for letter in pattern]}
+
+
+def check_windows(directory, plain):
+  tokens, other = torch.arange(7)[None], torch.tensor([[6, 1, 2, 3, 4, 5, 6]])
+  for pattern, reach in (("SSSS", 4), ("SLSS", 6)):
+    model = tiny(directory, **slides(2, pattern))
+    changed = [not same(a, b) for a, b in zip(model(tokens)[0], model(other)[0])]
+    check(f"windows of two tokens in {pattern} reach {changed}", changed == [at <= reach for at in range(7)])
+  check("a window as long as the row changes nothing", same(tiny(directory, **slides(7))(tokens), plain(tokens)))
+  alone = tiny(directory, **slides(1))
+  check("in a window of one token stands each alone", same(alone(tokens)[0], alone(tokens.T)[:, 0]))
+
+
+def check_documents(directory):
+  """A row of two documents against each in a row of its own."""
+  engram = {"engram_layers": [0, 2], "engram_heads": 2, "engram_rows": 5}
+  for options in ({}, slides(2, "SLSL"), {"arch": "gpt2", "K": 4, "max_position_embeddings": 9}, engram,
+                  {"arch": "lime", **engram, "engram_order": 6, "engram_width": 20}, {"arch": "moda", **slides(2, "LSLS")}):
+    model = tiny(directory, **options)
+    got = model(TOKENS, torch.tensor([[0, 1, 0, 1, 2], [0, 1, 2, 3, 4]]))
+    want = torch.cat([model(TOKENS[:1, :2]), model(TOKENS[:1, 2:])], dim=1)
+    check(f"{options}: documents in a row are not what they are alone", same(got[:1], want))
+    check(f"{options}: a row that is one document is another one", same(got[1:], model(TOKENS[1:])))
+    check(f"{options}: documents make no difference", not same(model(TOKENS)[:1], want))
+
+
 def check_configs(directory):
   """Options travel through config.json; what nobody knows is an error that names it."""
   for options in ({"arch": "mudd", "norm": "none", "intermediate_sizes": [3, 5, 6, 10]}, {"arch": "hyper", "rate": 2},
                   {"arch": "vertical", "residual": False, "qk_norm": True, "qk_norm_eps": 1e-2},
                   {"arch": "llama", "final_logit_softcapping": 15.0}):
+                  {"arch": "vertical", "residual": False, "qk_norm": True, "qk_norm_eps": 1e-2}, slides(3, "SLLS"),
+                  {"arch": "lime", **slides(3, "LSSL")}):
     written = model_dir.make_tiny(directory, **options).config
     check(f"{options} is read as written", model_dir.load(directory).config == written)
   path = pathlib.Path(directory) / "config.json"
@@ -153,6 +186,7 @@ with tempfile.TemporaryDirectory() as directory:
   check_masked_gradient(directory)
   check_parts(directory)
   check_cap(directory)
+  check_documents(directory)
   check_configs(directory)
 for module in (shapes, golden, identities, combinations):
   module.run(check)
