@@ -39,7 +39,7 @@ try:
 except ImportError:
   peft = None
 from check_transformers import DTYPE, check_equal
-from compare_gradients import CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge, run
+from compare_gradients import CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge, run, worst_error
 from reference import combinations, model_dir
 from reference.llama import softcap
 
@@ -147,9 +147,11 @@ class Case:
     dumped = model_dir.read_safetensors(self.scratch / "z" / "tensors.safetensors")
     module = model_dir.load(self.directory)
     loss = module.loss(self.tokens, self.tokens.roll(-1, dims=1), z_loss=0.3)
-    names, parameters = zip(*module.named_parameters())
-    for name, gradient in zip(names, torch.autograd.grad(loss, parameters)):
-      check_equal(f"the gradients of {name} with a z-loss", dumped[f"d:{name}"].copy(), gradient)
+    loss.backward()
+    want = {name: parameter.grad for name, parameter in module.named_parameters()}
+    got = {name: torch.tensor(dumped[f"d:{name}"], dtype=torch.float64) for name in want}
+    error, name = worst_error((loss.item(), got), (loss.item(), want))
+    expect(f"with a z-loss the gradient of {name} is off by {error:.3g} times what is allowed", error <= 1)
 
   def own_error(self):
     """What rounding alone does to the logits: the worst of some runs of a copy in double, its weights nudged by one

@@ -36,8 +36,9 @@ TEST_CASE("config: keys that mean nothing here are named and ignored, harmful on
   parse_config(minimal(), "c", &ignored);
   CHECK(ignored.empty());
   const Json harmful = R"({"sliding_window": [1024, 0], "use_sliding_window": [true], "hidden_act": ["gelu", "relu"],
-      "attention_bias": [true], "mlp_bias": [true], "final_logit_softcapping": [-30.0], "attn_logit_softcapping": [50.0],
-      "partial_rotary_factor": [0.5], "layer_types": [["full_attention", "sliding_attention"], "sliding_attention"],
+      "attention_bias": [true], "mlp_bias": [true], "attn_logit_softcapping": [50.0],
+      "final_logit_softcapping": [-30.0], "partial_rotary_factor": [0.5],
+      "layer_types": [["full_attention", "sliding_attention"], "sliding_attention"],
       "quantization_config": [{"bits": 4}], "never_heard_of": [1],
       "rope_scaling": [{"rope_type": "dynamic", "factor": 2.0}, {"type": "linear"}, {"factor": 2.0}],
       "rope_interleaved": [true], "use_mrope": [true],
