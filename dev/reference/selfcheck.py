@@ -156,10 +156,8 @@ def check_documents(directory):
 def check_configs(directory):
   """Options travel through config.json; what nobody knows is an error that names it."""
   for options in ({"arch": "mudd", "norm": "none", "intermediate_sizes": [3, 5, 6, 10]}, {"arch": "hyper", "rate": 2},
-                  {"arch": "vertical", "residual": False, "qk_norm": True, "qk_norm_eps": 1e-2},
-                  {"arch": "llama", "final_logit_softcapping": 15.0}):
                   {"arch": "vertical", "residual": False, "qk_norm": True, "qk_norm_eps": 1e-2}, slides(3, "SLLS"),
-                  {"arch": "lime", **slides(3, "LSSL")}):
+                  {"arch": "lime", **slides(3, "LSSL")}, {"arch": "llama", "final_logit_softcapping": 15.0}):
     written = model_dir.make_tiny(directory, **options).config
     check(f"{options} is read as written", model_dir.load(directory).config == written)
   path = pathlib.Path(directory) / "config.json"
