@@ -23,6 +23,7 @@ Case on_gpt2(const Case& c) {
   config.backbone = "gpt2";
   config.num_key_value_heads = config.num_attention_heads, config.head_dim = 0;
   config.qk_norm = false;
+  config.sliding_window = 0, config.window_pattern = Config().window_pattern;
   config.scale_attn_by_inverse_layer_idx = true;
   config.check(Exit::usage, "test");
   return other;
