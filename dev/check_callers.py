@@ -5,8 +5,9 @@ one of each pair that goes together.
   dev/check_callers.py [BUILD]      BUILD: the directory with the programs, default build
 
 What forward takes and returns, by every name that a version of transformers has for it; what it cannot do it refuses by
-name. Documents in one row, as collators pack them, are what they are in rows of their own. Gradients with checkpointing, and of blocks sharded by FSDP over two processes, are those of the plain model; so
-are logits and text with two blocks on disk. pipeline() in batches, and where there is trl, its SFTTrainer.
+name. Documents in one row, as collators pack them, are what they are in rows of their own. Gradients with
+checkpointing, and of blocks sharded by FSDP over two processes, are those of the plain model; so are logits and text
+with two blocks on disk. pipeline() in batches, and where there is trl, its SFTTrainer.
 
 Exit 0: all hold. 1: one does not. 77: skipped, PyTorch, transformers or accelerate is not importable.
 """
@@ -24,7 +25,8 @@ import torch
 import torch.distributed
 import transformers
 from check_transformers import check_equal
-from compare_gradients import BOUNDED, CROSSED, OPERATOR_1, SAMPLED, check_complete, need_program, run, windows
+from compare_gradients import BOUNDED, CROSSED, OPERATOR_1, SAMPLED, check_complete, need_program, run
+from reference.model_dir import windows
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
@@ -194,6 +196,17 @@ class Called(Case):
                       **{CACHE: cache}).logits for part in (slice(0, 3), slice(3, 5))]
       check_equal(f"logits at positions with {filler} at padding", torch.cat(pieces, dim=1)[:, 2:], want)
 
+  @torch.no_grad()
+  def check_windows(self):
+    """The library's cache forgets what a layer's window does not hold; another layer may run in its place."""
+    model, tokens, cache = self.model, self.tokens, transformers.DynamicCache(config=self.model.config)
+    expect("the library's cache has no windows", any(cache.is_sliding))
+    pieces = [model(piece, **{CACHE: cache}).logits for piece in tokens.split([4, 1, self.T - 5], dim=1)]
+    check_equal("logits with the library's cache", torch.cat(pieces, dim=1), model(tokens).logits)
+    filled = transformers.DynamicCache(config=model.config)
+    filled.update(torch.zeros(1, 1, 4, 6), torch.zeros(1, 1, 4, 6), filled.is_sliding.index(True))
+    expect_refused("a cache filled within a window", lambda: model(tokens, **{CACHE: filled}), "window")
+
   def check_packed(self):
     """In double. The collator's labels leave out what would be foretold from another document."""
     model, tokens, collate = copy.deepcopy(self.model).double(), self.tokens, transformers.DataCollatorWithFlattening
@@ -218,8 +231,8 @@ class Called(Case):
       if len(ids) > 1:
         model(ids[None], labels=ids[None], num_items_in_batch=self.T - len(documents)).loss.backward()
     for name, parameter in model.named_parameters():
-      if parameter.grad is not None:
-        check_close(f"of packed documents the gradients of {name}", got[name], parameter.grad, 1e-6)  # a loss is float32
+      if parameter.grad is not None:  # of a loss in float32
+        check_close(f"of packed documents the gradients of {name}", got[name], parameter.grad, 1e-6)
 
   def check_checkpointing(self):
     model = load(self.directory).train()
@@ -258,6 +271,8 @@ class Called(Case):
     self.check_refusals()
     self.check_outputs()
     self.check_packed()
+    if "sliding_window" in self.model.config.to_dict():
+      self.check_windows()
     self.check_checkpointing()
     self.check_offloaded()
 
@@ -341,10 +356,17 @@ def check_sft(scratch, saved, tokenizer, prompts):
     trainer.train()
     losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
   check_equal("the losses of SFTTrainer with checkpointing", *losses)
-  # Packed documents reach forward as position_ids that start again, or by a name that is unknown.
   packed = trl.SFTConfig(packing=True, max_length=16, **options)
   trainer = trl.SFTTrainer(load(saved), packed, train_dataset=rows, processing_class=tokenizer)
-  expect_refused("packing", trainer.train, "position_ids", "cu_seq_lens_q", "seq_idx")
+  batch, model = next(iter(trainer.get_train_dataloader())), load(saved)
+  starts = (batch["position_ids"][0] == 0).nonzero().flatten().tolist()
+  expect(f"packing makes no documents of {batch}", len(starts) > 1 and len(batch["input_ids"]) == 1)
+  documents = batch["input_ids"][0].tensor_split(starts[1:])
+  count = sum(len(ids) - 1 for ids in documents)
+  with torch.no_grad():
+    alone = sum(model(ids[None], labels=ids[None], num_items_in_batch=count).loss for ids in documents if len(ids) > 1)
+    check_equal("the loss of a packed batch", model(**batch).loss, alone)
+  trainer.train()
 
 
 def main():

@@ -40,8 +40,9 @@ except ImportError:
   peft = None
 from check_transformers import DTYPE, check_equal
 from compare_gradients import (CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge, one_of_each,
-                               run, windows)
+                               run)
 from reference import combinations, model_dir
+from reference.model_dir import windows
 
 T, P, V = 9, 24, 7  # P: positions of a GPT-2
 OWN_RUNS = 10  # with weights nudged by one rounding

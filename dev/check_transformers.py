@@ -8,8 +8,8 @@ Out: directories written by the reference, and those that build/train_llama and 
 with no weight missing or left over, and give the logits of our reference module, the loss and the gradients of
 build/gradients, and the text of build/generate.
 In: directories written by transformers, with windows, with linear, yarn's and Llama 3.1's rotary scaling, and a GPT-2
-of the 124M shape, do the same; what the trainers' --init makes of them gives transformers the same logits, the same type of model,
-special tokens and generation_config.json.
+of the 124M shape, do the same; what the trainers' --init makes of them gives transformers the same logits, the same
+type of model, special tokens and generation_config.json.
 
 Exit 0: all hold. 1: one does not. 77: skipped, PyTorch or transformers is not importable.
 """
@@ -26,8 +26,9 @@ try:
 except ImportError as missing:
   print(f"skipped: {missing.name} is not importable")
   sys.exit(77)
-from compare_gradients import B, T, need_program, run, run_gradients, split, windows
+from compare_gradients import B, T, need_program, run, run_gradients, split
 from reference import model_dir
+from reference.model_dir import windows
 
 OLD = not hasattr(transformers.LlamaConfig(), "rope_parameters")  # before version 5 the keys of rope stand apart
 # What from_pretrained calls the type of the weights.
@@ -215,7 +216,8 @@ CASES += [(written_by_transformers, {"tied": tied, "K": 2, "head_dim": None, "mo
 CASES += [(written_by_transformers, {"tied": False, "K": 2, "head_dim": None, "model": "Mistral", "rope": rope,
                                      "sliding_window": window})
           for rope, window in ((ROPE, None), (ROPE, 64), (LINEAR, None), (ROPE, 3), (YARN, 4))]
-CASES += [(written_by_transformers, {"tied": tied, "K": 2, "head_dim": 8, "model": "Ministral", **windows("SLS", window)})
+CASES += [(written_by_transformers, {"tied": tied, "K": 2, "head_dim": 8, "model": "Ministral",
+                                     **windows("SLS", window)})
           for tied, window in ((True, 2), (False, 4)) if hasattr(transformers, "MinistralConfig")]
 if not OLD:  # 4.49 lists no layers
   USED = {"tied": False, "K": 2, "head_dim": None, "use_sliding_window": True}

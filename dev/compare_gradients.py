@@ -20,6 +20,7 @@ except ImportError:
   print("skipped: PyTorch is not importable")
   sys.exit(77)
 from reference import combinations, model_dir
+from reference.model_dir import windows
 
 B, T = 2, 5
 # The engine computes in float32, the reference in double from the same float32 weights. What that costs was measured by
@@ -196,12 +197,6 @@ def tiny_gpt2s():
       yield dict(connection, **backbone, backbone="gpt2", K=4, max_position_embeddings=9)
 
 
-def windows(pattern, window=2):
-  """Options of make_tiny: S for layers that see so many tokens, L for those that see all."""
-  names = {"S": "sliding_attention", "L": "full_attention"}
-  return {"sliding_window": window, "layer_types": [names[letter] for letter in pattern]}
-
-
 def one_of_each():
   """A connection of every architecture, some loops and n-grams, and a pair."""
   first = {}
@@ -215,11 +210,12 @@ def one_of_each():
 
 
 def tiny_windows():
-  """Each with windows, with documents, and with both; a GPT-2 has no windows. documents: what build/gradients is told."""
+  """Each with windows, with both, and on a GPT-2, which has no windows, with documents. documents: a mark, as
+  in_documents takes it."""
   llamas = ({"K": 2, "head_dim": 6}, {"K": 4, "qk_norm": True, "tied": False, "qk_norm_eps": 1e-2}, {"K": 1})
   for number, connection in enumerate(one_of_each()):
     on_llama, turn = {**llamas[number % 3], **connection}, number % 2
-    yield {**on_llama, **windows(("SSLL", "LLSS")[turn])}
+    yield {**on_llama, **windows(("SSLL", "LLSS")[turn], 2)}
     yield {**on_llama, **windows(("LLSS", "SSLL")[turn], 1 + number % 3), "documents": ("after", "before")[turn]}
     yield {**connection, "K": 4, "backbone": "gpt2", "max_position_embeddings": 9,
            "documents": ("before", "after")[turn]}

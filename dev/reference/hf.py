@@ -106,8 +106,8 @@ def check_places(tokens, mask, positions, cache):
     falls = (taken.diff() <= 0) & (rows.diff() == 0)
     beside = mask is not None or cache is not None
     if beside and falls.any() or (taken < cached.to(positions.device)[rows, 0]).any():
-      raise ValueError("position_ids must rise along a row. Where they start again, documents are packed, which go with "
-                       "no attention_mask and no cache: leave these out, or give each document a row of its own, "
+      raise ValueError("position_ids must rise along a row. Where they start again, documents are packed, which takes "
+                       "position_ids without attention_mask and cache; else give each document a row of its own, "
                        "padded. Behind a cache position_ids go on from the number of tokens in it")
 
 
@@ -190,7 +190,7 @@ class CrossplyModel:
               use_cache=None, return_dict=None, **more):
     """What the head reads, (B, T, C). Packed documents leave no cache: what follows a row is of its last one only."""
     cache = the_cache(past_key_values, cache, len(self.runs) * self.config.passes_of_model())
-    alone = position_ids if attention_mask is None and cache is None else None  # only then documents, to the library too
+    alone = position_ids if attention_mask is None and cache is None else None  # the only ones that say of documents
     refuse(more, alone)
     if input_ids is None:
       raise ValueError("crossply's models take tokens: input_ids")
