@@ -5,11 +5,13 @@ one of each pair that goes together.
   dev/check_callers.py [BUILD]      BUILD: the directory with the programs, default build
 
 What forward takes and returns, by every name that a version of transformers has for it; what it cannot do it refuses by
-name. Gradients with checkpointing, and of blocks sharded by FSDP over two processes, are those of the plain model; so
-are logits and text with two blocks on disk. pipeline() in batches, and where there is trl, its SFTTrainer.
+name. Documents in one row, as collators pack them, are what they are in rows of their own. Gradients with
+checkpointing, and of blocks sharded by FSDP over two processes, are those of the plain model; so are logits and text
+with two blocks on disk. pipeline() in batches, and where there is trl, its SFTTrainer.
 
 Exit 0: all hold. 1: one does not. 77: skipped, PyTorch, transformers or accelerate is not importable.
 """
+import copy
 import functools
 import pathlib
 import socket
@@ -23,7 +25,8 @@ import torch
 import torch.distributed
 import transformers
 from check_transformers import check_equal
-from compare_gradients import CROSSED, SAMPLED, check_complete, need_program, run
+from compare_gradients import BOUNDED, CROSSED, OPERATOR_1, SAMPLED, check_complete, need_program, run
+from reference.model_dir import windows
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
@@ -67,6 +70,10 @@ def variants():
     if "+" in options["arch"] and options["arch"] not in seen:
       seen.add(options["arch"])
       yield options
+  for connection in ({"arch": "llama", **BOUNDED}, {"arch": "llama", **OPERATOR_1, "loop_passes": 3},
+                     {"arch": "lime"}):
+    yield {**connection, **check_modelling.LLAMAS[1], **windows("SLSL", 3)}
+  yield {"arch": "gpt2", **BOUNDED, **check_modelling.GPT2S[1]}
 
 
 def expect_refused(what, call, *words):
@@ -77,6 +84,13 @@ def expect_refused(what, call, *words):
     expect(f"{what} is refused with {str(refused)!r}", any(word in str(refused) for word in words))
   else:
     raise RuntimeError(f"{what} is not refused")
+
+
+def check_close(what, got, want, tolerance=1e-11):
+  """Of numbers in double: equal but for this part of the largest."""
+  expect(f"{what}: {tuple(got.shape)}, not {tuple(want.shape)}", got.shape == want.shape)
+  error = ((got - want).abs().max() / want.abs().max().clamp(min=1e-3)).item()
+  expect(f"{what} differ by {error:.3g} of the largest", error <= tolerance)
 
 
 def gradients(model, tokens):
@@ -104,7 +118,7 @@ class Called(Case):
     model, tokens = self.model, self.tokens
     T, ones = tokens.shape[1], torch.ones(1, tokens.shape[1], dtype=torch.long)
     for more in ({"inputs_embeds": torch.zeros(1, T, 8)}, {"output_hidden_states": True}, {"output_attentions": True},
-                 {"seq_idx": ones}, {"cu_seq_lens_q": torch.tensor([0, 4, T])}, {"num_logits": 1}):
+                 {"seq_idx": ones}, {"cu_seq_lens_q": torch.tensor([0, 4, T])}, {"max_length_q": T}, {"num_logits": 1}):
       expect_refused(list(more), lambda: model(tokens, **more), *more)
     expect_refused("inputs_embeds alone", lambda: model(inputs_embeds=torch.zeros(1, T, 8)), "inputs_embeds")
     for name in ("cache", "past_key_values"):
@@ -115,8 +129,13 @@ class Called(Case):
     for mask in (ones[None].expand(1, 1, T, T).tril(), ones[:, 1:], 2 * ones, ones.cumsum(-1)):
       expect_refused(f"the mask {mask.tolist()}", lambda: model(tokens, attention_mask=mask), "attention_mask")
     packed = torch.arange(T)[None] % 4
-    for positions in (packed, packed[0], torch.zeros_like(packed)):
+    for positions in (packed[0], packed[:, 1:], packed - 1):
       expect_refused(f"positions {positions.tolist()}", lambda: model(tokens, position_ids=positions), "position_ids")
+    bounds, numbers = torch.tensor([0, 4, 8, T]), torch.arange(T)[None] // 4
+    for more in ({"cu_seq_lens_q": bounds[1:]}, {"cu_seq_lens_k": bounds + 1}, {"max_length_q": 5}, {"seq_idx": ones},
+                 {"max_length_k": 3}, {"cu_seq_lens_q": bounds, "attention_mask": ones},
+                 {"seq_idx": numbers, CACHE: transformers.DynamicCache()}):
+      expect_refused(f"{more} beside packed positions", lambda: model(tokens, position_ids=packed, **more), *more)
     gap = (packed != 0).long()  # padding between the documents, and in front of the first
     for mask, positions in ((ones, packed), (gap, packed), (gap, packed - 1)):
       expect_refused(f"packed positions beside the mask {mask.tolist()}",
@@ -127,6 +146,10 @@ class Called(Case):
       expect_refused(f"a start again behind a cache, {list(more)}",
                      lambda: model(tokens[:, 4:], **{CACHE: cache}, position_ids=ones[:, 4:].cumsum(-1) - 1, **more),
                      "position_ids")
+    full = transformers.DynamicCache()
+    model(tokens[:, :4], **{CACHE: full})
+    expect_refused("packed positions behind a cache", lambda: model(tokens[:, 4:], position_ids=packed[:, 4:],
+                                                                    **{CACHE: full}), "position_ids")
     expect_refused("labels cut short", lambda: model(tokens, labels=tokens[:, 1:]), "labels")
     mask = ones.clone()
     mask[0, -1] = 0
@@ -173,6 +196,44 @@ class Called(Case):
                       **{CACHE: cache}).logits for part in (slice(0, 3), slice(3, 5))]
       check_equal(f"logits at positions with {filler} at padding", torch.cat(pieces, dim=1)[:, 2:], want)
 
+  @torch.no_grad()
+  def check_windows(self):
+    """The library's cache forgets what a layer's window does not hold; another layer may run in its place."""
+    model, tokens, cache = self.model, self.tokens, transformers.DynamicCache(config=self.model.config)
+    expect("the library's cache has no windows", any(cache.is_sliding))
+    pieces = [model(piece, **{CACHE: cache}).logits for piece in tokens.split([4, 1, self.T - 5], dim=1)]
+    check_equal("logits with the library's cache", torch.cat(pieces, dim=1), model(tokens).logits)
+    filled = transformers.DynamicCache(config=model.config)
+    filled.update(torch.zeros(1, 1, 4, 6), torch.zeros(1, 1, 4, 6), filled.is_sliding.index(True))
+    expect_refused("a cache filled within a window", lambda: model(tokens, **{CACHE: filled}), "window")
+
+  def check_packed(self):
+    """In double. The collator's labels leave out what would be foretold from another document."""
+    model, tokens, collate = copy.deepcopy(self.model).double(), self.tokens, transformers.DataCollatorWithFlattening
+    documents = tokens[0].split([4, 1, self.T - 5])
+    batch = collate(return_flash_attn_kwargs=True, return_seq_idx=True)([{"input_ids": ids} for ids in documents])
+    del batch["labels"]
+    with torch.no_grad():
+      alone = torch.cat([model(ids[None]).logits for ids in documents], dim=1)
+      packed = model(**batch)
+      check_close("packed documents", packed.logits, alone)
+      expect("packed documents leave a cache", getattr(packed, CACHE) is None)
+      rows, whole = torch.cat([tokens, tokens]), torch.arange(self.T)[None]
+      mixed = model(rows, position_ids=torch.cat([whole, batch["position_ids"]])).logits
+      check_close("packed documents and a whole row", mixed, torch.cat([model(tokens).logits, alone]))
+      check_close("packed rows of equal lengths", model(rows, position_ids=batch["position_ids"]).logits[1:], alone)
+    batch = collate()([{"input_ids": ids} for ids in documents])
+    model.zero_grad()
+    model(**batch).loss.backward()
+    got = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    for ids in documents:
+      if len(ids) > 1:
+        model(ids[None], labels=ids[None], num_items_in_batch=self.T - len(documents)).loss.backward()
+    for name, parameter in model.named_parameters():
+      if parameter.grad is not None:  # of a loss in float32
+        check_close(f"of packed documents the gradients of {name}", got[name], parameter.grad, 1e-6)
+
   def check_checkpointing(self):
     model = load(self.directory).train()
     tokens = torch.cat([self.tokens, self.tokens.flip(1)])
@@ -209,6 +270,9 @@ class Called(Case):
   def check(self):
     self.check_refusals()
     self.check_outputs()
+    self.check_packed()
+    if "sliding_window" in self.model.config.to_dict():
+      self.check_windows()
     self.check_checkpointing()
     self.check_offloaded()
 
@@ -292,10 +356,17 @@ def check_sft(scratch, saved, tokenizer, prompts):
     trainer.train()
     losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
   check_equal("the losses of SFTTrainer with checkpointing", *losses)
-  # Packed documents reach forward as position_ids that start again, or by a name that is unknown.
   packed = trl.SFTConfig(packing=True, max_length=16, **options)
   trainer = trl.SFTTrainer(load(saved), packed, train_dataset=rows, processing_class=tokenizer)
-  expect_refused("packing", trainer.train, "position_ids", "cu_seq_lens_q", "seq_idx")
+  batch, model = next(iter(trainer.get_train_dataloader())), load(saved)
+  starts = (batch["position_ids"][0] == 0).nonzero().flatten().tolist()
+  expect(f"packing makes no documents of {batch}", len(starts) > 1 and len(batch["input_ids"]) == 1)
+  documents = batch["input_ids"][0].tensor_split(starts[1:])
+  count = sum(len(ids) - 1 for ids in documents)
+  with torch.no_grad():
+    alone = sum(model(ids[None], labels=ids[None], num_items_in_batch=count).loss for ids in documents if len(ids) > 1)
+    check_equal("the loss of a packed batch", model(**batch).loss, alone)
+  trainer.train()
 
 
 def main():
@@ -308,7 +379,7 @@ def main():
   with tempfile.TemporaryDirectory() as scratch:
     for seed, options in enumerate(cases):
       need_program(build / check_modelling.trainer(options["arch"])[0])
-      home = pathlib.Path(scratch) / f"{options['arch']} {options.get('backbone', '')}".strip()
+      home = pathlib.Path(scratch) / f"{seed} {options['arch']} {options.get('backbone', '')}".strip()
       home.mkdir()
       try:
         case = Called(build, home, seed, dict(options))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the modelling files that saved models carry: every architecture, with every option that changes what is
-computed, on both backbones, and all pairs that go together, as the transformers library loads them from the directory
-that our trainer writes.
+computed and with windows, on both backbones, and all pairs that go together, as the transformers library loads them
+from the directory that our trainer writes.
 
   dev/check_modelling.py [BUILD]      BUILD: the directory with the programs, default build
 
@@ -39,9 +39,11 @@ try:
 except ImportError:
   peft = None
 from check_transformers import DTYPE, check_equal
-from compare_gradients import CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge, run, worst_error
+from compare_gradients import (CROSSED, OWN_FACTOR, QWEN2, SAMPLED, check_complete, need_program, nudge, one_of_each,
+                               run, worst_error)
 from reference import combinations, model_dir
 from reference.llama import softcap
+from reference.model_dir import windows
 
 T, P, V = 9, 24, 7  # P: positions of a GPT-2
 OWN_RUNS = 10  # with weights nudged by one rounding
@@ -68,6 +70,9 @@ def variants():
   yield {"arch": "mudd", "num_hidden_layers": 9, "T": 60}  # deeper and longer than the others
   for options in combinations.models():
     yield {**options, "max_position_embeddings": P} if options.get("backbone") == "gpt2" else options
+  yield {"arch": "llama", **LLAMAS[1], **windows("SLLS", 3)}
+  for number, connection in enumerate(one_of_each()[1:]):
+    yield {**LLAMAS[number % len(LLAMAS)], **connection, **windows(("SSLL", "LLSS")[number % 2], 2 + number % 3)}
 
 
 def trainer(arch):

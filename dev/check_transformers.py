@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Checks that a plain LLaMA, a Mistral, a Qwen2, a dense Qwen3 and a GPT-2 travel both ways between crossply and the
-transformers library.
+"""Checks that a plain LLaMA, a Mistral, a Ministral, a Qwen2, a dense Qwen3 and a GPT-2 travel both ways between
+crossply and the transformers library, with attention windows too.
 
   dev/check_transformers.py [BUILD]      BUILD: the directory with the programs, default build
 
 Out: directories written by the reference, and those that build/train_llama and train_gpt2 write, load in transformers
 with no weight missing or left over, and give the logits of our reference module, the loss and the gradients of
 build/gradients, and the text of build/generate.
-In: directories written by transformers, with linear, yarn's and Llama 3.1's rotary scaling too, and a GPT-2 of the 124M
-shape, do the same; what the trainers' --init makes of them gives transformers the same logits, the same type of model,
-special tokens and generation_config.json.
+In: directories written by transformers, with windows, with linear, yarn's and Llama 3.1's rotary scaling, and a GPT-2
+of the 124M shape, do the same; what the trainers' --init makes of them gives transformers the same logits, the same
+type of model, special tokens and generation_config.json.
 
 Exit 0: all hold. 1: one does not. 77: skipped, PyTorch or transformers is not importable.
 """
+import json
 import os
 import pathlib
 import sys
@@ -27,6 +28,7 @@ except ImportError as missing:
   sys.exit(77)
 from compare_gradients import B, T, need_program, run, run_gradients, split
 from reference import model_dir
+from reference.model_dir import windows
 
 OLD = not hasattr(transformers.LlamaConfig(), "rope_parameters")  # before version 5 the keys of rope stand apart
 # What from_pretrained calls the type of the weights.
@@ -122,8 +124,8 @@ def check_round_trip(directory, build):
     check_equal("the logits before and after", after(tokens).logits, before(tokens).logits)
   if type(before) is not type(after):
     raise RuntimeError(f"{type(before).__name__} became {type(after).__name__}")
-  kept = ("bos_token_id", "eos_token_id", "pad_token_id", "sliding_window", "use_sliding_window", "rms_norm_eps",
-          "head_dim", "n_inner", "n_positions", "layer_norm_epsilon", "activation_function",
+  kept = ("bos_token_id", "eos_token_id", "pad_token_id", "sliding_window", "use_sliding_window", "layer_types",
+          "rms_norm_eps", "head_dim", "n_inner", "n_positions", "layer_norm_epsilon", "activation_function",
           "scale_attn_by_inverse_layer_idx", "tie_word_embeddings")
   for key in kept:
     was, became = (getattr(model.config, key, None) for model in (before, after))
@@ -160,7 +162,8 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_f
           "original_max_position_embeddings": 40}
 
 
-def written_by_transformers(directory, build, tied, K, head_dim, model="Llama", rope=ROPE, **more):
+def written_by_transformers(directory, build, tied, K, head_dim, model="Llama", rope=ROPE, lists=True, **more):
+  """lists: does its configuration say of each layer whether it has a window?"""
   # A wide initialisation, so that the loss of a random model depends on every part of it.
   scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
   ropes = {"rope_theta": rope["rope_theta"], "rope_scaling": None if rope is ROPE else scaling} if OLD else {
@@ -177,6 +180,11 @@ def written_by_transformers(directory, build, tied, K, head_dim, model="Llama", 
       if "norm" in name or name.endswith(".bias"):
         parameter.add_(0.3 * torch.randn(parameter.shape))
   other.save_pretrained(directory)
+  if not lists:
+    path = directory / "config.json"
+    keys = json.loads(path.read_text())
+    del keys["layer_types"]
+    path.write_text(json.dumps(keys))
   check_round_trip(directory, build)
   return directory
 
@@ -207,7 +215,18 @@ CASES += [(written_by_transformers, {"tied": tied, "K": 2, "head_dim": None, "mo
           for tied, rope in ((True, ROPE), (False, YARN))]
 CASES += [(written_by_transformers, {"tied": False, "K": 2, "head_dim": None, "model": "Mistral", "rope": rope,
                                      "sliding_window": window})
-          for rope, window in ((ROPE, None), (ROPE, 64), (LINEAR, None))]
+          for rope, window in ((ROPE, None), (ROPE, 64), (LINEAR, None), (ROPE, 3), (YARN, 4))]
+CASES += [(written_by_transformers, {"tied": tied, "K": 2, "head_dim": 8, "model": "Ministral",
+                                     **windows("SLS", window)})
+          for tied, window in ((True, 2), (False, 4)) if hasattr(transformers, "MinistralConfig")]
+if not OLD:  # 4.49 lists no layers
+  USED = {"tied": False, "K": 2, "head_dim": None, "use_sliding_window": True}
+  CASES += [(written_by_transformers, USED | {"model": "Qwen2", **windows("SLL", 2)}),
+            (written_by_transformers, USED | {"model": "Qwen3", "head_dim": 8, **windows("LSL", 3)}),
+            (written_by_transformers, USED | {"model": "Qwen3", "head_dim": 4, **windows("SSS", 2)})]
+  CASES += [(written_by_transformers, USED | {"model": model, "head_dim": head_dim, "sliding_window": 2,
+                                              "max_window_layers": 1, "lists": False})
+            for model, head_dim in (("Qwen2", None), ("Qwen3", 6))]
 if not OLD:  # 4.49 knows neither key
   CASES += [(written_by_transformers, {"tied": False, "K": 2, "head_dim": 8, "rope": YARN_MORE})]
 GPT2 = {"arch": "gpt2", "K": 4, "max_position_embeddings": 9}
@@ -221,9 +240,13 @@ CASES += [(written_by_transformers_gpt2, options) for options in (
    "initializer_range": 0.02})]  # the 124M
 CASES += [(written_by_trainer, {"flags": flags, "program": "train_gpt2"})
           for flags in ((), ("--tie", "false", "--activation", "gelu", "--scale-attn-by-layer", "true"))]
-CASES += [(written_by_trainer, {"flags": ()})]
+WINDOW = ("--attention-window", "3", "--attention-window-pattern")
+CASES += [(written_by_trainer, {"flags": ()}), (written_by_trainer, {"flags": (*WINDOW, "SSSS")})]
+if hasattr(transformers, "MinistralConfig"):
+  CASES += [(written_by_trainer, {"flags": (*WINDOW, "SL")})]
 if hasattr(transformers, "Qwen3Config"):
-  CASES += [(written_by_trainer, {"flags": ("--qk-norm", "true", "--norm-eps", "1e-5")})]
+  CASES += [(written_by_trainer, {"flags": ("--qk-norm", "true", "--norm-eps", "1e-5", *flags)})
+            for flags in ((), (*WINDOW, "LSS"))]
 
 
 def main():

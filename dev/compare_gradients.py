@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Compares build/gradients with PyTorch: the loss and the gradient of every parameter, for many tiny models, pairs of
-architectures among them.
+architectures among them; of each architecture also with windows, and over rows of several documents.
 
   dev/compare_gradients.py [BUILD]      BUILD: the directory with the program, default build
 
@@ -20,6 +20,7 @@ except ImportError:
   print("skipped: PyTorch is not importable")
   sys.exit(77)
 from reference import combinations, model_dir
+from reference.model_dir import windows
 
 B, T = 2, 5
 # The engine computes in float32, the reference in double from the same float32 weights. What that costs was measured by
@@ -201,6 +202,30 @@ def tiny_gpt2s():
       yield dict(connection, **backbone, backbone="gpt2", K=4, max_position_embeddings=9)
 
 
+def one_of_each():
+  """A connection of every architecture, some loops and n-grams, and a pair."""
+  first = {}
+  for connection in (*CROSSED, *SAMPLED):
+    if "loop" not in connection and "engram_layers" not in connection:
+      first.setdefault(connection["arch"], connection)
+  loops = ({"arch": arch, **loop} for arch, loop in (("llama", OPERATOR_1 | {"loop_passes": 3}), ("sla", OPERATOR_1),
+                                                     ("mhc", TWO_CORES), ("lime", STACK), ("llama", GATED)))
+  return (*first.values(), *loops, {"arch": "llama", **BOUNDED, "engram_width": 16, "engram_order": 5},
+          {"arch": "mhc", **ENGRAM}, {"arch": "mhc+lime"})
+
+
+def tiny_windows():
+  """Each with windows, with both, and on a GPT-2, which has no windows, with documents. documents: a mark, as
+  in_documents takes it."""
+  llamas = ({"K": 2, "head_dim": 6}, {"K": 4, "qk_norm": True, "tied": False, "qk_norm_eps": 1e-2}, {"K": 1})
+  for number, connection in enumerate(one_of_each()):
+    on_llama, turn = {**llamas[number % 3], **connection}, number % 2
+    yield {**on_llama, **windows(("SSLL", "LLSS")[turn], 2)}
+    yield {**on_llama, **windows(("LLSS", "SSLL")[turn], 1 + number % 3), "documents": ("after", "before")[turn]}
+    yield {**connection, "K": 4, "backbone": "gpt2", "max_position_embeddings": 9,
+           "documents": ("before", "after")[turn]}
+
+
 def need_program(path):
   if not path.exists():
     sys.exit(f"{path} is missing: build it first (make)")
@@ -214,12 +239,12 @@ def run(program, *flags, said=""):
   return done.stdout
 
 
-def run_gradients(build, model, tokens, out):
+def run_gradients(build, model, tokens, out, *flags):
   """(loss, {name: gradient}) by the program. `tokens` is a list of B*T + 1 integers."""
   token_file = pathlib.Path(out).with_suffix(".txt")
   token_file.write_text(" ".join(map(str, tokens)) + "\n")
   printed = run(build / "gradients", "--model", model, "--tokens", token_file, "--batch", str(B), "--seq", str(T),
-                "--out", out)
+                "--out", out, *flags)
   loss = re.search(r"^loss (\S+)$", printed, re.MULTILINE)
   if loss is None:
     raise RuntimeError(f"gradients printed no line 'loss NUMBER': {printed!r}")
@@ -232,9 +257,24 @@ def split(tokens):
   return tokens[:-1].view(B, T), tokens[1:].view(B, T)
 
 
-def autograd(module, tokens):
+def in_documents(tokens, mark):
+  """What tells build/gradients where documents begin, and the positions (B, T) of the tokens in them. mark: after or
+  before the third token and those like it, or "", of which there are no documents."""
+  if not mark:
+    return (), None
+  positions, eot = split(tokens)[0].clone(), tokens[2]
+  for row in positions:
+    ids, at = row.tolist(), -1
+    for t, token in enumerate(ids):
+      begins = token == eot if mark == "before" else t > 0 and ids[t - 1] == eot
+      at = 0 if begins else at + 1
+      row[t] = at
+  return ("--documents", mark, "--eot", str(eot)), positions
+
+
+def autograd(module, tokens, positions=None):
   """(loss, {name: gradient}) by PyTorch, in double."""
-  loss = module.loss(*split(tokens))
+  loss = module.loss(*split(tokens), positions)
   loss.backward()
   # PyTorch has no gradient for what nothing reads, such as keys of a layer all of whose heads look elsewhere.
   gradients = {name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -261,21 +301,22 @@ def nudge(module, generator):
       parameter *= 1 + 2.0**-24 * torch.randn(parameter.shape, generator=generator)
 
 
-def own_error(model, tokens, want):
+def own_error(model, tokens, want, positions=None):
   """worst_error of PyTorch itself in float32."""
   generator, worst = torch.Generator().manual_seed(3), 0.0
   for _ in range(OWN_RUNS):
     module = model_dir.load(model)
     nudge(module, generator)
-    worst = max(worst, worst_error(autograd(module.float(), tokens), want)[0])
+    worst = max(worst, worst_error(autograd(module.float(), tokens, positions), want)[0])
   return worst
 
 
-def compare(build, model, tokens, out):
+def compare(build, model, tokens, out, documents=""):
   """The largest error of the loss and of any gradient, as a multiple of its limit; by how much PyTorch's own error
   widens the limits of this model, 1 if not at all; and where the error is."""
-  loss, gradients = run_gradients(build, model, tokens, out)
-  want = autograd(model_dir.load(model), tokens)
+  flags, positions = in_documents(tokens, documents)
+  loss, gradients = run_gradients(build, model, tokens, out, *flags)
+  want = autograd(model_dir.load(model), tokens, positions)
   if gradients.keys() != want[1].keys():
     raise RuntimeError(f"gradients of {sorted(gradients.keys() ^ want[1].keys())} are on one side only")
   for name, gradient in want[1].items():
@@ -283,7 +324,7 @@ def compare(build, model, tokens, out):
       raise RuntimeError(f"{name} is {gradients[name].shape}, not {tuple(gradient.shape)}")
   got = loss, {name: torch.tensor(gradient, dtype=torch.float64) for name, gradient in gradients.items()}
   error, name = worst_error(got, want)
-  return error, max(1.0, OWN_FACTOR * own_error(model, tokens, want)), name
+  return error, max(1.0, OWN_FACTOR * own_error(model, tokens, want, positions)), name
 
 
 def check_complete(models):
@@ -298,18 +339,19 @@ def main():
   need_program(build / "gradients")
   torch.set_num_threads(1)  # the models are tiny
   generator = torch.Generator().manual_seed(1)
-  models = [*tiny_models(), *tiny_qwen2s(), *tiny_gpt2s(), *combinations.models()]
+  models = [*tiny_models(), *tiny_qwen2s(), *tiny_gpt2s(), *combinations.models(), *tiny_windows()]
   check_complete(models)
   failures = beyond = 0
   largest, plain = 0.0, (0.0, "")  # errors as a fraction of what is allowed, and of the limits as they stand; where
   with tempfile.TemporaryDirectory() as directory:
     model, out = pathlib.Path(directory) / "model", pathlib.Path(directory) / "gradients.safetensors"
     for seed, options in enumerate(models):
+      described = " ".join(f"{key}={value}" for key, value in options.items())
+      documents = options.pop("documents", "")
       model_dir.make_tiny(model, seed=seed, **options)
       tokens = torch.randint(0, 7, (B * T + 1,), generator=generator).tolist()
-      described = " ".join(f"{key}={value}" for key, value in options.items())
       try:
-        error, widening, name = compare(build, model, tokens, out)
+        error, widening, name = compare(build, model, tokens, out, documents)
         fine = error <= widening  # NaN is not
         complaint = "" if fine else f"{name} is off by {error / widening:.3g} times what is allowed"
         largest, plain = max(largest, error / widening), max(plain, (error, f"{described}: {name}"))

@@ -55,11 +55,9 @@ def said_again(positions):
           "seq_idx": documents}
 
 
-def refuse(more, config, positions):
+def refuse(more, positions):
   """Raises ValueError for an argument that would be ignored; None and False ask for nothing. positions: those that say
   where documents begin, or None."""
-  for name in ("output_hidden_states", "output_attentions"):
-    more = {name: getattr(config, name, None), **more}
   asked = {name: value for name, value in more.items()
            if value is not None and value is not False and name not in HARMLESS}
   known = said_again(positions) if asked and positions is not None and positions.shape[:-1] == (1,) else {}
@@ -108,8 +106,8 @@ def check_places(tokens, mask, positions, cache):
     falls = (taken.diff() <= 0) & (rows.diff() == 0)
     beside = mask is not None or cache is not None
     if beside and falls.any() or (taken < cached.to(positions.device)[rows, 0]).any():
-      raise ValueError("position_ids must rise along a row. Where they start again, documents are packed, which go with "
-                       "no attention_mask and no cache: leave these out, or give each document a row of its own, "
+      raise ValueError("position_ids must rise along a row. Where they start again, documents are packed, which takes "
+                       "position_ids without attention_mask and cache; else give each document a row of its own, "
                        "padded. Behind a cache position_ids go on from the number of tokens in it")
 
 
@@ -192,8 +190,8 @@ class CrossplyModel:
               use_cache=None, return_dict=None, **more):
     """What the head reads, (B, T, C). Packed documents leave no cache: what follows a row is of its last one only."""
     cache = the_cache(past_key_values, cache, len(self.runs) * self.config.passes_of_model())
-    alone = position_ids if attention_mask is None and cache is None else None  # only then documents, to the library too
-    refuse(more, self.config, alone)
+    alone = position_ids if attention_mask is None and cache is None else None  # the only ones that say of documents
+    refuse(more, alone)
     if input_ids is None:
       raise ValueError("crossply's models take tokens: input_ids")
     check_places(input_ids, attention_mask, position_ids, cache)
@@ -253,6 +251,8 @@ class CrossplyForCausalLM(PreTrainedModel, GenerationMixin):
     exit gate it is that of the last exit."""
     if use_cache is None:
       use_cache = self.config.use_cache and labels is None
+    for name in ("output_hidden_states", "output_attentions"):
+      more = {name: getattr(self.config, name, None), **more}
     body = self.model(input_ids, attention_mask=attention_mask, position_ids=position_ids,
                       past_key_values=past_key_values, cache=cache, use_cache=use_cache, **more)
     kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

@@ -208,6 +208,12 @@ def tiny_value(name, initial, noise, qk_norm):
   return gain * noise / noise.shape[1] ** 0.5
 
 
+def windows(pattern, window):
+  """Options of make_tiny: S for layers that see so many tokens, L for those that see all."""
+  names = {"S": "sliding_attention", "L": "full_attention"}
+  return {"sliding_window": window, "layer_types": [names[letter] for letter in pattern]}
+
+
 def make_tiny(directory, arch="llama", qk_norm=False, tied=True, seed=0, K=2, head_dim=None, **more):
   """A directory with a model of a few hundred random weights. `more` are fields of Config.
 

@@ -17,6 +17,7 @@ except ImportError:
 from reference import combinations, golden, identities, model_dir, shapes
 from reference.lime import Lime
 from reference.llama import Llama, rotate, softcap
+from reference.model_dir import windows
 
 torch.set_num_threads(1)  # the models are tiny
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 0]])
@@ -123,28 +124,24 @@ def check_cap(directory):
         same(gradient, p * (1 - (softcap(z, 2) / 2) ** 2) / 3))
 
 
-def slides(window, pattern="SSSS"):
-  """Options of make_tiny: S for layers that have the window, L for those that see all."""
-  names = {"S": "sliding_attention", "L": "full_attention"}
-  return {"sliding_window": window, "layer_types": [names[letter] for letter in pattern]}
-
-
 def check_windows(directory, plain):
   tokens, other = torch.arange(7)[None], torch.tensor([[6, 1, 2, 3, 4, 5, 6]])
   for pattern, reach in (("SSSS", 4), ("SLSS", 6)):
-    model = tiny(directory, **slides(2, pattern))
+    model = tiny(directory, **windows(pattern, 2))
     changed = [not same(a, b) for a, b in zip(model(tokens)[0], model(other)[0])]
     check(f"windows of two tokens in {pattern} reach {changed}", changed == [at <= reach for at in range(7)])
-  check("a window as long as the row changes nothing", same(tiny(directory, **slides(7))(tokens), plain(tokens)))
-  alone = tiny(directory, **slides(1))
+  whole = tiny(directory, **windows("SSSS", 7))
+  check("a window as long as the row changes nothing", same(whole(tokens), plain(tokens)))
+  alone = tiny(directory, **windows("SSSS", 1))
   check("in a window of one token stands each alone", same(alone(tokens)[0], alone(tokens.T)[:, 0]))
 
 
 def check_documents(directory):
   """A row of two documents against each in a row of its own."""
   engram = {"engram_layers": [0, 2], "engram_heads": 2, "engram_rows": 5}
-  for options in ({}, slides(2, "SLSL"), {"arch": "gpt2", "K": 4, "max_position_embeddings": 9}, engram,
-                  {"arch": "lime", **engram, "engram_order": 6, "engram_width": 20}, {"arch": "moda", **slides(2, "LSLS")}):
+  for options in ({}, windows("SLSL", 2), {"arch": "gpt2", "K": 4, "max_position_embeddings": 9}, engram,
+                  {"arch": "lime", **engram, "engram_order": 6, "engram_width": 20},
+                  {"arch": "moda", **windows("LSLS", 2)}):
     model = tiny(directory, **options)
     got = model(TOKENS, torch.tensor([[0, 1, 0, 1, 2], [0, 1, 2, 3, 4]]))
     want = torch.cat([model(TOKENS[:1, :2]), model(TOKENS[:1, 2:])], dim=1)
@@ -156,8 +153,8 @@ def check_documents(directory):
 def check_configs(directory):
   """Options travel through config.json; what nobody knows is an error that names it."""
   for options in ({"arch": "mudd", "norm": "none", "intermediate_sizes": [3, 5, 6, 10]}, {"arch": "hyper", "rate": 2},
-                  {"arch": "vertical", "residual": False, "qk_norm": True, "qk_norm_eps": 1e-2}, slides(3, "SLLS"),
-                  {"arch": "lime", **slides(3, "LSSL")}, {"arch": "llama", "final_logit_softcapping": 15.0}):
+                  {"arch": "vertical", "residual": False, "qk_norm": True, "qk_norm_eps": 1e-2}, windows("SLLS", 3),
+                  {"arch": "lime", **windows("LSSL", 3)}, {"arch": "llama", "final_logit_softcapping": 15.0}):
     written = model_dir.make_tiny(directory, **options).config
     check(f"{options} is read as written", model_dir.load(directory).config == written)
   path = pathlib.Path(directory) / "config.json"
