@@ -6,6 +6,13 @@
 
 namespace crossply {
 
+bool begins_with_eot(const Source& source, const std::string& mark, int64_t eot) {
+  if (mark != "auto" && mark != "none") return mark == "before";
+  int32_t first = -1;
+  source.read_piece(0, 0, 1, &first);
+  return first == eot;
+}
+
 DocumentShuffle::DocumentShuffle(std::unique_ptr<Source> source, const std::string& mark, int64_t eot, uint64_t seed)
     : source_(std::move(source)), mark_(mark), eot_(eot), seed_(seed) {
   for (const int64_t tokens : source_->pieces()) piece_begins_.push_back(piece_begins_.back() + tokens);

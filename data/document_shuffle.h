@@ -1,19 +1,23 @@
 // --shuffle documents: each epoch lays the training documents end to end in another order and cuts windows anew, so
 // that no two epochs train on the same windows. With one epoch it changes only what stands side by side.
 //
-// Documents are found by the token between them, as document_bounds.h says; a file begins one in any case. They are
-// found in one pass over the training tokens and take 16 bytes each.
+// Documents are found by the token between them, as engine/document_bounds.h says; a file begins one in any case. They
+// are found in one pass over the training tokens and take 16 bytes each.
 #pragma once
 
 #include <memory>
 #include <mutex>
 
-#include "data/document_bounds.h"
 #include "data/source.h"
 
 namespace crossply {
 
 inline const std::vector<std::string> shuffles = {"windows", "documents"};
+// --documents and, where it is none, what --shuffle documents goes by instead: auto, before where the first training
+// token is the end-of-text token, else after.
+inline const std::vector<std::string> document_marks = {"none", "auto", "after", "before"};
+// source: one of files, whose first token is asked for where `mark` is auto or none.
+bool begins_with_eot(const Source& source, const std::string& mark, int64_t eot);
 
 class DocumentShuffle : public Source {
  public:

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "data/document_bounds.h"
 #include "data/tokenizer.h"
 #include "engine/check.h"
+#include "engine/document_bounds.h"
 
 namespace crossply {
 

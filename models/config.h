@@ -92,8 +92,8 @@ struct Config {
   bool qkv_bias = false;       // the projections of queries, keys and values have biases, as in Qwen2
   bool mistral = false;        // a plain LLaMA is saved as a Mistral, which is the same model
   int64_t sliding_window = 0;  // W: in some layers tokens see the W last ones only, themselves among them. 0: in none
-  // Which layers those are: S (sliding) or L (all that is before), a letter for each. check() repeats a shorter one over
-  // the layers, of which the last is then L.
+  // Which layers those are: S (sliding) or L (all that is before), a letter for each. check() repeats a shorter one
+  // over the layers, of which the last is then L.
   std::string window_pattern = "SSSL";
   // Of the backbone gpt2 only:
   bool bias = true;                              // false: no biases anywhere, norms with a gain only

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "data/document_bounds.h"
+#include "engine/document_bounds.h"
 #include "engine/tape.h"
 
 namespace crossply {

@@ -34,8 +34,8 @@ class EngramHash {
 
   int64_t columns() const { return static_cast<int64_t>(primes_.size()); }  // Z, n-grams by head
   int64_t table_rows() const { return offsets_.back(); }
-  // to (count, Z), of tokens[0 .. count); so many that stand before them are looked back to, but with documents, (count,
-  // 2) of AttentionMask, none of another one. A token beyond the vocabulary is an error.
+  // to (count, Z), of tokens[0 .. count); so many that stand before them are looked back to, but with documents,
+  // (count, 2) of find_bounds(), none of another one. A token beyond the vocabulary is an error.
   void rows_of(int32_t* to, const int32_t* tokens, int64_t count, int64_t before,
                const int32_t* documents = nullptr) const;
   const std::vector<int64_t>& multipliers() const { return multipliers_; }

@@ -1,15 +1,6 @@
-#include "data/document_bounds.h"
-
-#include "data/source.h"
+#include "engine/document_bounds.h"
 
 namespace crossply {
-
-bool begins_with_eot(const Source& source, const std::string& mark, int64_t eot) {
-  if (mark != "auto" && mark != "none") return mark == "before";
-  int32_t first = -1;
-  source.read_piece(0, 0, 1, &first);
-  return first == eot;
-}
 
 void find_bounds(int32_t* bounds, const int32_t* tokens, int64_t T, const DocumentMark& mark) {
   const auto begins = [&](int64_t t) { return t == 0 || tokens[mark.before ? t : t - 1] == mark.eot; };

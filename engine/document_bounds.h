@@ -4,24 +4,14 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 namespace crossply {
-
-class Source;
 
 struct DocumentMark {
   int32_t eot = -1;  // the end-of-text token; -1: a row is one document
   bool before = false;
   bool any() const { return eot >= 0; }
 };
-
-// --documents and, where it is none, what --shuffle documents goes by instead: auto, before where the first training
-// token is the end-of-text token, else after.
-inline const std::vector<std::string> document_marks = {"none", "auto", "after", "before"};
-// source: one of files, whose first token is asked for where `mark` is auto or none.
-bool begins_with_eot(const Source& source, const std::string& mark, int64_t eot);
 
 // bounds (T, 2): of each of T tokens the position at which its document begins, and that at which the next one does.
 void find_bounds(int32_t* bounds, const int32_t* tokens, int64_t T, const DocumentMark& mark);
