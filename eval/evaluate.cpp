@@ -118,8 +118,7 @@ int main(int argc, char** argv) {
   auto flags = [&] {
     add_text(app, "--model", o.model, "DIR", "model or run directory").required();
     add_text(app, "--data", o.data.spec, "SOURCE", data_specs).required();
-    add_text(app, "--tokenizer", o.data.tokenizer, "FILE",
-             "tokenizer.json of a model that has none (default: the model's own)");
+    add_text(app, "--tokenizer", o.data.tokenizer, "FILE", "tokenizer.json for a model that has none");
     add_choice(app, "--split", o.split, {"all", "test", "train"},
                "all of a file, its test or its train part (default: all; test where the model was trained on it)");
     add_integer(app, "--seq", o.data.seq_len, 0, max_size,
@@ -127,12 +126,9 @@ int main(int argc, char** argv) {
                 "that the model takes, but at most 2048)");
     o.data.documents.clear();
     add_choice(app, "--documents", o.data.documents, document_marks,
-               "tokens attend within their document, which begins after or before the token --eot; auto: before where "
-               "the data begins with it (default: as the model was trained on this data, else none)");
-    needs(
-        app,
-        add_integer(app, "--eot", o.data.eot, -1, max_size, "id of the token between documents (-1: the tokenizer's)"),
-        {{"--documents", {"auto", "after", "before"}}});
+               "tokens attend within documents, which begin after or before --eot (default: as trained)");
+    needs(app, add_integer(app, "--eot", o.data.eot, -1, max_size, "token between documents (-1: the tokenizer's)"),
+          {{"--documents", {"auto", "after", "before"}}});
     add_text(app, "--val-data", o.data.val_spec, "GLOB",
              "validation shards, which are then the test set (default: those of the training run)");
     const Need task{"--data", {"arith:*", "prosqa*"}};

@@ -83,7 +83,7 @@ TEST_CASE("--attention-window: in training, in the files, in what the run says o
   check_outcome(run(scratch, "--steps 2 --attention-window 5 --attention-window-pattern X", "out"), Exit::usage, "'X'");
   check_outcome(run(scratch, "--steps 2 --attention-window 5 --attention-window-pattern LL", "out"), Exit::usage,
                 "of no layer");
-  check_outcome(run(scratch, "--steps 2 --attention-window 5", "out", "gpt2"), Exit::usage, "--attention-window");
+  check_outcome(run(scratch, "--steps 2 --attention-window 5", "out", "gpt2"), Exit::usage, "no attention_window");
   check_outcome(run(scratch, "--steps 2 --attention-window 5 --backbone gpt2", "out"), Exit::usage, "attention");
   const Outcome plain = run(scratch, "--steps 2", "plain", "llama"),
                 wide = run(scratch, "--steps 2 --attention-window 24", "wide", "llama");

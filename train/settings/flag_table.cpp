@@ -80,11 +80,10 @@ const std::vector<FlagRow> model = {
      "head and embedding share one matrix"},
     {"--qk-norm", of_model, [](S s) -> M { return &s.config.qk_norm; }, truth, "RMSNorm on queries and keys"},
     {"--attention-window", of_model, [](S s) -> M { return &s.config.sliding_window; }, from(0, max_size),
-     "in layers that slide, tokens see so many last ones, themselves among them (0: all, in all layers)", {}, {},
-     "llama"},
+     "in layers that slide, tokens see so many last ones, themselves among them (0: all, in all layers)"},
     {"--attention-window-pattern", of_model, [](S s) -> M { return &s.config.window_pattern; }, text("SSSL"),
      "which layers slide (S) and which see all (L), repeated over the layers, the last of which sees all; with a "
-     "letter for each layer taken as it is", {{"--attention-window"}}, {}, "llama"},
+     "letter for each layer taken as it is", {{"--attention-window"}}},
     {"--loop", of_model, [](S s) -> M { return &s.config.loop.kind; }, any_of({"none", "anchor", "stack"}),
      "anchor: blocks in the middle run several times, and after each pass the stream is normalised and the stream "
      "before them is added; once by default, which is Operator-1. stack: the whole model runs several times"},
