@@ -196,6 +196,21 @@ std::string general_keys(const Config& config) {
 int64_t Config::integer(const std::string& key) const { return parse_integer(options.at(key)).value(); }
 double Config::number(const std::string& key) const { return parse_number(options.at(key)).value(); }
 
+Config Config::with_blocks(const std::vector<int>& blocks) const {
+  Config config = *this;
+  config.num_hidden_layers = std::ssize(blocks);
+  if (sliding_window == 0) return config;
+  config.window_pattern.clear();
+  char letter = window_pattern[0];
+  for (const int block : blocks) {
+    if (block >= 0) letter = window_pattern.at(static_cast<size_t>(block));
+    config.window_pattern += letter;
+  }
+  if (config.window_pattern.find('S') == std::string::npos)
+    config.sliding_window = 0, config.window_pattern = Config().window_pattern;
+  return config;
+}
+
 void Config::check(Exit code, const std::string& where) {
   auto check_size = [&](const SizeKey& size) {
     const int64_t value = this->*size.value;

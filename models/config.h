@@ -118,6 +118,10 @@ struct Config {
     return sliding_window > 0 && window_pattern.at(static_cast<size_t>(layer)) == 'S' ? sliding_window : 0;
   }
 
+  // This model with these of its blocks, each with its own attention window; a negative number is a fresh block, which
+  // has the window of the block in front of it.
+  Config with_blocks(const std::vector<int>& blocks) const;
+
   // (D/2): the angles, in radians, by which RoPE turns each pair of channels from one position to the next.
   std::vector<double> rope_frequencies() const;
   // What RoPE multiplies queries and keys by.

@@ -123,8 +123,7 @@ Config transplanted_config(const Config& source, const Transplant& t, int64_t C,
     fail(Exit::usage, asked, "a gpt2 is as wide as its heads, ", H, " x ", D, "; give --width ", H * D, " --heads ", H);
   if (H > G && H % G != 0)
     fail(Exit::usage, asked, "the source's keys and values serve ", G, " query heads each; take a multiple of ", G);
-  Config config = source;
-  config.num_hidden_layers = std::ssize(t.blocks);
+  Config config = source.with_blocks(t.blocks);
   config.hidden_size = C;
   config.num_attention_heads = H;
   config.num_key_value_heads = std::max<int64_t>(1, H / G);

@@ -108,6 +108,21 @@ TEST_CASE("a list of blocks is read as written, and an entry that is no block is
   for (const char* bad : {"", ",", "0,", "0,,1"}) check_fails(Exit::usage, {"''"}, [&] { parse_blocks(bad, 4); });
 }
 
+TEST_CASE("each block keeps its attention window, wherever it comes to stand") {
+  Config config = tiny_config("llama");
+  config.sliding_window = 3, config.window_pattern = "SLSS";
+  config.check(Exit::usage, "test");
+  const auto windows_of = [&](const Blocks& blocks) {
+    const Config made = transplanted_config(config, {blocks});
+    return str(made.sliding_window, " ", made.window_pattern);
+  };
+  CHECK(windows_of({0, 1, 2, 3, 2, 3}) == "3 SLSSSS");
+  CHECK(windows_of({3, 2}) == "3 SS");
+  CHECK(windows_of({1, fresh_block, 0, fresh_block}) == "3 LLSS");
+  CHECK(windows_of({fresh_block, 1}) == "3 SL");
+  CHECK(windows_of({1, 1}) == "0 " + Config().window_pattern);  // none has one
+}
+
 TEST_CASE("blocks and parts: what the list and the names say comes along, the rest is a new model's bit for bit") {
   const std::set<std::string> all(transplant_parts.begin(), transplant_parts.end());
   const std::vector<std::set<std::string>> choices = {all,

@@ -89,4 +89,13 @@ TEST_CASE("--attention-window: in training, in the files, in what the run says o
                 wide = run(scratch, "--steps 2 --attention-window 24", "wide", "llama");
   CHECK(timeless(scratch.file("plain") + "/metrics.jsonl") == timeless(scratch.file("wide") + "/metrics.jsonl"));
   CHECK(known_json(read_text(scratch.file("wide") + "/step_00000002/config.json"))["model_type"] == "ministral");
+  const std::string init = " --init " + scratch.file("wide") + " --out ";
+  const auto fewer = [&](const std::string& layers) {
+    return train(scratch,
+                 split_words("--steps 1 --batch 4 --seq 24 --data " + scratch.path.string() + init +
+                             scratch.file("of_" + layers) + " --layers " + layers),
+                 "llama");
+  };
+  check_outcome(fewer("1"), Exit::done, "epochs");
+  CHECK(known_json(read_text(scratch.file("of_1") + "/step_00000001/config.json"))["model_type"] == "mistral");
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 #include <utility>
 
 #include "cli/format.h"
@@ -146,8 +147,11 @@ Config take_initial(const Settings& settings, const Config& initial, std::string
     fail(Exit::usage, "--layers ", layers, ": --init ", settings.init,
          " has a loop, of which no first blocks can be "
          "taken");
-  if (fewer) model.num_hidden_layers = layers;
-  if (fewer && model.sliding_window > 0) model.window_pattern.resize(static_cast<size_t>(layers));
+  if (fewer) {
+    std::vector<int> first(static_cast<size_t>(layers));
+    std::iota(first.begin(), first.end(), 0);
+    model = model.with_blocks(first);
+  }
   model = choose_architecture(settings, model, blocks, notes);
   add_engram(settings, model, notes);
   return model;
