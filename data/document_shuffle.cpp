@@ -1,17 +1,24 @@
 #include "data/document_shuffle.h"
 
+#include <nlohmann/json.hpp>
+
 #include "cli/ticker.h"
 #include "data/loader.h"
 #include "engine/rng.h"
 
 namespace crossply {
 
-bool begins_with_eot(const Source& source, const std::string& mark, int64_t eot) {
-  if (mark != "auto" && mark != "none") return mark == "before";
+bool begin_with_eot(const std::string& mark, int64_t first, int64_t eot) {
+  return mark == "before" || (mark != "after" && first == eot);
+}
+
+int32_t first_token(const Source& source) {
   int32_t first = -1;
   source.read_piece(0, 0, 1, &first);
-  return first == eot;
+  return first;
 }
+
+bool mark_shuffle_alone(const nlohmann::json& settings) { return !settings.contains("z_loss"); }
 
 DocumentShuffle::DocumentShuffle(std::unique_ptr<Source> source, const std::string& mark, int64_t eot, uint64_t seed)
     : source_(std::move(source)), mark_(mark), eot_(eot), seed_(seed) {
@@ -38,7 +45,7 @@ void DocumentShuffle::find_in(size_t piece, bool before) const {
 
 void DocumentShuffle::find_documents() const {
   if (!starts_.empty()) return;
-  const bool before = begins_with_eot(*source_, mark_, eot_);
+  const bool before = begin_with_eot(mark_, first_token(*source_), eot_);
   Ticker ticker("finding documents", "million tokens");
   for (size_t piece = 0; piece + 1 < piece_begins_.size(); ++piece) {
     if (piece_begins_[piece] < piece_begins_[piece + 1]) find_in(piece, before);

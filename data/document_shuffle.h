@@ -7,17 +7,21 @@
 
 #include <memory>
 #include <mutex>
+#include <nlohmann/json_fwd.hpp>
 
 #include "data/source.h"
 
 namespace crossply {
 
 inline const std::vector<std::string> shuffles = {"windows", "documents"};
-// --documents and, where it is none, what --shuffle documents goes by instead: auto, before where the first training
-// token is the end-of-text token, else after.
+// --documents. auto: before where the first token is the end-of-text token, else after. So does --shuffle documents go
+// where it is none.
 inline const std::vector<std::string> document_marks = {"none", "auto", "after", "before"};
-// source: one of files, whose first token is asked for where `mark` is auto or none.
-bool begins_with_eot(const Source& source, const std::string& mark, int64_t eot);
+bool begin_with_eot(const std::string& mark, int64_t first, int64_t eot);
+int32_t first_token(const Source& source);  // of files
+// Runs from before the z-loss had --documents for --shuffle documents alone; their attention knew none. settings: those
+// that a run keeps.
+bool mark_shuffle_alone(const nlohmann::json& settings);
 
 class DocumentShuffle : public Source {
  public:

@@ -56,7 +56,7 @@ static Dataset open_task(const DataOptions& options) {
 }
 
 // What --shuffle documents makes of a training split, and --documents of both.
-static Dataset find_documents(Dataset data, const DataOptions& options) {
+static Dataset mark_documents(Dataset data, const DataOptions& options) {
   const bool in_order = data.train == nullptr || options.shuffle == "windows", marks = options.documents != "none";
   if (in_order && !marks) return data;
   const std::string flag = in_order ? "--documents " + options.documents : "--shuffle documents";
@@ -65,7 +65,7 @@ static Dataset find_documents(Dataset data, const DataOptions& options) {
   const int64_t eot = options.eot >= 0 ? options.eot : data.tokenizer.eos();
   if (eot < 0 || eot > INT32_MAX)
     fail(Exit::usage, flag, ": ", options.spec, " does not say which token ends a document; say it with --eot ID");
-  if (marks) data.documents = {static_cast<int32_t>(eot), begins_with_eot(first, options.documents, eot)};
+  if (marks) data.documents = {static_cast<int32_t>(eot), begin_with_eot(options.documents, first_token(first), eot)};
   if (!in_order)
     data.train = std::make_unique<DocumentShuffle>(std::move(data.train), options.documents, eot, options.seed);
   return data;
@@ -112,7 +112,7 @@ static Dataset take_test_part(Dataset data, const DataOptions& options) {
 }
 
 Dataset open_dataset(const DataOptions& options) {
-  return take_test_part(find_documents(open_splits(options), options), options);
+  return take_test_part(mark_documents(open_splits(options), options), options);
 }
 
 DataSpec parse_data_spec(const std::string& spec) {

@@ -29,7 +29,7 @@ DataOptions read_run(const std::string& dir) {
     if (number < 0) fail(Exit::bad_data, path, ": \"", key, "\" is ", number, "; it must not be negative");
     into = static_cast<std::decay_t<decltype(into)>>(number);
   };
-  if (flags.contains("z_loss")) read(flags, "documents", run.documents, path);  // before it, of --shuffle alone
+  if (!mark_shuffle_alone(flags)) read(flags, "documents", run.documents, path);
   if (std::find(document_marks.begin(), document_marks.end(), run.documents) == document_marks.end())
     fail(Exit::bad_data, path, ": \"documents\" cannot be \"", excerpt(run.documents), "\"");
   read(flags, "eot", run.eot, path);

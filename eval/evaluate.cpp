@@ -124,7 +124,7 @@ int main(int argc, char** argv) {
     add_integer(app, "--seq", o.data.seq_len, 0, max_size,
                 "tokens per sequence (0: as the model was trained; of a file, where that is not known, the longest "
                 "that the model takes, but at most 2048)");
-    o.data.documents.clear();
+    o.data.documents.clear();  // as the model was trained
     add_choice(app, "--documents", o.data.documents, document_marks,
                "tokens attend within documents, which begin after or before --eot (default: as trained)");
     needs(app, add_integer(app, "--eot", o.data.eot, -1, max_size, "token between documents (-1: the tokenizer's)"),

@@ -87,8 +87,7 @@ DocumentMark mark_of(const Options& o, const LoadedModel& model, const std::vect
   const int64_t eot = o.eot >= 0 ? o.eot : model_tokenizer(model, o.tokenizer).eos();
   if (eot < 0)
     fail(Exit::usage, "--documents ", o.documents, ": ", o.model, " has no end-of-text token; give --eot ID");
-  const bool before = o.documents == "auto" ? tokens[0] == eot : o.documents == "before";
-  return {static_cast<int32_t>(eot), before};
+  return {static_cast<int32_t>(eot), begin_with_eot(o.documents, tokens[0], eot)};
 }
 
 // Gradients replace gradients; any other file stays.
@@ -108,7 +107,7 @@ Exit run(const Options& o) {
   refresh_bf16_copy(model.params);
   Tape tape(in_bf16 ? Dtype::bf16 : model.params.dtype());
   const Graph graph =
-      record_model(tape, model.params, model.config, o.batch, o.seq_len, nullptr, 0, mark_of(o, model, tokens));
+      record_model(tape, model.params, model.config, o.batch, o.seq_len, {.documents = mark_of(o, model, tokens)});
   tape.differentiate();
   tape.plan(plan_mode(o.plan));
   tape.allocate(*model.device);

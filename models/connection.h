@@ -12,8 +12,8 @@
 #include "kernels/block/ops.h"
 #include "kernels/depth/ops.h"
 #include "models/config.h"
-#include "models/documents.h"
 #include "models/loop.h"
+#include "models/packed_documents.h"
 
 namespace crossply {
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "engine/io/json.h"
 #include "engine/io/printable.h"
@@ -117,10 +118,10 @@ void check_loop(const Config& config, Exit code, const std::string& where) {
 Config applied(Config config) {
   if (!has_anchor(config)) return config;
   const Applications all = applications_of(config);
-  const std::string stored = config.window_pattern;
-  if (config.sliding_window > 0) config.window_pattern.clear();
-  for (int64_t v = 0; config.sliding_window > 0 && v < all.count(); ++v)
-    config.window_pattern += stored.at(static_cast<size_t>(all.stored(v)));
+  if (config.sliding_window > 0) {
+    const std::string stored = std::exchange(config.window_pattern, "");
+    for (int64_t v = 0; v < all.count(); ++v) config.window_pattern += stored.at(static_cast<size_t>(all.stored(v)));
+  }
   config.num_hidden_layers = all.count();
   config.loop.layers = str("[", all.prelude, ",", all.core, ",", all.coda, "]");
   return config;

@@ -193,11 +193,12 @@ static void record_losses(Tape& tape, const ops::LogitHead& head, double z_loss,
 }
 
 static Graph record_all(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
-                        Teacher* teacher, double z_loss, bool generates, const DocumentMark& documents = {}) {
+                        const RecordOptions& options, bool generates) {
+  Teacher* const teacher = options.teacher;
   Graph graph;
   graph.tokens = tape.input("tokens", Shape{B, T}, Dtype::i32);
   const bool positions = config.gpt2() || (teacher != nullptr && teacher->config.gpt2());
-  graph.documents = add_documents(tape, documents, B, T, positions);
+  graph.documents = add_documents(tape, options.documents, B, T, positions);
   ops::LogitHead taught;  // first, so that of the teacher's activations one is left when the student's begin
   if (teacher != nullptr)
     tape.frozen("teacher.",
@@ -218,23 +219,23 @@ static Graph record_all(Tape& tape, ParameterTable& params, const Config& config
   } else if (config.loop.exit_gate && tape.cache_length() == 0) {
     record_exits(tape, params, config, exits, graph);
   } else {
-    record_losses(tape, own, z_loss, graph);
+    record_losses(tape, own, options.z_loss, graph);
   }
   return graph;
 }
 
-Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T, Teacher* teacher,
-                   double z_loss, const DocumentMark& documents) {
-  CHECK_THAT(z_loss == 0 || (teacher == nullptr && !config.loop.exit_gate), "a z-loss of ", z_loss,
-             " beside a teacher or an exit gate");
-  const Graph graph = record_all(tape, params, config, B, T, teacher, z_loss, tape.cache_length() > 0, documents);
+Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
+                   const RecordOptions& options) {
+  CHECK_THAT(options.z_loss == 0 || (options.teacher == nullptr && !config.loop.exit_gate), "a z-loss of ",
+             options.z_loss, " beside a teacher or an exit gate");
+  const Graph graph = record_all(tape, params, config, B, T, options, tape.cache_length() > 0);
   ops::fuse_linears(tape);
   return graph;
 }
 
 Graph record_continuation(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T) {
   CHECK_THAT(tape.cache_length() >= T, "a continuation of ", T, " tokens on a tape that caches ", tape.cache_length());
-  const Graph graph = record_all(tape, params, config, B, T, nullptr, /*z_loss=*/0, /*generates=*/false);
+  const Graph graph = record_all(tape, params, config, B, T, {}, /*generates=*/false);
   ops::fuse_linears(tape);
   return graph;
 }

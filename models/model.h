@@ -37,6 +37,12 @@ struct Graph {
   Value* second() const { return ce != nullptr ? ce : squares; }
 };
 
+struct RecordOptions {
+  Teacher* teacher = nullptr;
+  double z_loss = 0;            // of training; not beside a teacher or an exit gate
+  DocumentMark documents = {};  // tokens attend within theirs; learned positions and Engram's look-back begin with it
+};
+
 // Records the model on the tape for B sequences of T tokens. A tape with a cache length ends in logits where T is 1,
 // and only fills the caches where T is larger; one without ends in losses. The parameters must be declared; they need
 // no memory yet. With a teacher, of any other sizes and architecture but with the same vocabulary, the losses of
@@ -50,9 +56,8 @@ struct Graph {
 //   own_query.i, own_key.i, own_value.i   (B, T, H or K, D)     the layer's projections, before any norm or rotation
 //   and what a connection computes: gate.i (B, T, K), route.i, mixed.i, attn_mixing.i, mlp_mixing.i, and of both
 //   sublayers attn_read.i, mlp_read.i, before the norm, attn_output.i, mlp_output.i (its file says)
-// With documents marked, tokens attend within their own, and learned positions and Engram's look-back begin with it.
 Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,
-                   Teacher* teacher = nullptr, double z_loss = 0, const DocumentMark& documents = {});
+                   const RecordOptions& options = {});
 // On a tape with a cache length: T tokens after those in the caches, as generation reads them, and the losses of their
 // targets, as an evaluation computes them. For texts of which parts are known already.
 Graph record_continuation(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T);

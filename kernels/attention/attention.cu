@@ -104,17 +104,6 @@ __device__ inline void clear(Row4* x, int64_t D) {
 
 __device__ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// How many keys before its own position query t sees, and how many positions behind key j still see it; of those that
-// are not there, the last one's.
-__device__ inline int back_of(const AttentionSizes& z, int64_t b, int64_t t) {
-  const int64_t position = z.pos + smaller(t, z.T - 1);
-  return static_cast<int>(position - z.lower(b, position));
-}
-__device__ inline int forth_of(const AttentionSizes& z, int64_t b, int64_t j) {
-  const int64_t key = smaller(j, z.T - 1);
-  return static_cast<int>(z.upper(b, key) - key);
-}
-
 // The plain forward writes all scores of a query and reads them again, for the softmax and for each column of out. Here
 // a warp takes 32 keys at a time and the softmax online: when a larger score comes, what was summed before shrinks by
 // the exponential of the difference. Scores live in shared memory, for these 32 keys only. A row of k, once there,

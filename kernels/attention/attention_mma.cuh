@@ -67,21 +67,22 @@ void with_mask(const AttentionSizes& z, F&& body) {
 template <bool masked, int rows>
 constexpr size_t mask_bytes = masked ? rows * sizeof(int) : 0;
 
-// Of queries from `first` on. Those that are not there see the first key that the last one sees.
+// Of query t; one that is not there sees the first key that the last one sees.
+__device__ __forceinline__ int back_of(const AttentionSizes& z, int64_t b, int64_t t) {
+  return static_cast<int>(z.pos + t - z.lower(b, z.pos + (t < z.T ? t : z.T - 1)));
+}
+// Of key j; one that is not there is seen by no query.
+__device__ __forceinline__ int forth_of(const AttentionSizes& z, int64_t b, int64_t j) {
+  return static_cast<int>(z.upper(b, j < z.T ? j : z.T - 1) - j);
+}
+// Of all rows of a block, from `first` on.
 template <int rows, int threads>
 __device__ __forceinline__ void find_back(int* back, const AttentionSizes& z, int64_t b, int first) {
-  for (int r = static_cast<int>(threadIdx.x); r < rows; r += threads) {
-    const int64_t t = first + r;
-    back[r] = static_cast<int>(z.pos + t - z.lower(b, z.pos + (t < z.T ? t : z.T - 1)));
-  }
+  for (int r = static_cast<int>(threadIdx.x); r < rows; r += threads) back[r] = back_of(z, b, first + r);
 }
-// Of keys from `first` on. Those that are not there are seen by no query.
 template <int rows, int threads>
 __device__ __forceinline__ void find_forth(int* forth, const AttentionSizes& z, int64_t b, int first) {
-  for (int r = static_cast<int>(threadIdx.x); r < rows; r += threads) {
-    const int64_t j = first + r;
-    forth[r] = static_cast<int>(z.upper(b, j < z.T ? j : z.T - 1) - j);
-  }
+  for (int r = static_cast<int>(threadIdx.x); r < rows; r += threads) forth[r] = forth_of(z, b, first + r);
 }
 
 // -----------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ Tensor flat_gradients(const Arena& arena, const ParameterTable& params) {
 void load_batch(Device& device, const Graph& graph, const int32_t* tokens, const int32_t* targets) {
   device.copy_in(graph.tokens->tensor.data, tokens, graph.tokens->tensor.bytes());
   if (graph.documents != nullptr) graph.documents->load(device, tokens);
-  const int32_t* documents = graph.documents != nullptr ? graph.documents->host.data() : nullptr;
+  const int32_t* documents = graph.documents != nullptr ? graph.documents->host_bounds.data() : nullptr;
   for (const auto& engram : graph.engrams) engram->load(device, tokens, graph.tokens->shape[1], 0, documents);
   device.copy_in(graph.targets->tensor.data, targets, graph.targets->tensor.bytes());
 }
@@ -66,7 +66,7 @@ Layout choose_layout(ParameterTable& params, const Config& config, const Batch& 
 Graph record_batch(Tape& tape, ParameterTable& params, const Config& config, const Batch& batch, const Layout& layout) {
   if (batch.eight_bits) tape.use_eight_bits();
   const Graph graph =
-      record_model(tape, params, config, layout.sequences, batch.T, batch.teacher, batch.z_loss, batch.documents);
+      record_model(tape, params, config, layout.sequences, batch.T, {batch.teacher, batch.z_loss, batch.documents});
   if (batch.training) tape.differentiate();
   tape.plan(batch.plan);
   return graph;

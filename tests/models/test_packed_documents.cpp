@@ -1,5 +1,6 @@
-// Documents packed into rows (models/documents.h): each computes what it would alone, and nothing reaches another.
-#include "models/documents.h"
+// Documents packed into rows (models/packed_documents.h): each computes what it would alone, and nothing reaches
+// another.
+#include "models/packed_documents.h"
 
 #include "tests/support/cases.h"
 
@@ -20,7 +21,7 @@ struct Reading {
 Reading read(TinyModel& model, const Rows& rows, const DocumentMark& mark, const std::vector<int32_t>& labels) {
   const auto B = std::ssize(rows), T = std::ssize(rows[0]);
   Tape tape(model.params.dtype());
-  const Graph graph = record_model(tape, model.params, model.config, B, T, nullptr, 0, mark);
+  const Graph graph = record_model(tape, model.params, model.config, B, T, {.documents = mark});
   tape.differentiate();
   tape.plan(PlanMode::reuse);
   const Tensor gradients = model.params.gradients();

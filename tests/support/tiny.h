@@ -145,7 +145,7 @@ struct TinyModel {
     params.initialise(seed);
     for (Parameter& row : params.rows()) move_from_neutral(row);
     refresh_bf16_copy(params);
-    graph = record_model(tape, params, config, B, T, teacher, z_loss);
+    graph = record_model(tape, params, config, B, T, {teacher, z_loss});
     tape.differentiate();
     tape.plan(mode);
     const Tensor gradients = params.gradients();

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "data/document_shuffle.h"
 #include "engine/io/byte_names.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
@@ -135,14 +136,11 @@ std::string continued_run(const Settings& settings) {
   return read_run_settings(run).is_null() ? "" : run;
 }
 
-// Runs from before the z-loss had --documents for --shuffle documents only; their attention knew none.
-static bool is_of_shuffle_alone(const json& saved) { return !saved.contains("z_loss"); }
-
 void take_settings(const json& saved, const std::string& path, Settings& settings) {
   if (!saved.is_object() || !saved.contains("config")) fail(Exit::bad_data, path, ": \"config\" is missing");
   if (!saved.contains("eval_rule")) settings.eval_rule = "first";  // older runs had no other
   each_kept(settings, of_run, TakeKept{saved, path});
-  if (is_of_shuffle_alone(saved)) {
+  if (mark_shuffle_alone(saved)) {
     if (settings.data.shuffle == "documents" && settings.data.documents != "auto")
       fail(Exit::usage, path, ": the run began with --documents ", settings.data.documents,
            " when that was for --shuffle documents alone; go on with the program that began it");
@@ -179,7 +177,7 @@ void refuse_other_settings(const json& saved, const Settings& now, const std::st
   Settings settings = now;
   each_kept(settings, of_trajectory, [&](const FlagRow& row, const auto&) {
     const std::string key = row.key();
-    const bool old = key == "documents" && is_of_shuffle_alone(saved);
+    const bool old = key == "documents" && mark_shuffle_alone(saved);
     const json &value = current[key], found = old ? usual[key] : saved.value(key, usual.value(key, json()));
     const json was = found.is_string() ? json(name_as_utf8(renewed(row, name_from_utf8(found)))) : found;
     if (was == value || moved.contains(key) || (key == "init" && now.init_moved)) return;

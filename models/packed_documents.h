@@ -11,9 +11,10 @@ namespace crossply {
 
 struct DocumentInput {
   DocumentMark mark;
-  Value* bounds;                // (B, T, 2) i32, ops::Attended's
-  Value* positions;             // (B, T) i32, positions within documents; only where a model has learned positions
-  std::vector<int32_t> host{};  // of bounds, as last loaded
+  Value* bounds;     // (B, T, 2) i32, ops::Attended's
+  Value* positions;  // (B, T) i32, positions within documents; null where no model has learned positions
+  // As last loaded.
+  std::vector<int32_t> host_bounds{}, host_positions{};
 
   void load(Device& device, const int32_t* tokens /*(B,T)*/);
 };

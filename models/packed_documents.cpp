@@ -1,17 +1,17 @@
-#include "models/documents.h"
+#include "models/packed_documents.h"
 
 namespace crossply {
 
 void DocumentInput::load(Device& device, const int32_t* tokens) {
   const int64_t B = bounds->shape[0], T = bounds->shape[1];
-  host.resize(static_cast<size_t>(2 * B * T));
-  for (int64_t b = 0; b < B; ++b) find_bounds(host.data() + 2 * b * T, tokens + b * T, T, mark);
-  device.copy_in(bounds->tensor.data, host.data(), bounds->bytes());
+  host_bounds.resize(static_cast<size_t>(2 * B * T));
+  for (int64_t b = 0; b < B; ++b) find_bounds(host_bounds.data() + 2 * b * T, tokens + b * T, T, mark);
+  device.copy_in(bounds->tensor.data, host_bounds.data(), bounds->bytes());
   if (positions == nullptr) return;
-  std::vector<int32_t> within(static_cast<size_t>(B * T));
+  host_positions.clear();
   for (int64_t i = 0; i < B * T; ++i)
-    within[static_cast<size_t>(i)] = static_cast<int32_t>(i % T) - host[static_cast<size_t>(2 * i)];
-  device.copy_in(positions->tensor.data, within.data(), positions->bytes());
+    host_positions.push_back(static_cast<int32_t>(i % T) - host_bounds[static_cast<size_t>(2 * i)]);
+  device.copy_in(positions->tensor.data, host_positions.data(), positions->bytes());
 }
 
 std::shared_ptr<DocumentInput> add_documents(Tape& tape, const DocumentMark& mark, int64_t B, int64_t T,
