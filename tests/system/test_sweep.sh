@@ -132,6 +132,13 @@ expect 64 'in use by another comparison' "$build/compare" --resume --out hung/on
 { kill -KILL $pid && wait $pid; } 2>/dev/null
 wait $waiting || fail "beside a process that is killed: exit code $?"
 same hung "beside a process that is killed"
+# A cell's process holds its claim, too: a sweep that is killed may leave it behind for a moment.
+"$build/sweep" run tiny.plan --out jobs --jobs 2 >output 2>&1 &
+pid=$!
+claim=
+until claim=$(readlink "/proc/$(pgrep -P $pid | head -n 1)/fd/4") || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
+[[ $claim = */jobs/claims/one/* ]] || fail "a cell's process holds '$claim', not its claim"
+{ kill -KILL $pid && wait $pid; } 2>/dev/null
 "$build/compare" --arch llama --data arith:3 --steps 100000 "${sizes[@]}" --out held/one >output 2>&1 &
 pid=$!
 until [ -s held/one/results.json ] || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done

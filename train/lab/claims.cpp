@@ -14,7 +14,10 @@ bool Claims::take(const std::string& run) {
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (file.get() < 0) fail_io("create", path, errno);
   if (uninterrupted([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK) return false;
-  held_[run] = std::move(file);
+  // The same lock, above the descriptors that posix_spawn sets for a run.
+  Descriptor held(::fcntl(file.get(), F_DUPFD_CLOEXEC, 16));
+  if (held.get() < 0) fail_io("hold", path, errno);
+  held_[run] = std::move(held);
   return true;
 }
 

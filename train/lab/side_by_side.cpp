@@ -37,7 +37,7 @@ namespace {
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-constexpr int reply_descriptor = 3;
+constexpr int reply_descriptor = 3, claim_descriptor = 4;
 constexpr int64_t tokens_of_pairs = 8192;  // in a batch
 constexpr double max_to_try = 2e11;        // FLOPs of a step that is timed: of larger ones threads have enough to do
 
@@ -166,6 +166,9 @@ RunProcess::RunProcess(const Comparison& comparison, size_t place, const std::st
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&actions, lines_.write.get(), STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, reply_.write.get(), reply_descriptor);
+  if (const Claims* claims = comparison.claims.get())  // a killed sweep leaves it to its runs, until they are gone, too
+    posix_spawn_file_actions_adddup2(&actions, claims->descriptor(run_directory(comparison.runs[place])),
+                                     claim_descriptor);
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);  // a Ctrl-C is for the parent, which passes it on
   const int error = ::posix_spawn(&pid_, own_program().c_str(), &actions, &attributes, arguments, environ);
