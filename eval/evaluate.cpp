@@ -102,8 +102,7 @@ Exit run(const Options& o) {
   const MeanLoss mean = finite_mean(batches, source, samples);
   print_loss(source, mean, data, model.config.max_position_embeddings);
   if (const DocumentMark& mark = data.dataset.documents; mark.any())
-    std::printf("tokens attend within documents, which begin %s token %d\n", mark.before ? "before" : "after",
-                mark.eot);
+    std::printf("%s\n", attention_within(mark).c_str());
   if (o.estimate > 0) print_estimates(o, batches, asked, source, data.choice.data.seed);
   if (source.task() != nullptr && o.answers > 0) print_answers(model, source, o.answers);
   return Exit::done;

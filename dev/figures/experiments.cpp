@@ -19,14 +19,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-ComparedArms against(const std::string& name, const RecordedArm& yardstick, const std::vector<LabelledArm>& arms) {
-  return {"against " + name, yardstick, arms};
+ComparedArms against(const std::string& name, const RecordedArm& baseline, const std::vector<LabelledArm>& arms) {
+  return {"against " + name, baseline, arms};
 }
 
 std::vector<RecordedArm> arms_of(const std::vector<ComparedArms>& groups) {
   std::vector<RecordedArm> all;
   for (const ComparedArms& group : groups) {
-    all.push_back(group.yardstick);
+    all.push_back(group.baseline);
     for (const LabelledArm& one : group.arms) all.push_back(one.arm);
   }
   return all;
@@ -47,7 +47,7 @@ RecordedArm of_same_seeds(RecordedArm arm, const Record& record) {
 // LLaMA's losses from one seed by how many times the tokens of the comparison it saw, each with a schedule of its own.
 using Frontier = std::vector<std::pair<double, double>>;
 
-// What a yardstick reaches with so many times its work, between the lengths at which it was trained; NaN beyond them.
+// What a baseline reaches with so many times its work, between the lengths at which it was trained; NaN beyond them.
 double loss_at(const Frontier& frontier, double work) {
   for (size_t i = 1; i < frontier.size(); ++i) {
     const auto [x0, y0] = frontier[i - 1];
@@ -57,7 +57,7 @@ double loss_at(const Frontier& frontier, double work) {
   return NAN;
 }
 
-// The other way round: how many times the work a yardstick needs to reach a loss; NaN beyond its lengths.
+// The other way round: how many times the work a baseline needs to reach a loss; NaN beyond its lengths.
 double work_at(const Frontier& frontier, double loss) {
   for (size_t i = 1; i < frontier.size(); ++i) {
     const auto [x0, y0] = frontier[i - 1];
@@ -173,8 +173,8 @@ void twelve(Page& page) {
   page.curves("curves.svg", "Code, equal tokens", all);
   page.differences("differences.svg", "Code: twelve architectures, against LLaMA", {{"", record->arm("llama"), all}});
   // What papers say of each other.
-  const auto named = [&](const char* yardstick, std::initializer_list<const char*> names) {
-    ComparedArms group = against(yardstick, record->arm(yardstick), {});
+  const auto named = [&](const char* baseline, std::initializer_list<const char*> names) {
+    ComparedArms group = against(baseline, record->arm(baseline), {});
     for (const char* name : names) group.arms.push_back({name, record->arm(name)});
     return group;
   };
@@ -187,7 +187,7 @@ void twelve(Page& page) {
   equal_work(page, record->arm("llama"), record->arms);
 }
 
-// --- Groups of variants, whose defaults and yardsticks are in other records
+// --- Groups of variants, whose defaults and baselines are in other records
 
 std::optional<Record> text_record(const Page& page) { return page.record("../twelve/equal-tokens"); }
 
@@ -381,15 +381,14 @@ std::string loss_of(const RecordedArm& arm) {
   return format_number("%.3f", loss.mean) + (loss.n > 1 ? format_number(" ± %.3f", loss.sd) : "");
 }
 
-// Arms against a yardstick, as rows of the figure and of the table.
-void add_family(DotGroup& dots, std::string& table, const RecordedArm& yardstick,
-                const std::vector<LabelledArm>& arms) {
-  const FamilyVerdict family = judge(yardstick, arms);
+// Arms against a baseline, as rows of the figure and of the table.
+void add_family(DotGroup& dots, std::string& table, const RecordedArm& baseline, const std::vector<LabelledArm>& arms) {
+  const FamilyVerdict family = judge(baseline, arms);
   for (size_t i = 0; i < arms.size(); ++i) {
     const Verdict& verdict = family.arms[i];
-    dots.rows.push_back(dots_of(arms[i], yardstick, verdict));
+    dots.rows.push_back(dots_of(arms[i], baseline, verdict));
     table += format_markdown_row({dots.caption, arms[i].label, difference_text(verdict, "%.3f"),
-                                  verdict_text(arms[i].arm, yardstick, verdict), format_number("%.4f", family.arms_sd),
+                                  verdict_text(arms[i].arm, baseline, verdict), format_number("%.4f", family.arms_sd),
                                   str(family.arms_degrees), format_number("%.3f", family.critical),
                                   format_number("%.3f", detectable_difference(family))});
   }
@@ -453,7 +452,7 @@ void recipe(Page& page) {
   }
   const OptimizerSetting &muon = all[all.size() - 2], &normuon = all.back();
   std::string table = format_markdown_row({"", "", "difference", "", "deviation", "degrees of freedom",
-                                           "critical value", "seen 8 times in 10"}) +
+                                           "critical value", "80 % of repeats would find"}) +
                       "|---|---|---|---|---|---|---|---|\n";
   std::vector<DotGroup> groups = {{"LLaMA, against AdamW", {}},
                                   {"LIMe, against AdamW", {}},

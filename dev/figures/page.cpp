@@ -14,13 +14,13 @@
 namespace crossply::figures {
 namespace {
 
-bool is_yardstick(const LabelledArm& arm, const RecordedArm& yardstick) { return arm.label == yardstick.name; }
+bool is_baseline(const LabelledArm& arm, const RecordedArm& baseline) { return arm.label == baseline.name; }
 
-std::vector<std::string> row_of(const LabelledArm& labelled, const RecordedArm& yardstick, const Verdict& verdict) {
+std::vector<std::string> row_of(const LabelledArm& labelled, const RecordedArm& baseline, const Verdict& verdict) {
   const RecordedArm& arm = labelled.arm;
   const Spread loss = spread_of(values_of(arm, test_loss_of));
   const RecordedRun& run = arm.runs.begin()->second;
-  const bool own = is_yardstick(labelled, yardstick);
+  const bool own = is_baseline(labelled, baseline);
   return {labelled.label,
           format_count(static_cast<int64_t>(run.parameters)),
           format_number("%.4g", run.flops_per_token),
@@ -28,42 +28,43 @@ std::vector<std::string> row_of(const LabelledArm& labelled, const RecordedArm& 
           str(loss.n, arm.lost.empty() ? "" : str(", ", arm.lost.size(), " failed")),
           format_number("%.4f", loss.mean) + (loss.n > 1 ? format_number(" ± %.4f", loss.sd) : ""),
           own ? "" : difference_text(verdict, "%.4f"),
-          own ? "" : verdict_text(arm, yardstick, verdict)};
+          own ? "" : verdict_text(arm, baseline, verdict)};
 }
 
 std::string table_of(const ComparedArms& group, std::span<const Verdict> verdicts) {
   std::string out = group.caption.empty() ? "" : "**" + group.caption + "**\n\n";
   out += format_markdown_row(
-             {"", "parameters", "FLOP/token", "lr", "seeds", "test loss", "against " + group.yardstick.name, ""}) +
+             {"", "parameters", "FLOP/token", "lr", "seeds", "test loss", "against " + group.baseline.name, ""}) +
          "|---|---|---|---|---|---|---|---|\n";
   for (size_t i = 0; i < group.arms.size(); ++i)
-    out += format_markdown_row(row_of(group.arms[i], group.yardstick, verdicts[i]));
+    out += format_markdown_row(row_of(group.arms[i], group.baseline, verdicts[i]));
   return out + "\n";
 }
 
 // What the intervals of a family come from, in a line; "" where there are none.
-std::string family_text(const RecordedArm& yardstick, const FamilyVerdict& family) {
+std::string family_text(const RecordedArm& baseline, const FamilyVerdict& family) {
   if (!std::isfinite(family.critical)) return "";
-  return str("Against ", yardstick.name, ": deviation", family.blocks ? " of what arms and seeds leave " : " ",
+  return str("Against ", baseline.name, ": deviation", family.blocks ? " of what arms and seeds leave " : " ",
              format_number("%.4f", family.arms_sd), ", ", family.arms_degrees, " degrees of freedom",
              family.backbone_degrees == 0
                  ? ""
                  : str(" (its own ", format_number("%.4f", family.backbone_sd), ", ", family.backbone_degrees, ")"),
-             ", critical value ", format_number("%.3f", family.critical), "; a difference of ",
-             format_number("%.4f", detectable_difference(family)), " would be seen 8 times in 10.\n\n");
+             ", critical value ", format_number("%.3f", family.critical),
+             "; 80 % of repeats would find a difference of ", format_number("%.4f", detectable_difference(family)),
+             ".\n\n");
 }
 
-bool have_same_yardstick(const ComparedArms& a, const ComparedArms& b) {
-  return a.yardstick.name == b.yardstick.name &&
-         values_of(a.yardstick, test_loss_of) == values_of(b.yardstick, test_loss_of);
+bool have_same_baseline(const ComparedArms& a, const ComparedArms& b) {
+  return a.baseline.name == b.baseline.name &&
+         values_of(a.baseline, test_loss_of) == values_of(b.baseline, test_loss_of);
 }
 
 void check_settings(const ComparedArms& group, const std::string& directory) {
   for (const LabelledArm& one : group.arms)
-    if (one.arm.setting != group.yardstick.setting)
-      fail(Exit::bad_data, directory, ": ", one.label, " and ", group.yardstick.name,
+    if (one.arm.setting != group.baseline.setting)
+      fail(Exit::bad_data, directory, ": ", one.label, " and ", group.baseline.name,
            " cannot be compared, their data, sizes or schedules differ: ", one.arm.setting, " and ",
-           group.yardstick.setting, "; make the older record again");
+           group.baseline.setting, "; make the older record again");
 }
 
 // A mean over the seeds of what every run has at these steps.
@@ -130,30 +131,30 @@ std::string difference_text(const Verdict& verdict, const char* format) {
          (verdict.tested ? " ± " + format_number(format, verdict.interval) : "");
 }
 
-std::string verdict_text(const RecordedArm& arm, const RecordedArm& yardstick, const Verdict& verdict) {
-  if (losses_of(arm).diverged() || losses_of(yardstick).diverged()) return "a seed failed";
+std::string verdict_text(const RecordedArm& arm, const RecordedArm& baseline, const Verdict& verdict) {
+  if (losses_of(arm).diverged() || losses_of(baseline).diverged()) return "a seed failed";
   if (!verdict.tested) return "one seed";
   const char* word = !verdict.found ? "cannot be told" : verdict.difference < 0 ? "**lower**" : "**higher**";
   return word + std::string(verdict.welch ? ", by its own deviation" : "");
 }
 
-FamilyVerdict judge(const RecordedArm& yardstick, const std::vector<LabelledArm>& arms,
+FamilyVerdict judge(const RecordedArm& baseline, const std::vector<LabelledArm>& arms,
                     const std::vector<RecordedArm>& beside) {
   std::vector<ArmLosses> losses;
-  std::set<std::string> names = {yardstick.name};
+  std::set<std::string> names = {baseline.name};
   for (const LabelledArm& one : arms) {
-    losses.push_back(is_yardstick(one, yardstick) ? ArmLosses{} : losses_of(one.arm));
+    losses.push_back(is_baseline(one, baseline) ? ArmLosses{} : losses_of(one.arm));
     names.insert(one.arm.name);
   }
   for (const RecordedArm& arm : beside)
-    if (arm.setting == yardstick.setting && names.insert(arm.name).second) losses.push_back(losses_of(arm));
+    if (arm.setting == baseline.setting && names.insert(arm.name).second) losses.push_back(losses_of(arm));
   for (const size_t place : unsteady(losses)) losses[place].unsteady = true;
   const auto end = losses.begin() + static_cast<std::ptrdiff_t>(arms.size());
-  return against_backbone(losses_of(yardstick), {losses.begin(), end}, {end, losses.end()});
+  return against_backbone(losses_of(baseline), {losses.begin(), end}, {end, losses.end()});
 }
 
-DotRow dots_of(const LabelledArm& arm, const RecordedArm& yardstick, const Verdict& verdict) {
-  return {arm.label, differences_of(arm.arm, yardstick, test_loss_of), verdict.tested ? verdict.interval : NAN,
+DotRow dots_of(const LabelledArm& arm, const RecordedArm& baseline, const Verdict& verdict) {
+  return {arm.label, differences_of(arm.arm, baseline, test_loss_of), verdict.tested ? verdict.interval : NAN,
           verdict.difference};
 }
 
@@ -173,21 +174,21 @@ void Page::differences(const std::string& file, const std::string& title, const 
     std::vector<LabelledArm> family;
     size_t first = 0;
     for (const ComparedArms& other : groups) {
-      if (!have_same_yardstick(group, other)) continue;
+      if (!have_same_baseline(group, other)) continue;
       if (&other == &group) first = family.size();
       family.insert(family.end(), other.arms.begin(), other.arms.end());
     }
-    const FamilyVerdict judged = judge(group.yardstick, family, beside);
+    const FamilyVerdict judged = judge(group.baseline, family, beside);
     const auto verdicts = std::span(judged.arms).subspan(first, group.arms.size());
     DotGroup dots{group.caption, {}};
     for (size_t k = 0; k < group.arms.size(); ++k)
-      if (!is_yardstick(group.arms[k], group.yardstick))
-        dots.rows.push_back(dots_of(group.arms[k], group.yardstick, verdicts[k]));
+      if (!is_baseline(group.arms[k], group.baseline))
+        dots.rows.push_back(dots_of(group.arms[k], group.baseline, verdicts[k]));
     if (dots.rows.empty()) continue;
     chart.groups.push_back(dots);
     tables += table_of(group, verdicts);
-    if (i + 1 == groups.size() || !have_same_yardstick(group, groups[i + 1]))
-      tables += family_text(group.yardstick, judged);
+    if (i + 1 == groups.size() || !have_same_baseline(group, groups[i + 1]))
+      tables += family_text(group.baseline, judged);
   }
   if (chart.groups.empty()) return;
   picture(file, dots_svg(chart));

@@ -14,10 +14,10 @@ struct LabelledArm {
   std::string label;
   RecordedArm arm;
 };
-// Arms that are compared with the one of them that has the yardstick's name, or with one from elsewhere.
+// Arms that are compared with the one of them that has the baseline's name, or with one from elsewhere.
 struct ComparedArms {
   std::string caption;
-  RecordedArm yardstick;
+  RecordedArm baseline;
   std::vector<LabelledArm> arms;
 };
 
@@ -31,14 +31,14 @@ double hard_answers_of(const RecordedRun& run);
 // The arms of a record under their own names, but for the one of this name.
 std::vector<LabelledArm> arms_but(const Record& record, const std::string& name);
 
-// Of an arm against its yardstick: "-0.1234 ± 0.0567", and in a word what that says.
+// Of an arm against its baseline: "-0.1234 ± 0.0567", and in a word what that says.
 std::string difference_text(const Verdict& verdict, const char* format);
-std::string verdict_text(const RecordedArm& arm, const RecordedArm& yardstick, const Verdict& verdict);
-// All arms of a yardstick, judged together (eval/dunnett.h). A verdict for each, empty of the yardstick itself.
-FamilyVerdict judge(const RecordedArm& yardstick, const std::vector<LabelledArm>& arms,
+std::string verdict_text(const RecordedArm& arm, const RecordedArm& baseline, const Verdict& verdict);
+// All arms of a baseline, judged together (eval/dunnett.h). A verdict for each, empty of the baseline itself.
+FamilyVerdict judge(const RecordedArm& baseline, const std::vector<LabelledArm>& arms,
                     const std::vector<RecordedArm>& beside = {});
 // Its dots: the differences seed by seed, of the seeds that both have.
-DotRow dots_of(const LabelledArm& arm, const RecordedArm& yardstick, const Verdict& verdict);
+DotRow dots_of(const LabelledArm& arm, const RecordedArm& baseline, const Verdict& verdict);
 constexpr const char* about_differences =
     "difference of test losses, nats (left: better); mean, 95 % interval of the family, one dot per seed";
 
@@ -49,7 +49,7 @@ class Page {
 
   // Nothing where there is no such file. ../ goes to another experiment's.
   std::optional<Record> record(const std::string& name) const;
-  // The difference of test losses from the yardstick's: dot chart and tables. All groups of a yardstick are one family,
+  // The difference of test losses from the baseline's: dot chart and tables. All groups of a baseline are one family,
   // to whose deviation arms `beside` it contribute. Throws Exit::bad_data where two that are compared have other data,
   // sizes or schedules.
   void differences(const std::string& file, const std::string& title, const std::vector<ComparedArms>& groups,

@@ -204,11 +204,11 @@ std::vector<double> values_of(const RecordedArm& arm, RunMeasure measure) {
   return values;
 }
 
-std::vector<double> differences_of(const RecordedArm& arm, const RecordedArm& yardstick, RunMeasure measure) {
+std::vector<double> differences_of(const RecordedArm& arm, const RecordedArm& baseline, RunMeasure measure) {
   std::vector<double> values;
   for (const auto& [seed, run] : arm.runs) {
-    const auto other = yardstick.runs.find(seed);
-    if (other == yardstick.runs.end()) continue;
+    const auto other = baseline.runs.find(seed);
+    if (other == baseline.runs.end()) continue;
     if (const double value = measure(run) - measure(other->second); std::isfinite(value)) values.push_back(value);
   }
   return values;

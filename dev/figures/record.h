@@ -61,7 +61,7 @@ using RunMeasure = double (*)(const RecordedRun&);
 ArmLosses losses_of(const RecordedArm& arm);
 // Of every run of an arm, by seed, where it is known.
 std::vector<double> values_of(const RecordedArm& arm, RunMeasure measure);
-// Seed by seed, the arm's minus the yardstick's, of the seeds that both have.
-std::vector<double> differences_of(const RecordedArm& arm, const RecordedArm& yardstick, RunMeasure measure);
+// Seed by seed, the arm's minus the baseline's, of the seeds that both have.
+std::vector<double> differences_of(const RecordedArm& arm, const RecordedArm& baseline, RunMeasure measure);
 
 }  // namespace crossply::figures

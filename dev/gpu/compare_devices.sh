@@ -18,7 +18,7 @@ compare "$work/cpu.fp32" "$work/$device.fp32" 1e-3 || failed=1
 [ "$device" != reference ] || exit $failed  # which has no bf16
 gradients cpu bf16
 gradients "$device" bf16
-# What bf16 costs on the CPU is the yardstick: what nearly cancels, such as the gradient of a single scale, it may well
+# What bf16 costs on the CPU is the baseline: what nearly cancels, such as the gradient of a single scale, it may well
 # change by a third. Each rounding is a draw, so twice as much, and something.
 compare "$work/cpu.fp32" "$work/$device.bf16" 0.02 --beside "$work/cpu.bf16" || failed=1
 exit $failed

@@ -1,4 +1,4 @@
-// Muon (Keller Jordan, 2024): momentum whose direction is made orthogonal, for matrices between widths.
+// Muon (Keller Jordan, 2024): momentum whose direction is made orthogonal, for hidden weight matrices.
 //
 //   g = factor * grads                                       the clipping, as in AdamW's row
 //   m = momentum m + (1 - momentum) g

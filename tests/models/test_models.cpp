@@ -91,7 +91,7 @@ TEST_CASE("models: poisoning dead memory touches nothing else, also where a para
 
 TEST_CASE("models: the fast kernels are as exact as the plain loops in f32") {
   // How far f32 is from f64 depends on the model (the q/k norms of a single small head amplify rounding a hundredfold),
-  // so the plain f32 loops on the same model are the yardstick.
+  // so the plain f32 loops on the same model are the baseline.
   for (const Case& c : cases()) {
     for (const std::string& device : fast_devices()) {
       if (device == gpu && has_loops(c.config)) continue;

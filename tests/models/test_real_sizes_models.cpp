@@ -109,7 +109,7 @@ TEST_CASE("real sizes: the gradients of every architecture are as exact as on th
     // Each rounding is a draw; and logits of size 1 have units of 2^-8, of which means over few tokens keep more.
     CHECK(std::abs(fast_bf16.step() - loss) <= 2 * rounding + sized(0x1p-9, 0x1p-7));
 
-    // What bf16 costs on the CPU is the yardstick, of each tensor and of the mean. f32 rounds 2^15 times less, but also
+    // What bf16 costs on the CPU is the baseline, of each tensor and of the mean. f32 rounds 2^15 times less, but also
     // in sums, whose errors grow like the root of some 1000 terms: a thousandth, and six deviations of it.
     double mean = 0, sum = 0, sum_fast = 0;
     const std::vector<double> zero;

@@ -281,7 +281,7 @@ TEST_CASE("arms: a control and a twin have the rates of the arm before the @, th
   CHECK(control_of(arms, arms[1]) == &arms[2]);
   const std::vector<Family> controls = families_of_controls(comparison, arms);
   REQUIRE(controls.size() == 1);
-  CHECK(controls[0].yardstick == &arms[2]);
+  CHECK(controls[0].baseline == &arms[2]);
   CHECK(controls[0].of(arms[1]).difference == doctest::Approx(0));
   CHECK(has(results_verdicts(comparison), "test loss against llama, over 3 seeds and 8 of llama"));
   CHECK(has(results_verdicts(comparison), "test loss against lime@frozen, over 3 seeds"));

@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// A yardstick that is done, one with other numbers, and one of each other state.
+// A baseline that is done, one with other numbers, and one of each other state.
 Comparison example(const std::string& out = "nowhere") {
   Comparison comparison{"arith:4", out, {run_of("llama", RunState::done), run_of("lime", RunState::done)}};
   comparison.runs[1].result.tokens_per_second = 200020;
@@ -126,7 +126,7 @@ TEST_CASE("comparison: results.json has every number, every setting and the way 
   const auto check_has = [](const json& object, const json& want) {
     for (const auto& [key, value] : want.items()) CHECK_MESSAGE(object.at(key) == value, key);
   };
-  check_has(all, {{"version", 1}, {"yardstick", "llama"}, {"data", "arith:4"}});
+  check_has(all, {{"version", 1}, {"baseline", "llama"}, {"data", "arith:4"}});
   REQUIRE(all["runs"].size() == 5);
   check_has(lime, R"({"name": "lime", "state": "done", "exit_code": 0, "seed": 42, "parameters": 66496,
                       "train_loss": 0.36912, "answers": 0.13672, "relative_time": 2.0, "relative_memory": 1.06,

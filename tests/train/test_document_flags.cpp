@@ -39,7 +39,7 @@ std::string loss_of(const Outcome& evaluated) {
 TEST_CASE("--documents: stopped and resumed the bits are the same, and evaluate goes by the run's documents") {
   const Scratch scratch;
   write_data(scratch);
-  const std::string says = "tokens attend within documents";
+  const std::string says = "tokens attend within documents, which begin after token 5";
   check_outcome(run(scratch, "--steps 6 --documents after --eot 5", "whole"), Exit::done, says);
   check_outcome(run(scratch, "--steps 4 --documents after --eot 5 --schedule constant", "parts"), Exit::done, says);
   check_outcome(run(scratch, "--steps 6 --documents after --eot 5 --schedule constant", "constant"), Exit::done, says);
@@ -68,6 +68,7 @@ TEST_CASE("--documents: what has none, or no token between them, is refused by n
   const Scratch scratch;
   write_data(scratch);
   check_outcome(run(scratch, "--steps 2 --documents after", "out"), Exit::usage, "--eot ID");
+  check_outcome(run(scratch, "--steps 2 --documents before --eot 999999", "out"), Exit::usage, "is one document");
   check_outcome(run(scratch, "--steps 2 --eot 5", "out"), Exit::usage, "--documents");
   check_outcome(train(scratch, tiny_run(scratch.file("out"), {"--documents", "auto"})), Exit::usage, "is for files");
   CHECK(!path_exists(scratch.file("out")));

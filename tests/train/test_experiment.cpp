@@ -103,14 +103,14 @@ TEST_CASE("comparison: differences of means, and their verdict by Dunnett's test
   const std::vector<Arm> arms = arms_of(comparison);
   const std::vector<Family> families = families_of_architectures(comparison, arms);
   REQUIRE(families.size() == 1);
-  CHECK(families[0].yardstick == &arms[0]);
+  CHECK(families[0].baseline == &arms[0]);
   const Verdict& verdict = families[0].of(arms[1]);
   CHECK(verdict.difference == doctest::Approx(-0.0620 / 3));
   CHECK(verdict.interval == doctest::Approx(4.3027 * 0.002 / 3).epsilon(0.03));
   CHECK(families_of_optimizers(comparison, arms).empty());
-  CHECK(has(results_verdicts(comparison), "test loss against llama, over 3 seeds; 0.00"));
+  CHECK(has(results_verdicts(comparison), "test loss against llama, over 3 seeds; 80 % of repeats would find 0.00"));
   CHECK(has(results_verdicts(comparison), "  lime: lower by 0.0207 +- 0.002"));
-  CHECK(has(results_verdicts(comparison), ": larger than the spread of seeds\n"));
+  CHECK(has(results_verdicts(comparison), ": significant\n"));
   CHECK(has(results_table(comparison), "3.0000 +- 1.0000"));
   const std::string text = results_markdown(comparison);
   CHECK(has(text, "* lime: lower by 0.0207 +- 0.002"));
@@ -122,9 +122,9 @@ TEST_CASE("comparison: differences of means, and their verdict by Dunnett's test
 
   finish(run_at(comparison, "lime", 3), 4.5);
   CHECK(has(results_verdicts(comparison), "  lime: higher by 0.1527 +- 0.7"));
-  CHECK(has(results_verdicts(comparison), ": within the spread of seeds\n"));
+  CHECK(has(results_verdicts(comparison), ": not significant\n"));
   run_at(comparison, "lime", 3).state = RunState::stopped;
-  CHECK(has(results_verdicts(comparison), " (2 seeds): within the spread of seeds"));  // the third is no block
+  CHECK(has(results_verdicts(comparison), " (2 seeds): not significant"));  // the third is no block
   CHECK(has(results_table(comparison), "  2 of 3  "));
   fail_with(run_at(comparison, "lime", 3), Exit::not_finite);
   CHECK(has(results_verdicts(comparison), "; a seed of lime diverged: not judged"));

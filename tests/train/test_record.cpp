@@ -145,7 +145,7 @@ TEST_CASE("record: what is no comparison, or no record, is refused") {
   check_fails(Exit::bad_data, {"other.json: is no record"}, [&] { read_record(other); });
 }
 
-TEST_CASE("record: arms of a yardstick are one family, as eval/dunnett.h judges it") {
+TEST_CASE("record: arms of a baseline are one family, as eval/dunnett.h judges it") {
   RecordedArm a{"a"}, b{"b"}, c{"c"}, d{"d"}, lost{"lost"}, one{"one"};
   for (const auto& [seed, x, y, z] : {std::tuple{1u, 1.00, 2.02, 1.5}, {2u, 1.10, 2.10, 1.6}, {3u, 1.20, 2.18, 1.71}}) {
     a.runs[seed].test_loss = x, b.runs[seed].test_loss = y;
@@ -204,9 +204,9 @@ TEST_CASE("record: the table calls a difference only where the interval leaves o
   const std::string row = "| worse | 1,000 | 6000 | 0.2 | 3 | 4.7500 ± 0.2551 | ";
   CHECK(has(table, row + format_number("+0.5000 ± %.4f | **higher** |", half)));
   CHECK(has(table, "| llama | 1,000 | 6000 | 0.2 | 3 | 4.2500 ± 0.2500 |  |  |"));
-  CHECK(
-      has(table, "Against llama: deviation of what arms and seeds leave 0.0071, 2 degrees of freedom, critical value " +
-                     format_number("%.3f; a difference of ", dunnett_critical(3, 0, {3}, 2))));
+  CHECK(has(table,
+            "Against llama: deviation of what arms and seeds leave 0.0071, 2 degrees of freedom, critical value " +
+                format_number("%.3f; 80 %% of repeats would find a difference of ", dunnett_critical(3, 0, {3}, 2))));
   // lime lacks a seed, so that nothing is paired: the deviation is that of 3 + 3 + 2 seeds around three means.
   const FamilyVerdict three = judge(llama, {{"worse", worse}, lime[0]});
   CHECK(three.arms_degrees == 5);
@@ -215,7 +215,7 @@ TEST_CASE("record: the table calls a difference only where the interval leaves o
   CHECK(has(table, row + format_number("+0.5000 ± %.4f | cannot be told |", three.arms[0].interval)));
   CHECK(has(table, "Against llama: deviation 0.3886, 5 degrees of freedom"));
   CHECK(has(table, "| broken | 1,000 | 6000 | 0.2 | 1, 1 failed | 3.0000 | -1.2500 | a seed failed |"));
-  // Two groups of one yardstick are one family, of which one line speaks.
+  // Two groups of one baseline are one family, of which one line speaks.
   const std::string two = table.substr(table.find("## Two"));
   CHECK(has(two, third));
   CHECK(two.find("Against llama") == two.rfind("Against llama"));

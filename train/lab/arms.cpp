@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t seeds_between_twins = 100;
 constexpr size_t more_seeds = 3, best_arms = 3;  // of Rules::more_seeds
-constexpr size_t seeds_of_check = 3;             // of the yardstick on every machine
+constexpr size_t seeds_of_check = 3;             // of the baseline on every machine
 
 template <class T>
 void add_new(std::vector<T>& values, T value) {
@@ -111,7 +111,7 @@ bool works(const Comparison& comparison, const Arm& arm, bool tuned) {
   return std::isfinite(arm.lr) && (lost == 0 || (tuned && lost < std::ssize(arm.seeds)));
 }
 
-// Arms go around the machines, one by one, those that follow another with it. The yardstick's first seeds are trained
+// Arms go around the machines, one by one, those that follow another with it. The baseline's first seeds are trained
 // on all of them, by which it can be told whether losses of two machines may stand in one table.
 void share_out(const Comparison& comparison, const std::vector<std::string>& leaders, std::vector<Arm>& arms) {
   const MachinePart& part = comparison.part;

@@ -210,7 +210,7 @@ double relative_memory(const Comparison& comparison, const ComparedRun& run) {
 }
 
 std::string parameter_warning(const Comparison& comparison) {
-  const ComparedRun& yardstick = comparison.runs[0];
+  const ComparedRun& baseline = comparison.runs[0];
   std::vector<std::string> differing;
   const std::vector<Arm> arms = arms_of(comparison);
   std::set<std::string> seen;
@@ -218,12 +218,12 @@ std::string parameter_warning(const Comparison& comparison) {
     if (!seen.insert(arm.arch).second) continue;
     const ComparedRun& run = comparison.runs[arm.seeds[0]];
     const double ratio = static_cast<double>(run.result.accounting.parameters) /
-                         static_cast<double>(yardstick.result.accounting.parameters);
+                         static_cast<double>(baseline.result.accounting.parameters);
     if (std::abs(ratio - 1) > 0.1) differing.push_back(arm.arch + format_number(" %+.0f %%", 100 * (ratio - 1)));
   }
   std::string list;
   for (const std::string& one : differing) list += (list.empty() ? " " : ", ") + one;
-  return list.empty() ? "" : "warning: not as many parameters as " + yardstick.choice.text + ":" + list;
+  return list.empty() ? "" : "warning: not as many parameters as " + baseline.choice.text + ":" + list;
 }
 
 }  // namespace crossply

@@ -61,7 +61,7 @@ struct Rules {
   bool operator==(const Rules&) const = default;
 };
 
-// The first run's architecture is the yardstick, with which the others are compared. Of a run that is not done, the
+// The first run's architecture is the baseline, with which the others are compared. Of a run that is not done, the
 // numbers are the last that it had, with their step; "-" where there are none.
 struct Comparison {
   std::string data;                      // as in --data
@@ -211,9 +211,9 @@ const Arm* control_of(const std::vector<Arm>& arms, const Arm& arm);
 // The test losses of an arm's reported seeds that have ended.
 ArmLosses losses_of(const Comparison& comparison, const Arm& arm);
 // Arms and the one that they are compared with: all are judged together (eval/dunnett.h), by their test losses, each
-// once its rate and the yardstick's are settled.
+// once its rate and the baseline's are settled.
 struct Family {
-  const Arm* yardstick;
+  const Arm* baseline;
   std::vector<const Arm*> arms;
   FamilyVerdict verdict;  // its arms are these
   const Verdict& of(const Arm& arm) const;
@@ -223,9 +223,9 @@ std::vector<Family> families_of_architectures(const Comparison& comparison, cons
 // Every arm that has a control, against that; all of them are judged together.
 std::vector<Family> families_of_controls(const Comparison& comparison, const std::vector<Arm>& arms);
 std::vector<Family> families_of_optimizers(const Comparison& comparison, const std::vector<Arm>& arms);
-// "lower by 0.0207 +- 0.0100: larger than the spread of seeds"
+// "lower by 0.0207 +- 0.0100: significant"
 std::string verdict_text(const Comparison& comparison, const Family& family, const Arm& arm);
-// Of runs, relative to the yardstick; NaN where none is done, or none had the machine for itself.
+// Of runs, relative to the baseline; NaN where none is done, or none had the machine for itself.
 double relative_time(const Comparison& comparison, const std::vector<size_t>& of);
 double relative_memory(const Comparison& comparison, const ComparedRun& run);
 
@@ -238,7 +238,7 @@ std::string basins_text(const Arm& arm);
 // For a terminal of `width` columns: as many of the table's columns as fit, and a line for each run that is not done.
 // What the numbers are of stands in results_markdown().
 std::string results_table(const Comparison& comparison, size_t width = 80);
-// Of several seeds: which differences from the yardstick are larger than the spread of seeds. "" of one seed.
+// Of several seeds: which differences from the baseline are significant. "" of one seed.
 std::string results_verdicts(const Comparison& comparison, size_t width = 80);
 // Everything, in Markdown.
 std::string results_markdown(const Comparison& comparison);
@@ -265,7 +265,7 @@ void take_records(Comparison& comparison, const std::string& directory);
 // there was one.
 bool take_others(Comparison& comparison);
 
-// Which architectures have a number of parameters that differs by more than a tenth from the yardstick's, in one line;
+// Which architectures have a number of parameters that differs by more than a tenth from the baseline's, in one line;
 // "" if none has.
 std::string parameter_warning(const Comparison& comparison);
 // Of the comparison in a directory: what it compares. False if there is none. Throws Exit::bad_data if results.json is

@@ -19,14 +19,14 @@ void add_rates(json& to, const ComparedRun& run) {
   if (has_muon(run.plan.optimizer)) to["muon_lr"] = run.plan.muon.lr;
 }
 
-// Of the family that the arm is in; empty where it is the yardstick of one.
+// Of the family that the arm is in; empty where it is the baseline of one.
 json difference_of(const std::vector<Family>& families, const Arm& arm) {
   const auto is_in = [&](const Family& one) {
     return std::ranges::any_of(one.arms, [&](const Arm* other) { return other->name == arm.name; });
   };
   const auto family = std::ranges::find_if(families, is_in);
   const Verdict verdict = family == families.end() ? Verdict() : family->of(arm);
-  return {{"difference_from", family == families.end() ? json() : json(family->yardstick->name)},
+  return {{"difference_from", family == families.end() ? json() : json(family->baseline->name)},
           {"difference_mean", number_or_null(verdict.difference)},
           {"difference_error", number_or_null(verdict.error)},
           {"difference_interval", number_or_null(verdict.interval)},
@@ -85,7 +85,7 @@ constexpr const char* about =
     "paths are relative to this file; flops_per_token: forward and backward, of the tape; ..._6n: 6 "
     "non_embedding_parameters; ..._palm: the same and 12 L H D T; flops: of all tokens so far; mfu: flops_per_second "
     "over the peak by the data sheet; memory_bytes: of the model and its activations, without the program's own; "
-    "relative: to the yardstick, which ran at another time; answers and "
+    "relative: to the baseline, which ran at another time; answers and "
     "steps_valid: shares of 1; test_loss_sequences: how many test sequences test_loss is of, and flags/eval_rule "
     "which (spread: sequence floor((i + 0.5) N / n) of N; spread_then_all: all after the last step; first, and where "
     "there is none: the first ones); ..._step: when the number was measured; null: unknown; "
@@ -211,7 +211,7 @@ std::string results_json(const Comparison& comparison) {
                     {"about", about},
                     {"data", comparison.data},
                     {"data_digest", comparison.data_digest.empty() ? json() : json(comparison.data_digest)},
-                    {"yardstick", comparison.runs[0].choice.text},
+                    {"baseline", comparison.runs[0].choice.text},
                     {"optimizers", optimizers_of(comparison)},
                     {"rates", comparison.rates},
                     {"muon_rates", comparison.muon_rates},

@@ -41,7 +41,7 @@ std::string measured_text(const ComparedRun& run, const Measured& number, Text t
   return text(number.value) + (is_done(run) ? "" : str(" @", number.step));
 }
 
-// A comparison and its arms, of which the first is the yardstick. several: seeds or rates.
+// A comparison and its arms, of which the first is the baseline. several: seeds or rates.
 struct View {
   explicit View(const Comparison& c)
       : comparison(c), arms(arms_of(c)), seeds(seeds_of(c)), several(c.runs.size() > arms.size()) {}
@@ -169,16 +169,16 @@ struct Verdicts {
   std::vector<std::pair<std::string, std::string>> lines;
 };
 
-// What could be found at all: "; 0.0310 would be seen 8 times in 10"; "" where nothing can.
+// What could be found at all: "; 80 % of repeats would find 0.0310"; "" where nothing can.
 std::string detectable_text(const Family& family) {
   const double difference = detectable_difference(family.verdict);
-  return std::isfinite(difference) ? "; " + four_digits(difference) + " would be seen 8 times in 10" : "";
+  return std::isfinite(difference) ? "; 80 % of repeats would find " + four_digits(difference) : "";
 }
 
 // "over 3 seeds", "over 3 seeds and 12 of llama".
 std::string seeds_text(const Family& family) {
-  const size_t seeds = family.arms[0]->seeds.size(), own = family.yardstick->seeds.size();
-  return str("over ", seeds, " seeds", own == seeds ? "" : str(" and ", own, " of ", family.yardstick->name));
+  const size_t seeds = family.arms[0]->seeds.size(), own = family.baseline->seeds.size();
+  return str("over ", seeds, " seeds", own == seeds ? "" : str(" and ", own, " of ", family.baseline->name));
 }
 
 // Architectures against the first of them, by optimizer; against their controls; and optimizers against the first of
@@ -189,7 +189,7 @@ std::vector<Verdicts> verdicts(const View& view) {
   const auto add = [&](const std::vector<Family>& families) {
     for (const Family& family : families) {
       all.push_back(
-          {str("test loss against ", family.yardstick->name, ", ", seeds_text(family), detectable_text(family), ":"),
+          {str("test loss against ", family.baseline->name, ", ", seeds_text(family), detectable_text(family), ":"),
            {}});
       for (const Arm* arm : family.arms)
         all.back().lines.emplace_back(arm->name, verdict_text(view.comparison, family, *arm));
@@ -231,14 +231,14 @@ std::string notes_on_verdicts(const View& view) {
   std::string out =
       "Difference: of means over seeds; +- half of its interval. Seeds that all arms have are blocks, since one seed "
       "gives all the same batches. Each list is judged as a whole (Dunnett's test, with "
-      "simulated critical values): of twenty lists of equals, one would have a difference called larger. Within: these "
+      "simulated critical values): of twenty lists of equal arms, one would have a false alarm. Not significant: these "
       "seeds cannot tell, which does not show that they are equal. An arm of a deviation unlike the others' (Cochran's "
       "test, 1 %) is judged by its own (Welch's test). Arms against their controls are one list.";
   for (const Family& family : families_of_architectures(view.comparison, view.arms)) {
     const FamilyVerdict& v = family.verdict;
     if (!std::isfinite(v.critical)) continue;
     const bool unlike = std::isfinite(v.prior_degrees);
-    out += str(" Against ", family.yardstick->name, ": ", unlike ? "deviations unlike each other, moderated by " : "",
+    out += str(" Against ", family.baseline->name, ": ", unlike ? "deviations unlike each other, moderated by " : "",
                unlike ? "the common one" : "deviation", v.blocks ? " of what arms and seeds leave " : " ",
                four_digits(v.arms_sd), " (", v.arms_degrees, " degrees of freedom), critical value ",
                format_number("%.3f", v.critical));

@@ -135,7 +135,7 @@ void add_optimizer_flag(CLI::App& app, Experiment& o) {
   };
   remove_flag(app, "--optimizer");
   add_parsed(app, "--optimizer", set_optimizers, "NAME,...",
-             "adamw, muon, normuon, or several between commas\nmuon and normuon are for matrices between widths: all "
+             "adamw, muon, normuon, or several between commas\nmuon and normuon are for hidden weight matrices: all "
              "other parameters are AdamW's then")
       .default_str(join_commas(o.optimizers.empty() ? std::vector{o.settings.optimizer} : o.optimizers))
       .group("Optimiser");
@@ -209,14 +209,14 @@ void check_device(const Comparison& comparison) {
 
 void add_experiment_flags(CLI::App& app, Experiment& o) {
   add_text(app, "--arch", o.archs, "LIST",
-           "the first is the yardstick; " + arch_list_help() +
+           "the first is the baseline; " + arch_list_help() +
                "\nBehind any of them @frozen makes a control: the same, with routers that do not learn, at the same "
                "rates; and @again the same from other seeds");
   add_seeds_flag(app, "--seeds", o.seeds,
                  "several seeds between commas: 1,2,3 (default: --seed)\nThe table then has means and standard "
-                 "deviations, and says which differences from the yardstick are larger than the spread of seeds");
+                 "deviations, and says which differences from the baseline are significant (5 % for all together)");
   add_seeds_flag(app, "--backbone-seeds", o.rules.backbone_seeds,
-                 "the yardstick's, where it has others; with eight or more it has a deviation of its own");
+                 "the baseline's, where it has others; with eight or more it has a deviation of its own");
   add_switch(app, "--more-seeds", o.rules.more_seeds,
              "three more seeds for the three best, and for those whose spread is unlike the others'");
   add_text(app, "--pairs", o.rules.pairs, "DIR",
@@ -250,7 +250,8 @@ void complete_experiment(CLI::App& app, Experiment& o, bool decided) {
   for (const GeneralOption& option : general_options())
     if (o.settings.given.contains(flag_of(option.key)))
       fail(Exit::usage, flag_of(option.key),
-           " is for the trainers; a comparison takes it by architecture, as in --arch llama,llama:loop=anchor");
+           " is for the trainers; a comparison takes it by architecture, as in --arch llama,llama:", option.key,
+           "=VALUE");
   std::fputs(notes_on_train_flags(app, o.settings.config).c_str(), stderr);
   if (o.settings.given.contains("--seed")) o.seeds = {o.settings.seed};
 }

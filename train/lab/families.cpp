@@ -15,26 +15,26 @@ void add_losses(const Comparison& comparison, const std::vector<size_t>& places,
 
 // An arm's further seeds count where its spread is unlike the others'. Those of the best arms do not: the best of many
 // looks better than it is, and its further seeds are there to show that.
-Family family_of(const Comparison& comparison, const Arm& yardstick, const std::vector<const Arm*>& arms) {
+Family family_of(const Comparison& comparison, const Arm& baseline, const std::vector<const Arm*>& arms) {
   std::vector<ArmLosses> losses;
   for (const Arm* arm : arms)
-    losses.push_back(arm->settled && yardstick.settled ? losses_of(comparison, *arm) : ArmLosses{arm->name, {}});
+    losses.push_back(arm->settled && baseline.settled ? losses_of(comparison, *arm) : ArmLosses{arm->name, {}});
   for (const size_t place : unsteady(losses)) {
     losses[place].unsteady = true;
     add_losses(comparison, arms[place]->more, losses[place]);
   }
-  return {&yardstick, arms, against_backbone(losses_of(comparison, yardstick), losses)};
+  return {&baseline, arms, against_backbone(losses_of(comparison, baseline), losses)};
 }
 
-template <class YardstickOf>
-std::vector<Family> families(const Comparison& comparison, const std::vector<Arm>& arms, YardstickOf&& yardstick_of) {
+template <class BaselineOf>
+std::vector<Family> families(const Comparison& comparison, const std::vector<Arm>& arms, BaselineOf&& baseline_of) {
   std::vector<Family> out;
   if (comparison.rules.every_rate) return out;  // that is no comparison of architectures, each at its best
-  for (const Arm& yardstick : arms) {
+  for (const Arm& baseline : arms) {
     std::vector<const Arm*> others;
     for (const Arm& arm : arms)
-      if (yardstick_of(arms, arm) == &yardstick) others.push_back(&arm);
-    if (!others.empty()) out.push_back(family_of(comparison, yardstick, others));
+      if (baseline_of(arms, arm) == &baseline) others.push_back(&arm);
+    if (!others.empty()) out.push_back(family_of(comparison, baseline, others));
   }
   return out;
 }
@@ -75,19 +75,19 @@ std::vector<Family> families_of_optimizers(const Comparison& comparison, const s
 }
 
 std::string verdict_text(const Comparison& comparison, const Family& family, const Arm& arm) {
-  if (!arm.settled || !family.yardstick->settled) return "a best rate is not known yet: cannot be told";
-  const ArmLosses losses = losses_of(comparison, arm), yardstick = losses_of(comparison, *family.yardstick);
+  if (!arm.settled || !family.baseline->settled) return "a best rate is not known yet: cannot be told";
+  const ArmLosses losses = losses_of(comparison, arm), baseline = losses_of(comparison, *family.baseline);
   const size_t n = losses.losses().size(), all = arm.seeds.size();
-  if (n == 0 || yardstick.losses().empty()) return "no seed has ended for both: cannot be told";
+  if (n == 0 || baseline.losses().empty()) return "no seed has ended for both: cannot be told";
   const Verdict& verdict = family.of(arm);
   const std::string size = verdict.difference == 0 ? "the same"
                                                    : str(verdict.difference < 0 ? "lower by " : "higher by ",
                                                          format_number("%.4f", std::abs(verdict.difference)));
-  if (losses.diverged() || yardstick.diverged())
-    return size + str("; a seed of ", losses.diverged() ? arm.name : family.yardstick->name, " diverged: not judged");
+  if (losses.diverged() || baseline.diverged())
+    return size + str("; a seed of ", losses.diverged() ? arm.name : family.baseline->name, " diverged: not judged");
   if (!verdict.tested) return size + " with one seed: whether seeds differ by as much cannot be told";
   return size + " +- " + format_number("%.4f", verdict.interval) + (n == all ? "" : str(" (", n, " seeds)")) +
-         (verdict.found ? ": larger than the spread of seeds" : ": within the spread of seeds");
+         (verdict.found ? ": significant" : ": not significant");
 }
 
 }  // namespace crossply

@@ -26,9 +26,9 @@ std::vector<StepTime> time_steps(const std::vector<TrainPlan>& plans, int64_t ro
     step(first), step(other);  // they take memory for the first time
     std::vector<double> seconds, ratios;
     for (int64_t round = 0; round < rounds; ++round) {
-      const double yardstick = step(first);
+      const double baseline = step(first);
       seconds.push_back(step(other));
-      ratios.push_back(seconds.back() / yardstick);
+      ratios.push_back(seconds.back() / baseline);
     }
     out.push_back({quantile(seconds, 0.5), quantile(ratios, 0.5), quantile(ratios, 0.25), quantile(ratios, 0.75)});
   }

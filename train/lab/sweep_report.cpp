@@ -27,13 +27,16 @@ constexpr const char* about =
     "test "
     "set that chose none. **deviation**: the standard deviation over seeds.\n"
     "* **difference**: from the first architecture, with half of its interval. All arms of a table are judged together "
-    "by Dunnett's test: of twenty tables of equals, one has a false alarm. If deviations differ more than chance "
+    "by Dunnett's test: of twenty tables whose arms are all equal, one has a false alarm. If deviations differ more "
+    "than chance "
     "allows, each arm has its own. **found**: the interval leaves out 0.\n"
     "* **steps**: the first architecture reaches this loss with so many times the steps. Its runs of other lengths say "
     "so, each trained to its end. In brackets: 95 % of repeats with seeds drawn anew.\n"
-    "* **per FLOP**, **per second**, **per byte**: steps divided by the arm's FLOPs, time and memory. Above 1, the arm "
+    "* **per FLOP**, **per second**, **per memory**: steps divided by the arm's FLOPs, time and memory. Above 1, the "
+    "arm "
     "is worth its cost.\n"
-    "* **FLOPs**, **bytes**: of a token, forward and backward. Bytes count each tensor once for each op that reads or "
+    "* **FLOPs**, **bytes moved**: of a token, forward and backward. Bytes count each tensor once for each op that "
+    "reads or "
     "writes it. **time**: of a step, measured beside a step of the first architecture. **memory**: of the plan.\n"
     "* **lr**: the learning rate. (edge): the best rate is the smallest or the largest that was tried. **basin**: a "
     "rate so many times larger or smaller costs 0.01 nats. **tried**: learning rates. A control has those of its "
@@ -129,8 +132,8 @@ std::string families_text(const SweepTable& table) {
     const FamilyVerdict& v = family.verdict;
     const double seen = detectable_difference(v);
     if (!std::isfinite(seen)) continue;
-    out += str("Against ", family.yardstick->name, ", 80 % of repeats would find a difference of ", four(seen), ": ",
-               v.fewest_seeds(), " seeds of each arm, ", v.backbone_seeds, " of ", family.yardstick->name,
+    out += str("Against ", family.baseline->name, ", 80 % of repeats would find a difference of ", four(seen), ": ",
+               v.fewest_seeds(), " seeds of each arm, ", v.backbone_seeds, " of ", family.baseline->name,
                ", standard deviations ", four(v.arms_sd), " and ", four(v.backbone_sd),
                v.blocks ? " without the means of arms and of seeds" : "", ", critical value ",
                format_number("%.3f", v.critical));
@@ -265,7 +268,7 @@ std::string losses_table(const std::vector<ReportRow>& rows) {
        {"steps", [](R row, C) { return worth_text(row.worth, 1); }},
        {"per FLOP", [](R row, C cost) { return worth_text(row.worth, cost.flops); }},
        {"per second", [](R row, C cost) { return worth_text(row.worth, cost.seconds); }},
-       {"per byte", [](R row, C cost) { return worth_text(row.worth, cost.memory); }},
+       {"per memory", [](R row, C cost) { return worth_text(row.worth, cost.memory); }},
        {"seeds", [](R row, C) { return str(row.done - row.lost, " of ", row.arm.seeds.size()); }},
        {"further", [](R row, C) { return four(row.further); }},
        {"pairs", [](R row, C) { return std::isfinite(row.pairs) ? format_number("%.1f %%", 100 * row.pairs) : "-"; }}});
@@ -278,7 +281,7 @@ std::string costs_table(const std::vector<ReportRow>& rows) {
                         {{"architecture", [](R row, C) { return row.arm.name; }},
                          {"parameters", [](R row, C) { return format_count(row.planned.accounting.parameters); }},
                          {"FLOPs", [](R, C cost) { return times(cost.flops); }},
-                         {"bytes", [](R, C cost) { return times(cost.bytes); }},
+                         {"bytes moved", [](R, C cost) { return times(cost.bytes); }},
                          {"time", [](R, C cost) { return times(cost.seconds); }},
                          {"memory", [](R, C cost) { return times(cost.memory); }},
                          {"lr", [](R row, C) { return rates_text(row.arm) + (row.arm.at_edge ? " (edge)" : ""); }},
@@ -309,8 +312,8 @@ std::string picture_of(const SweepTable& table, const std::vector<ReportRow>& ro
   for (const ReportRow& row : rows) {
     if (!row.judged || row.done == row.lost) continue;
     DotRow dots{row.arm.name, {}, row.verdict.interval, row.verdict.difference};
-    const double yardstick = row.loss - row.verdict.difference;
-    for (const double loss : losses_of(table.comparison, row.arm).losses()) dots.values.push_back(loss - yardstick);
+    const double baseline = row.loss - row.verdict.difference;
+    for (const double loss : losses_of(table.comparison, row.arm).losses()) dots.values.push_back(loss - baseline);
     chart.groups[0].rows.push_back(dots);
   }
   return dots_svg(chart);

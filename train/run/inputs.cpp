@@ -9,6 +9,7 @@
 
 #include "cli/format.h"
 #include "data/carried_settings.h"
+#include "data/document_shuffle.h"
 #include "engine/io/printable.h"
 #include "models/disk/checkpoint.h"
 #include "models/disk/model_dir.h"
@@ -133,6 +134,7 @@ Inputs open_inputs(const Settings& settings) {
   std::fputs(notes.c_str(), stderr);
   if (settings.trains())
     data.train->check_tokens(plan.config.vocab_size), data.test->check_tokens(plan.config.vocab_size);
+  if (settings.trains() && !plan.resume && plan.documents.any()) check_documents(*data.train, plan.documents);
   return {std::move(plan), std::move(data)};
 }
 
@@ -164,7 +166,7 @@ std::string describe_data(const TrainPlan& plan, const Dataset& data) {
   return str("data: ", format_count(size * T), " training tokens in ", format_count(size), " sequences of ",
              format_count(T), "; ", format_count(plan.steps), " steps x ", format_count(each), " sequences = ",
              epochs < 100 ? format_number(epochs < 0.1 ? "%.2g" : "%.1f", epochs) : format_count(std::llround(epochs)),
-             " epochs", shuffled, plan.documents.any() ? "; tokens attend within documents" : "", "; test set ",
+             " epochs", shuffled, plan.documents.any() ? "; " + attention_within(plan.documents) : "", "; test set ",
              format_count(data.test->size()), " sequences");
 }
 

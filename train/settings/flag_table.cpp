@@ -153,14 +153,14 @@ const std::vector<FlagRow> distillation = {
 
 const std::vector<FlagRow> optimizer = {
     {"--steps", may_grow, [](S s) -> M { return &s.steps; }, count,
-     "optimizer steps; 0 writes an initialised model directory\nOn files the default depends on their size; so do "
-     "those of --lr and --warmup."},
+     "optimizer steps (of files without this flag, by their size); 0 writes an initialised model directory"},
     {"--batch", fixed, [](S s) -> M { return &s.batch; }, from(1, max_size), "sequences per micro-step"},
     {"--accumulate", fixed, [](S s) -> M { return &s.accumulate; }, from(1, max_size),
      "micro-steps per optimizer step"},
-    {"--lr", fixed, [](S s) -> M { return &s.lr; }, number, "base learning rate"},
+    {"--lr", fixed, [](S s) -> M { return &s.lr; }, number,
+     "base learning rate (of files without this flag, by the model's size)"},
     {"--optimizer", fixed, [](S s) -> M { return &s.optimizer; }, any_of(optimizers),
-     "adamw, or of matrices between widths muon or normuon: all other parameters are AdamW's then"},
+     "adamw, or muon or normuon for hidden weight matrices: all other parameters are AdamW's then"},
     {"--muon-lr", fixed, [](S s) -> M { return &s.muon.lr; }, number,
      "Muon's base learning rate (0: with --muon-scale rms five times --lr, with original 0.03)",
      beside_muon, {}, "", trains_by_muon},
@@ -195,7 +195,7 @@ const std::vector<FlagRow> optimizer = {
     {"--cooldown", fixed, [](S s) -> M { return &s.cooldown; }, count,
      "last steps, in which the rate falls (0: a fifth of --steps)", {{"--schedule", {"wsd_*"}}}, {}, "",
      cools_down},
-    {"--warmup", fixed, [](S s) -> M { return &s.warmup; }, count, "warm-up steps"},
+    {"--warmup", fixed, [](S s) -> M { return &s.warmup; }, count, "warm-up steps (of files without this flag, 5 %)"},
     {"--lr-floor", fixed, [](S s) -> M { return &s.lr_floor; }, from(0, 1),
      "smallest multiple of --lr after the warm-up", {{"--schedule", {"!constant"}}}},
     {"--weight-decay", fixed, [](S s) -> M { return &s.adamw.weight_decay; }, number, "decoupled weight decay"},

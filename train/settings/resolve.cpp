@@ -195,6 +195,9 @@ void choose_open(TrainPlan& plan, const DataFacts& data) {
   };
   choose(open.seq, plan.data.seq_len, data.seq_len, "--seq");
   choose(open.steps, plan.steps, usual_steps_of(data.sequences, data.seq_len, batch, params.count()), "--steps");
+  if (open.lr && plan.transfer.rule != "none")
+    fail(Exit::usage, "--transfer ", plan.transfer.rule, " is for learning rates of the base shape: give --lr as it ",
+         "was best there");
   choose(open.lr, plan.lr, usual_lr_of(params.count()), "--lr");
   choose(open.warmup, plan.warmup, plan.steps / 20, "--warmup");
   plan.chosen = str("chosen for ", format_count(data.sequences * data.seq_len), " tokens and ",
