@@ -87,8 +87,8 @@ void check_documents(const Source& train, const DocumentMark& mark) {
     });
   }
   if (!found)
-    fail(Exit::usage, "--documents: the training data is one document, because it does not have the token ", mark.eot,
-         " between two; --eot has the right one, or leave out --documents");
+    fail(Exit::usage, "--documents: no file of the training data has the token ", mark.eot,
+         " between two documents; --eot has the right one, or leave out --documents");
 }
 
 void DocumentShuffle::check_tokens(int64_t vocab) const {

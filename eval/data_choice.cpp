@@ -87,7 +87,7 @@ std::string describe(const DataChoice& choice, bool complete) {
 // What the flags leave open is as in the run that trained the model, so that the test set is the one it did not see.
 // Files that this run did not train on are scored from end to end.
 DataChoice choose_data(const DataOptions& asked, const std::string& split, const std::optional<uint64_t>& seed,
-                       const LoadedModel& model) {
+                       const LoadedModel& model, const Tokenizer& tokenizer) {
   DataChoice choice{asked, read_run(model.dir), split};
   DataOptions& data = choice.data;
   const DataOptions& run = choice.run;
@@ -102,10 +102,8 @@ DataChoice choose_data(const DataOptions& asked, const std::string& split, const
   if (own && data.test_samples == 0 && !data.whole) data.test_samples = run.test_samples;
   if (own && data.val_spec.empty()) data.val_spec = run.val_spec;
   if (own) data.test_part = run.test_part;
-  if (data.documents.empty()) {
-    data.documents = own ? run.documents : "none";
-    if (own && data.eot < 0) data.eot = run.eot;
-  }
+  if (data.documents.empty()) data.documents = files ? run.documents : "none";  // so the model has learned to attend
+  if (data.documents != "none" && data.eot < 0) data.eot = run.eot >= 0 ? run.eot : tokenizer.eos();
   if (data.seq_len == 0 && (own || files)) data.seq_len = run.seq_len;
   choice.guessed_seq_len = data.seq_len == 0 && files;
   if (choice.guessed_seq_len) data.seq_len = std::min(model.config.max_position_embeddings, max_guessed_seq_len);
@@ -164,7 +162,7 @@ int64_t scored_bytes(const Source& source, int64_t sequences, const Tokenizer& t
 ModelData open_data(const DataOptions& asked, const std::string& split, const std::optional<uint64_t>& seed,
                     const LoadedModel& model, const std::string& name) {
   const Tokenizer tokenizer = model_tokenizer(model, asked.tokenizer);
-  ModelData data{choose_data(asked, split, seed, model), {}, tokenizer};
+  ModelData data{choose_data(asked, split, seed, model, tokenizer), {}, tokenizer};
   DataChoice& choice = data.choice;
   choice.data.tokenizer.clear(), choice.data.of_model = tokenizer;
   data.dataset = open_dataset(choice.data);

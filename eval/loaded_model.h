@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "data/tokenizer.h"
+#include "engine/document_bounds.h"
 #include "models/disk/checkpoint.h"
 #include "models/model.h"
 
@@ -20,7 +21,8 @@ struct LoadedModel {
   std::string dir;
   Config config;
   std::unique_ptr<Device> device;
-  ParameterTable params;  // f64 on the reference device, f32 elsewhere
+  ParameterTable params;        // f64 on the reference device, f32 elsewhere
+  DocumentMark documents = {};  // of the data that an analysis reads: attention stays within them
 };
 
 // What a model's ids mean: its directory's tokenizer, or where that has none, the one at `path` (--tokenizer; "": no

@@ -92,7 +92,9 @@ class Stoppable : public Source {
 // a signal asks for it.
 MeanLoss validate(LoadedModel& model, const Inheritance& all, const Source& validation) {
   const int64_t B = std::min(all.plan.batch, validation.size()), T = validation.seq_len();
-  BatchModel batches(*model.device, model.params, model.config, Batch{B, T, model.params.dtype(), /*training=*/false});
+  BatchModel batches(
+      *model.device, model.params, model.config,
+      Batch{.B = B, .T = T, .dtype = model.params.dtype(), .training = false, .documents = all.plan.documents});
   const MeanLoss mean = mean_loss(batches, Stoppable(validation), validation.size(), *one_rank_group());
   if (mean.scored == 0) fail(Exit::bad_data, "the validation set of ", all.plan.data.spec, " has no token to score");
   if (!std::isfinite(mean.loss)) fail(Exit::not_finite, "the validation loss of ", model.dir, " is ", mean.loss);

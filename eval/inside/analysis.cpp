@@ -11,6 +11,7 @@
 
 #include "cli/format.h"
 #include "cli/needs.h"
+#include "data/document_shuffle.h"
 #include "engine/io/json.h"
 #include "engine/io/json_file.h"
 #include "engine/io/printable.h"
@@ -28,12 +29,15 @@ void note(const std::string& text) {
 }  // namespace
 
 Subject::Subject(const std::string& given, const AnalysisOptions& o)
-    : name(given), model(given, o.device, false), data(open_data(o.data, o.split, std::nullopt, model, given)) {}
+    : name(given), model(given, o.device, false), data(open_data(o.data, o.split, std::nullopt, model, given)) {
+  model.documents = data.dataset.documents;
+}
 
 std::string Subject::title() const {
   const Config& c = model.config;
   return str(one_line(name), ": ", c.arch, c.arch == c.backbone ? "" : str(" on ", c.backbone), ", ",
-             described_layers(c), " layers\n", describe_split(data.choice, false));
+             described_layers(c), " layers\n", describe_split(data.choice, false), model.documents.any() ? "; " : "",
+             model.documents.any() ? attention_within(model.documents) : "");
 }
 
 AnalysedModel::AnalysedModel(const Subject& subject)

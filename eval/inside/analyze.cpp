@@ -216,6 +216,7 @@ int main(int argc, char** argv) {
   const Analyses analyses = all_analyses();
   auto flags = [&] {
     add_texts(app, "--model", o.models, "DIR...", "model or run directories, to be compared").required();
+    o.data.documents.clear();  // as the model was trained
     add_text(app, "--data", o.data.spec, "SOURCE", data_specs).required();
     add_texts(app, "--what", asked.what, "NAME...",
               "analyses, or all, which also writes report.html (--help-all lists them)\n" + what_help(analyses));

@@ -71,7 +71,7 @@ std::string names_in_short(const std::vector<std::string>& names) {
   return out;
 }
 
-AttentionInputs::AttentionInputs(const ops::AttentionNode& node, Device& device)
+AttentionInputs::AttentionInputs(const ops::AttentionNode& node, Device& device, const int32_t* bounds)
     : scale_(node.scale),
       window_(node.window > 0 ? node.window : node.in[0]->shape[1]),
       finite_output_(all_finite(copy_of(node.out[0]->tensor, device))),
@@ -79,6 +79,7 @@ AttentionInputs::AttentionInputs(const ops::AttentionNode& node, Device& device)
       H_(node.in[0]->shape[2]),
       K_(node.in[1]->shape[2]),
       D_(node.in[0]->shape[3]),
+      bounds_(bounds),
       q_(copy_of(node.in[0]->tensor, device)),
       k_(copy_of(node.in[1]->tensor, device)) {}
 
@@ -87,7 +88,8 @@ void AttentionInputs::probabilities(int64_t b, int64_t h, int64_t n, double* P, 
   for (int64_t t = 0; t < n; ++t) {
     const double* q = &q_[static_cast<size_t>(((b * T_ + t) * H_ + h) * D_)];
     double *row = P + t * n, max = -INFINITY, sum = 0;
-    const int64_t first = causal_mask ? std::max<int64_t>(0, t - window_ + 1) : 0, last = causal_mask ? t : n - 1;
+    const int64_t document = bounds_ != nullptr ? bounds_[2 * (b * T_ + t)] : 0;
+    const int64_t first = causal_mask ? std::max(document, t - window_ + 1) : 0, last = causal_mask ? t : n - 1;
     for (int64_t j = first; j <= last; ++j) {
       const double* k = &k_[static_cast<size_t>(((b * T_ + j) * K_ + h / (H_ / K_)) * D_)];
       double dot = 0;
@@ -102,10 +104,10 @@ void AttentionInputs::probabilities(int64_t b, int64_t h, int64_t n, double* P, 
 }
 
 Probe::Probe(Device& device, ParameterTable& params, const Config& config, int64_t B, int64_t T,
-             const std::string& name)
+             const std::string& name, const DocumentMark& documents)
     : device_(device), name_(name), tape_(params.dtype()), last_(str("hidden.", applications_of(config).count())) {
   tape_.enable_probes();
-  graph_ = record_model(tape_, params, config, B, T);
+  graph_ = record_model(tape_, params, config, B, T, {.documents = documents});
   std::map<int, int64_t> heads;  // of each layer so far
   for (size_t n = 0; n < tape_.nodes().size(); ++n)
     if (const auto* node = dynamic_cast<const ops::AttentionNode*>(tape_.nodes()[n].get())) {
@@ -184,7 +186,8 @@ void Probe::after(size_t n) {
   }
   for (size_t i = 0; see_ && i < attentions_.size(); ++i)
     if (attentions_[i].node == n)
-      see_(i, AttentionInputs(dynamic_cast<const ops::AttentionNode&>(*tape_.nodes()[n]), device_));
+      see_(i, AttentionInputs(dynamic_cast<const ops::AttentionNode&>(*tape_.nodes()[n]), device_,
+                              graph_.documents != nullptr ? graph_.documents->host_bounds.data() : nullptr));
   if (const Place& made = places_.at(last_); made.node == n && !all_finite(copy_of(made.value->tensor, device_)))
     fail_not_finite(name_, last_);
 }

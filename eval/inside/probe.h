@@ -35,7 +35,8 @@ void put_back(const std::vector<double>& numbers, const Tensor& tensor, Device& 
 // What one attention op has just read, copied from the device.
 class AttentionInputs {
  public:
-  AttentionInputs(const ops::AttentionNode& node, Device& device);
+  // bounds: (B, T, 2), of documents, as find_bounds() has them; null: a sequence is one.
+  AttentionInputs(const ops::AttentionNode& node, Device& device, const int32_t* bounds);
   int64_t T() const { return T_; }
   // Of all that the op computed from it.
   bool finite_output() const { return finite_output_; }
@@ -48,6 +49,7 @@ class AttentionInputs {
   int64_t window_;
   bool finite_output_;
   int64_t T_, H_, K_, D_;
+  const int32_t* bounds_;
   std::vector<double> q_, k_;  // (B, T, H, D), (B, T, K, D)
 };
 
@@ -56,9 +58,11 @@ std::string names_in_short(const std::vector<std::string>& names);
 
 class Probe {
  public:
-  // The parameters must have been allocated. name: of the model, for messages.
-  Probe(Device& device, ParameterTable& params, const Config& config, int64_t B, int64_t T, const std::string& name);
-  Probe(LoadedModel& model, int64_t B, int64_t T) : Probe(*model.device, model.params, model.config, B, T, model.dir) {}
+  // The parameters must have been allocated. name: of the model, for messages. documents: attention stays within them.
+  Probe(Device& device, ParameterTable& params, const Config& config, int64_t B, int64_t T, const std::string& name,
+        const DocumentMark& documents = {});
+  Probe(LoadedModel& model, int64_t B, int64_t T)
+      : Probe(*model.device, model.params, model.config, B, T, model.dir, model.documents) {}
 
   std::vector<std::string> names() const;  // in the order in which the forward makes the values
   bool has(const std::string& name) const { return places_.contains(name); }

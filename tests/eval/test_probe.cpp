@@ -1,6 +1,7 @@
 // The probe: what it keeps is what the model computes, in every architecture; and the dump, which writes that.
 #include "eval/inside/probe.h"
 
+#include <cmath>
 #include <set>
 
 #include "eval/inside/dump.h"
@@ -97,6 +98,24 @@ TEST_CASE("probe: every architecture has the names of all models, and those of i
       CHECK(H % key[2] == 0);  // of other layers too, where heads look there
     }
   }
+}
+
+TEST_CASE("probe: with documents a token sees its own alone") {
+  TinyModel model(tiny_config("lime", 2));
+  const std::vector<int32_t> tokens = {3, 6, 1, 4, 5};  // two documents, after the token 1
+  Probe both(*model.device, model.params, model.config, 1, T, "tiny", {1}),
+      second(*model.device, model.params, model.config, 1, 2, "tiny");
+  both.keep("hidden.4"), second.keep("hidden.4");
+  std::vector<double> P(static_cast<size_t>(T * T));
+  both.watch_attention([&](size_t, const AttentionInputs& inputs) {
+    inputs.probabilities(0, 0, T, P.data());
+    for (size_t t = 0; t < 5; ++t)
+      for (size_t j = 0; j < 5; ++j) CHECK((P[5 * t + j] > 0) == (j <= t && (t < 3 || j >= 3)));
+    CHECK(std::abs(P[5 * 4 + 3] + P[5 * 4 + 4] - 1) < 1e-12);
+  });
+  both.run(tokens.data()), second.run(tokens.data() + 3);
+  const size_t C = static_cast<size_t>(model.config.hidden_size);
+  for (size_t i = 0; i < 2 * C; ++i) CHECK(std::abs(both.at("hidden.4")[3 * C + i] - second.at("hidden.4")[i]) < 1e-5);
 }
 
 TEST_CASE("probe: what it keeps is on a tape where every value has its own memory, and where the dead are poisoned") {

@@ -61,7 +61,7 @@ TEST_CASE("routing summary: every architecture's numbers are those of analyze on
     CAPTURE(c.name);
     TinyModel model(c.config);
     const Sequences source(c.config.vocab_size, 3);
-    const json got = routing_summary(*model.device, model.params, model.config, source);
+    const json got = routing_summary(*model.device, model.params, model.config, source, {});
 
     const Routings routings = find_routings(c.config);
     const bool reads_data = routings.reads_data();

@@ -8,6 +8,10 @@ tiny=(--data arith:3 --train-samples 40 --test-samples 8 "${sizes[@]}" --answer-
 compare() { "$build/compare" "${tiny[@]}" "$@"; }
 count() { grep -c "\"state\": \"$1\"" "$2/results.json"; }
 
+# --- refused before the first run, in a dry run, too -------------------------------------------------------------
+expect 64 'mudd has no rule' compare --arch llama,mudd --transfer mup --base-width 16 --dry-run
+expect 64 'z-loss 0.001 with --exit-gate' compare --arch llama,llama:loop=stack:loop_passes=2:exit_gate=true --z-loss 1e-3 --dry-run
+
 # --- two started together ----------------------------------------------------------------------------------------
 pids=()
 for arch in llama,relay llama,sla; do
@@ -94,6 +98,13 @@ for dir in whole killed; do
   [ "$(runs $dir | grep -c '0, chooses')" -ge 8 ] || fail "$dir: rates were not tried"
   [ "$(count 'not started' $dir)" = 0 ] || fail "$dir: runs are left"
 done
+# A record of an --lr that Muon's best rate needs may be read before the records that say what that is.
+for ((i = 0; i < 700; ++i)); do echo "line $i of $((i * i % 97))"; done >lines.txt
+expect 0 '^llama muon ' "$build/compare" --data text:lines.txt --arch llama --optimizer adamw,muon --lr 1e-3 --muon-lr 1e-3,2e-3,4e-3 \
+  --seeds 1,2 --layers 2 --width 32 --heads 2 --ffn 64 --steps 4 --batch 2 --seq 32 --warmup 0 --out edges
+cp edges/results.md before
+expect 0 '^llama muon ' "$build/compare" --resume --out edges
+diff <(sed -n '/^## Runs/,$p' before) <(sed -n '/^## Runs/,$p' edges/results.md) >output || fail "--resume tries further rates"
 expect 64 'seed 0 chooses' tuned --seeds 0,1 --out refused_seed
 expect 64 'several --lr are for AdamW' tuned --optimizer muon --out refused_lr
 expect 64 'has no effect without --optimizer muon' tuned --optimizer adamw --out refused_muon

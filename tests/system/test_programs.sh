@@ -86,8 +86,8 @@ expect 0 '^chosen for [0-9,]+ tokens and [0-9,]+ parameters: --seq 128 --steps 5
   "$build/train_llama" --data text:chosen.txt --dry-run
 expect 0 '^chosen for .* parameters: --seq 128 --lr 0.003 --warmup 2$' "$build/train_llama" --data text:chosen.txt --steps 40 --dry-run
 expect 0 "^chosen for .*: --seq 128 --steps " "$build/compare" --data text:chosen.txt --dry-run
-expect 64 "give --lr as it was best there" "$build/train_llama" --data text:chosen.txt --transfer mup --base-width 64 --dry-run
 [ "$(grep -c '^chosen' output)" = 1 ] || fail "compare does not choose once"
+expect 64 "give --lr as it was best there" "$build/train_llama" --data text:chosen.txt --transfer mup --base-width 64 --dry-run
 expect 0 '^parameters' "$build/train_llama" --data text:chosen.txt --preset arith-quick --dry-run
 grep -q '^chosen' output && fail "a preset leaves nothing to choose"
 expect 0 '^parameters' "$build/train_llama" --data arith:3 --dry-run

@@ -1,4 +1,6 @@
 // --documents and --attention-window from the flag to the number: trained, resumed, evaluated, refused.
+#include <filesystem>
+
 #include "data/shards.h"
 #include "engine/rng.h"
 #include "tests/support/program.h"
@@ -59,6 +61,11 @@ TEST_CASE("--documents: stopped and resumed the bits are the same, and evaluate 
   check_outcome(as_trained, Exit::done, "which begin after token 5");
   CHECK(loss_of(evaluate("--documents auto --eot 5")) == loss_of(as_trained));
   CHECK(loss_of(evaluate("--documents none")) != loss_of(as_trained));
+  // The same validation data under another name, which the model attends to as it has learned to.
+  std::filesystem::copy_file(scratch.file("val_1.bin"), scratch.file("other.bin"));
+  check_outcome(run_program_inside(scratch, split_words("evaluate --model " + scratch.file("whole") + " --data " +
+                                                        scratch.file("other.bin"))),
+                Exit::done, says);
   std::string metrics = read_text(scratch.file("whole") + "/metrics.jsonl");
   metrics = metrics.substr(metrics.rfind("\n", metrics.size() - 2) + 1);
   CHECK(std::abs(known_json(metrics)["test_loss"].get<double>() - std::stod(loss_of(as_trained))) < 1e-4);
@@ -68,7 +75,7 @@ TEST_CASE("--documents: what has none, or no token between them, is refused by n
   const Scratch scratch;
   write_data(scratch);
   check_outcome(run(scratch, "--steps 2 --documents after", "out"), Exit::usage, "--eot ID");
-  check_outcome(run(scratch, "--steps 2 --documents before --eot 999999", "out"), Exit::usage, "is one document");
+  check_outcome(run(scratch, "--steps 2 --documents before --eot 999999", "out"), Exit::usage, "between two documents");
   check_outcome(run(scratch, "--steps 2 --eot 5", "out"), Exit::usage, "--documents");
   check_outcome(train(scratch, tiny_run(scratch.file("out"), {"--documents", "auto"})), Exit::usage, "is for files");
   CHECK(!path_exists(scratch.file("out")));

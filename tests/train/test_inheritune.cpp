@@ -433,3 +433,11 @@ TEST_CASE("inheritune: before the first checkpoint the teacher may have moved") 
   check_outcome(lab.run("--resume --out " + lab.scratch.file("out") + " --teacher " + moved), Exit::done,
                 "starting at step 0");
 }
+
+TEST_CASE("inheritune: with --documents validation attends within documents, too") {
+  const Lab lab("llama", "--documents after --eot 10");  // the line break
+  check_outcome(lab.start("out", "--start 4 --rounds 1 --documents after --eot 10"), Exit::done, "within documents");
+  const Outcome scored =
+      run_program_inside(lab.scratch, split_words("evaluate --model " + lab.reference + " --data " + lab.data));
+  CHECK(has(scored.output, format_number("loss %.6f\n", lab.state("out")["reference_loss"])));
+}

@@ -359,15 +359,12 @@ std::vector<size_t> needed(const Arm& arm) {
 }
 
 bool extend(Comparison& comparison) {
-  bool any = false;
-  for (bool changed = true; changed; any |= changed) {
+  for (bool any = false;; any = true) {
     name_directories(comparison);
-    changed = take_others(comparison);
-    changed |= add_rates(comparison);
-    changed |= give_rates(comparison);
-    changed |= add_more_seeds(comparison);
+    // Takes up all that is known before it asks for more: a rate's record may stand before those that say what it is for.
+    if (!take_others(comparison) && !add_rates(comparison) && !give_rates(comparison) && !add_more_seeds(comparison))
+      return any;
   }
-  return any;
 }
 
 const Arm* first_architecture(const std::vector<Arm>& arms, const Arm& arm) {

@@ -94,6 +94,8 @@ TrainPlan plan_of(const ArchChoice& choice, TrainPlan plan) {
   plan.freeze_routers = choice.frozen;
   add_preset_options(plan.preset, plan.config);
   plan.config.check(Exit::usage, "--arch " + choice.text);
+  check_transfer(plan.config, plan.transfer);
+  check_together(plan);
   if (!plan.resume) refuse_idle_options(choice, plan.config);
   if (choice.frozen) refuse_idle_freeze(plan, "--arch " + choice.text + ": " + choice.leader);
   std::fputs(note_idle_options(plan.config, "--arch " + choice.text).c_str(), stderr);

@@ -213,7 +213,7 @@ void Run::look_at_routing() {
   if (group_.world.leads()) {
     try {
       routing_ = std::make_shared<const json>(
-          routing_summary(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test));
+          routing_summary(trainer_.device(), trainer_.params(), trainer_.config(), *data_.test, plan_.documents));
     } catch (const Error& error) {
       if (error.code != Exit::not_finite) throw;
       progress_.say(str("note: metrics.jsonl has no routing of this step: ", error.what()));

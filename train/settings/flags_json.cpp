@@ -197,9 +197,11 @@ void refuse_other_config(const Config& saved, const Config& now, const std::stri
   const json was = to_json(saved).flatten(), is = to_json(now).flatten();
   if (was == is) return;
   std::string differences;
-  for (const auto& [key, value] : is.items()) {
-    const json old = was.value(key, json());
-    if (old != value) differences += str(" ", key.substr(1), " is ", json_text(old), ", not ", json_text(value), ";");
+  json keys = was;
+  keys.update(is);
+  for (const auto& [key, either] : keys.items()) {
+    const json old = was.value(key, json()), now_is = is.value(key, json());
+    if (old != now_is) differences += str(" ", key.substr(1), " is ", json_text(old), ", not ", json_text(now_is), ";");
   }
   fail(Exit::usage, flag, ": ", where, " is of another model than the flags describe:", differences,
        " give the flags it was started with");

@@ -50,11 +50,12 @@ bool has_learned_routing(const Config& config) {
   return !routings.parts.empty() && !routings.fixed();
 }
 
-nlohmann::json routing_summary(Device& device, ParameterTable& params, const Config& config, const Source& source) {
+nlohmann::json routing_summary(Device& device, ParameterTable& params, const Config& config, const Source& source,
+                               const DocumentMark& documents) {
   const Routings routings = find_routings(config);
   const std::vector<TokenWindow> windows = routings.reads_data() ? few_windows(source) : std::vector<TokenWindow>();
   const std::string name = "the model in training";
-  Probe probe(device, params, config, 1, routings.reads_data() ? source.seq_len() : routing_tokens, name);
+  Probe probe(device, params, config, 1, routings.reads_data() ? source.seq_len() : routing_tokens, name, documents);
   const RoutingFound found = routings.look({probe, params, config, name, windows});
   nlohmann::json out = nlohmann::json::object();
   for (const auto& [key, value] : found.facts) out["numbers"][key] = short_number(value);
