@@ -361,7 +361,7 @@ std::vector<size_t> needed(const Arm& arm) {
 bool extend(Comparison& comparison) {
   for (bool any = false;; any = true) {
     name_directories(comparison);
-    // Takes up all that is known before it asks for more: a rate's record may stand before those that say what it is for.
+    // All that is known, before more is asked for: a record may come before those that say which rate it belongs to.
     if (!take_others(comparison) && !add_rates(comparison) && !give_rates(comparison) && !add_more_seeds(comparison))
       return any;
   }
