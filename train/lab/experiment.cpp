@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
 
 #include "cli/format.h"
 #include "cli/needs.h"
@@ -11,6 +13,7 @@
 #include "engine/io/file.h"
 #include "engine/split.h"
 #include "kernels/devices.h"
+#include "models/disk/config_json.h"
 #include "models/registry.h"
 #include "ranks/launch.h"
 #include "train/run/inputs.h"
@@ -191,8 +194,12 @@ Comparison plan_comparison(Experiment& experiment, const std::function<std::stri
   if (!plan.dry_run) comparison.data_digest = plan.data_digest = digest_of_files(plan, data);
   comparison.data_note = validation_note(data);
   std::vector<TrainPlan> plans;
+  std::map<nlohmann::json, std::string> models;
   for (const ArchChoice& choice : choices) {
     const TrainPlan of_choice = plan_of(choice, plan);
+    if (const auto [same, is_new] = models.emplace(to_json(of_choice.config), choice.text);
+        !is_new && choice.leader.empty())
+      experiment.notes.push_back(str("note: ", same->second, " and ", choice.text, " are the same model"));
     for (const std::string& optimizer : experiment.optimizers) {
       plans.push_back(with_optimizer(of_choice, optimizer));
       add_arm(comparison, {choice, plans.back(), plan_training(plans.back())}, experiment.seeds);
