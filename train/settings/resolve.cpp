@@ -58,6 +58,11 @@ int64_t usual_steps_of(int64_t sequences, int64_t seq_len, int64_t batch, int64_
 
 namespace {
 
+// Where a configuration comes from, for messages.
+std::string flags_of(const Settings& settings) {
+  return settings.preset.empty() ? "flags" : "flags and --preset " + settings.preset;
+}
+
 // The same architecture: the note says what is taken of it.
 std::string note_of_start(const Settings& settings, const Config& model, int64_t blocks) {
   const int64_t taken = model.num_hidden_layers;
@@ -108,7 +113,7 @@ Config choose_architecture(const Settings& settings, Config model, int64_t block
     model.options[key] = own.at(option.key);
   }
   model.arch = asked;
-  model.check(Exit::usage, "flags");
+  model.check(Exit::usage, flags_of(settings));
   ParameterTable params;
   declare_model(params, model);
   std::string remark;
@@ -276,7 +281,7 @@ TrainPlan resolve(const Settings& settings, Config model, const InitialModel* in
     choose_vocabulary(plan, data);
   }
   choose_positions(plan);
-  plan.config.check(Exit::usage, "flags");
+  plan.config.check(Exit::usage, flags_of(plan));
   check_transfer(plan.config, plan.transfer);
   notes += check_options(plan);
   if (data.seq_len > 0) choose_open(plan, data);
