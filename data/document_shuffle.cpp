@@ -1,28 +1,11 @@
 #include "data/document_shuffle.h"
 
-#include <nlohmann/json.hpp>
-
 #include "cli/ticker.h"
+#include "data/document_marks.h"
 #include "data/loader.h"
 #include "engine/rng.h"
 
 namespace crossply {
-
-bool begin_with_eot(const std::string& mark, int64_t first, int64_t eot) {
-  return mark == "before" || (mark != "after" && first == eot);
-}
-
-int32_t first_token(const Source& source) {
-  int32_t first = -1;
-  source.read_piece(0, 0, 1, &first);
-  return first;
-}
-
-std::string attention_within(const DocumentMark& mark) {
-  return str("tokens attend within documents, which begin ", mark.before ? "at" : "after", " token ", mark.eot);
-}
-
-bool mark_shuffle_alone(const nlohmann::json& settings) { return !settings.contains("z_loss"); }
 
 DocumentShuffle::DocumentShuffle(std::unique_ptr<Source> source, const std::string& mark, int64_t eot, uint64_t seed)
     : source_(std::move(source)), mark_(mark), eot_(eot), seed_(seed) {
@@ -30,25 +13,12 @@ DocumentShuffle::DocumentShuffle(std::unique_ptr<Source> source, const std::stri
   CHECK_THAT(size() > 0, "a split of ", tokens(), " tokens");
 }
 
-// Reads a file's tokens in parts, until visit(place, token) returns false.
-static void visit_tokens(const Source& source, size_t piece, int64_t count, auto&& visit) {
-  constexpr int64_t chunk = 1 << 18;
-  std::vector<int32_t> tokens(static_cast<size_t>(std::min(chunk, count)));
-  for (int64_t first = 0; first < count; first += chunk) {
-    const int64_t n = std::min(chunk, count - first);
-    source.read_piece(piece, first, n, tokens.data());
-    for (int64_t i = 0; i < n; ++i)
-      if (!visit(first + i, tokens[static_cast<size_t>(i)])) return;
-  }
-}
-
 // A piece is of one file, so it begins a document.
 void DocumentShuffle::find_in(size_t piece, bool before) const {
-  const int64_t begin = piece_begins_[piece], count = piece_begins_[piece + 1] - begin;
+  const int64_t begin = piece_begins_[piece];
   starts_.push_back(begin);
-  visit_tokens(*source_, piece, count, [&](int64_t place, int32_t token) {
-    const int64_t start = begin + place + (before ? 0 : 1);
-    if (token == eot_ && start > starts_.back() && start < begin + count) starts_.push_back(start);
+  visit_beginnings(*source_, piece, {static_cast<int32_t>(eot_), before}, [&](int64_t place) {
+    starts_.push_back(begin + place);
     return true;
   });
 }
@@ -73,22 +43,6 @@ int64_t DocumentShuffle::documents() const {
   const std::lock_guard lock(reading_);
   find_documents();
   return std::ssize(starts_) - 1;
-}
-
-void check_documents(const Source& train, const DocumentMark& mark) {
-  if (train.documents() > 0) return;  // they have been found
-  const std::vector<int64_t> pieces = train.pieces();
-  bool found = false;
-  for (size_t piece = 0; piece < pieces.size() && !found; ++piece) {
-    const int64_t count = pieces[piece], from = mark.before ? 1 : 0, to = mark.before ? count : count - 1;
-    visit_tokens(train, piece, count, [&](int64_t place, int32_t token) {
-      found = token == mark.eot && place >= from && place < to;
-      return !found;
-    });
-  }
-  if (!found)
-    fail(Exit::usage, "--documents: no file of the training data has the token ", mark.eot,
-         " between two documents; --eot has the right one, or leave out --documents");
 }
 
 void DocumentShuffle::check_tokens(int64_t vocab) const {

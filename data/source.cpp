@@ -6,6 +6,7 @@
 
 #include "data/arith.h"
 #include "data/digest.h"
+#include "data/document_marks.h"
 #include "data/document_shuffle.h"
 #include "data/encoded_task.h"
 #include "data/foreign_format.h"

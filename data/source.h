@@ -173,7 +173,7 @@ struct DataOptions {
   int64_t test_samples = 0;
   std::string val_spec;             // shards only: a glob of validation shards; without it, the last 1% of the windows
   std::string shuffle = "windows";  // of the training set: one of shuffles (data/document_shuffle.h)
-  std::string documents = "none";   // one of document_marks
+  std::string documents = "none";   // one of document_marks (data/document_marks.h)
   int64_t eot = -1;                 // the token between documents; -1: the tokenizer's
   std::string test_part = "all";    // one of test_parts: what is left of the test set
   std::string tokenizer;  // text only: a tokenizer.json, or a directory with one; "": that of the model, if it is bpe

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/standard_streams.h"
-#include "data/document_shuffle.h"
+#include "data/document_marks.h"
 #include "engine/io/byte_names.h"
 #include "engine/io/json_file.h"
 #include "engine/io/printable.h"

@@ -11,7 +11,7 @@
 #include "cli/format.h"
 #include "cli/needs.h"
 #include "cli/program.h"
-#include "data/document_shuffle.h"
+#include "data/document_marks.h"
 #include "engine/rng.h"
 #include "eval/answers.h"
 #include "eval/data_choice.h"

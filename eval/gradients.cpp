@@ -8,7 +8,7 @@
 
 #include "cli/needs.h"
 #include "cli/program.h"
-#include "data/document_shuffle.h"
+#include "data/document_marks.h"
 #include "data/documents.h"
 #include "data/foreign_format.h"
 #include "data/shards.h"

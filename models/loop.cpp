@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
+#include <vector>
 
 #include "engine/io/json.h"
 #include "engine/io/printable.h"
@@ -115,16 +115,14 @@ void check_loop(const Config& config, Exit code, const std::string& where) {
     fail(code, where, ": gemma3n's embeddings belong to the tokens, so its passes cannot begin anew; try loop anchor");
 }
 
-Config applied(Config config) {
+Config applied(const Config& config) {
   if (!has_anchor(config)) return config;
   const Applications all = applications_of(config);
-  if (config.sliding_window > 0) {
-    const std::string stored = std::exchange(config.window_pattern, "");
-    for (int64_t v = 0; v < all.count(); ++v) config.window_pattern += stored.at(static_cast<size_t>(all.stored(v)));
-  }
-  config.num_hidden_layers = all.count();
-  config.loop.layers = str("[", all.prelude, ",", all.core, ",", all.coda, "]");
-  return config;
+  std::vector<int> blocks;
+  for (int64_t v = 0; v < all.count(); ++v) blocks.push_back(static_cast<int>(all.stored(v)));
+  Config out = config.with_blocks(blocks);
+  out.loop.layers = str("[", all.prelude, ",", all.core, ",", all.coda, "]");
+  return out;
 }
 
 RowNames::RowNames(const Config& config) : applications_(applications_of(config)) {

@@ -28,7 +28,7 @@ std::string described_layers(const Config& config);
 void check_loop(const Config& config, Exit code, const std::string& where);
 // The configuration in which every application is a layer of its own: what a connection is made for. Its loop_layers
 // are given, so that applications_of() is the same.
-Config applied(Config config);
+Config applied(const Config& config);
 
 // How rows of applications are named on disk: model.layers.{v}.X of a block's own rows is model.layers.{p}.X; that of a
 // row that a connection adds is so in the first pass, and in pass r model.passes.{r}.layers.{p}.X.

@@ -11,7 +11,7 @@
 
 #include "cli/format.h"
 #include "cli/needs.h"
-#include "data/document_shuffle.h"
+#include "data/document_marks.h"
 #include "engine/io/json.h"
 #include "engine/io/json_file.h"
 #include "engine/io/printable.h"

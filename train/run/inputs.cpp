@@ -9,7 +9,7 @@
 
 #include "cli/format.h"
 #include "data/carried_settings.h"
-#include "data/document_shuffle.h"
+#include "data/document_marks.h"
 #include "engine/io/printable.h"
 #include "models/disk/checkpoint.h"
 #include "models/disk/model_dir.h"

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "data/document_marks.h"
 #include "data/document_shuffle.h"
 #include "engine/tape.h"
 #include "train/settings/gpus.h"

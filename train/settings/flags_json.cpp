@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "data/document_shuffle.h"
+#include "data/document_marks.h"
 #include "engine/io/byte_names.h"
 #include "engine/io/file.h"
 #include "engine/io/json.h"
