@@ -231,16 +231,16 @@ depth_2026() {
 # Does the best rate of one size stay the best of another? Widths at L = 4 and depths at C = 64, without rules and by
 # --transfer; and the base shape, where the rules change no bit. AdamW at each --lr, Muon at each --muon-lr.
 transfer() {
-  of_transfer base 64 4 1,2
+  of_transfer base 64 4
   local rules
   for rules in none completep; do
-    of_transfer "width-128-$rules" 128 4 1,2
-    of_transfer "layers-8-$rules" 64 8 1,2
-    of_transfer "layers-16-$rules" 64 16 1,2
-    of_transfer "width-256-$rules" 256 4 1  # of half the cost of all; a second seed may follow
+    of_transfer "width-128-$rules" 128 4
+    of_transfer "layers-8-$rules" 64 8
+    of_transfer "layers-16-$rules" 64 16
+    of_transfer "width-256-$rules" 256 4
   done
 }
-# NAME-RULES, width, layers, seeds
+# NAME-RULES, width, layers
 of_transfer() {
   english
   local base=()
@@ -249,7 +249,7 @@ of_transfer() {
     --layers "$3" --heads $(($2 / 16)) --ffn $((3 * $2)) --tie true --seq 64 --batch 16 --steps 300 --warmup 20 \
     --schedule cosine_to_floor --lr-floor 0.1 --weight-decay 0.1 --clip 1 --beta1 0.8 --optimizer adamw,muon \
     --lr 5e-4,1e-3,2e-3,4e-3,8e-3,1.6e-2,3.2e-2 --muon-lr 2.5e-3,5e-3,1e-2,2e-2,4e-2,8e-2,1.6e-1 --every-rate \
-    --seeds "$4" --eval-every 300 --eval-samples 512 --save-every 300 --keep 1 "${base[@]}"
+    --seeds 1,2 --eval-every 300 --eval-samples 512 --save-every 300 --keep 1 "${base[@]}"
 }
 
 # Tested on the published questions where PROSQA names their file, prosqa_test.json of github.com/facebookresearch/coconut.
