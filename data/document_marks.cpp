@@ -1,5 +1,6 @@
 #include "data/document_marks.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace crossply {

@@ -120,11 +120,11 @@ void draw_family(Page& page, const std::string& subject, const std::string& opti
 void transfer(Page& page) {
   if (!page.record("base")) return;
   page.markdown(
-      "LLaMA on English. The base shape is C = 64, L = 4, heads of 16; there the rules change nothing. Loss: on the "
-      "test set, mean over the seeds.\nBest rate: the lowest point of a parabola through the best rate and "
-      "those beside it, in the logarithm of the rate. Moved: from the\nbase's best rate, in factors of 2; in brackets "
-      "each "
-      "seed against the same seed of the base. Last: what it costs to keep the base's\nbest rate.\n\n");
+      "LLaMA on English. The base shape is C = 64, L = 4, heads of 16; there the rules change nothing. Loss: on the\n"
+      "test set, mean over the seeds. Best rate: the lowest point of a parabola through the best rate and those "
+      "beside\n"
+      "it, in the logarithm of the rate. Moved: from the base's best rate, in factors of 2; in brackets each seed\n"
+      "against the same seed of the base. Last: what it costs to keep the base's best rate.\n\n");
   for (const std::string optimizer : {"adamw", "muon"}) {
     draw_family(page, "width", optimizer, "width-" + optimizer + ".svg",
                 {{"C = 128, L = 4", "width-128"}, {"C = 256, L = 4", "width-256"}});

@@ -197,9 +197,9 @@ Comparison plan_comparison(Experiment& experiment, const std::function<std::stri
   std::map<nlohmann::json, std::string> models;
   for (const ArchChoice& choice : choices) {
     const TrainPlan of_choice = plan_of(choice, plan);
-    if (const auto [same, is_new] = models.emplace(to_json(of_choice.config), choice.text);
-        !is_new && choice.leader.empty())
-      experiment.notes.push_back(str("note: ", same->second, " and ", choice.text, " are the same model"));
+    if (choice.leader.empty())
+      if (const auto [same, is_new] = models.emplace(to_json(of_choice.config), choice.text); !is_new)
+        experiment.notes.push_back(str("note: ", same->second, " and ", choice.text, " are the same model"));
     for (const std::string& optimizer : experiment.optimizers) {
       plans.push_back(with_optimizer(of_choice, optimizer));
       add_arm(comparison, {choice, plans.back(), plan_training(plans.back())}, experiment.seeds);
