@@ -76,6 +76,20 @@ grep -qE '^[|] lime[+]resformer [|] [+-][0-9.]+ [+]- [0-9.]+ [|]' gains/report.m
 grep -q '"combination": "lime+resformer"' gains/results.json || fail "no interaction in the results"
 [ -s gains/three-interactions.svg ] || fail "no picture of interactions"
 
+# The text is gone: records are enough for a report, and for nothing else.
+seq 2000 >words.txt
+{ sed '/^\[one\]/,$d; /-samples/d; s/^data.*/data = text:words.txt/' tiny.plan && printf '[words]\narch = llama, lime\nseeds = 1, 2\nbudgets = 2\n'; } >words.plan
+expect 0 '^lime ' sweep run words.plan --out words
+for table in words words-x2; do mkdir -p kept/$table && cp -r words/$table/records kept/$table; done
+cp words/sweep.plan kept && mv words.txt other.txt
+expect 0 '^lime ' sweep report kept
+for file in results.json results.csv report.md words.svg words-steps.svg; do
+  cmp -s kept/$file words/$file || fail "another $file without the data"
+done
+expect 66 'words.txt' sweep run words.plan --out kept
+rm -r kept/words*/records
+expect 66 'words.txt' sweep report kept
+
 sed 's/^data/pairs = nowhere\ndata/' tiny.plan >pairs.plan
 expect 66 'there is no such file' sweep run pairs.plan --out pairs
 

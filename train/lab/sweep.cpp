@@ -339,7 +339,7 @@ Exit report_sweep(Options& o) {
   const std::string first = o.dirs[0], out = o.to.empty() ? first : o.to;
   for (const std::string& dir : o.dirs)
     if (!path_exists(plan_in(dir))) fail(Exit::no_input, dir, " is no sweep: it has no sweep.plan");
-  o.call.out = first, o.call.dry = true;
+  o.call.out = first, o.call.dry = o.call.report = true;
   std::vector<SweepTable> tables = open_tables(read_sweep_plan(plan_in(first)), o);
   const std::string notes = merge_sweeps(tables, first, {o.dirs.begin() + 1, o.dirs.end()});
   take_times(tables, first);

@@ -3,13 +3,21 @@
 #include <sys/file.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "cli/program.h"
+#include "data/source.h"
 #include "engine/io/file.h"
+#include "engine/io/json_file.h"
 #include "train/lab/experiment.h"
 
 namespace crossply {
 namespace {
+
+using nlohmann::json;
 
 // What a table cannot say.
 constexpr const char* flags_of_sweep[] = {"--out",  "--resume", "--dry-run", "--time",
@@ -30,6 +38,57 @@ Experiment read_table(const PlannedTable& planned) {
       app, [&] { add_experiment_flags(app, experiment); }, planned.flags, planned.where);
   complete_experiment(app, experiment, !preset.empty());
   return experiment;
+}
+
+// A record of this data, of the table itself if it has one, else of another table of the sweep; null: there is none.
+json record_of(const std::string& sweep, const std::string& out, const std::string& data) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  std::vector<fs::path> tables = {out};
+  for (const auto& table : fs::directory_iterator(sweep, ignored)) tables.push_back(table.path());
+  for (const fs::path& table : tables)
+    for (const auto& file : fs::directory_iterator(table / "records", ignored)) {
+      if (file.path().extension() != ".json") continue;
+      const json record = read_json(file.path().string()), flags = record.value("flags", json());
+      if (flags.is_object() && flags.value("data", json()) == json(short_name(data))) return record;
+      break;  // a table has one text
+    }
+  return {};
+}
+
+// As plan_comparison() does, but for what the data would say of itself, which a record knows.
+std::optional<Comparison> plan_without_data(Experiment experiment, const std::string& sweep) {
+  Settings& settings = experiment.settings;
+  const std::string data = settings.data.spec;
+  const json record = record_of(sweep, settings.out, data);
+  if (!record.is_object()) return {};
+  Settings recorded;
+  take_settings(record["flags"], sweep + ": the flags of a record", recorded);
+  settings.config.vocab_size = recorded.config.vocab_size, settings.config.token_ids = recorded.config.token_ids;
+  const LeftOpen open = std::exchange(settings.open, {});
+  if (open.seq) settings.data.seq_len = recorded.data.seq_len;
+  if (open.steps) settings.steps = recorded.steps;
+  if (open.lr) settings.lr = recorded.lr;
+  if (open.warmup) settings.warmup = recorded.warmup;
+  settings.data.spec.clear(), settings.data.val_spec.clear(), settings.data.tokenizer.clear();
+  settings.dry_run = true;
+  experiment.rules.pairs.clear();
+  Comparison comparison = plan_comparison(experiment, {});
+  comparison.data = data;
+  if (const json digest = record.value("data_digest", json()); digest.is_string()) comparison.data_digest = digest;
+  return comparison;
+}
+
+Comparison plan_table(Experiment& experiment, const SweepCall& call) {
+  const Experiment given = experiment;
+  try {
+    return plan_comparison(experiment, [&](const TrainPlan&) { return given.settings.out; });
+  } catch (const Error& error) {
+    if (!call.report || error.code != Exit::no_input) throw;
+    std::optional<Comparison> comparison = plan_without_data(given, call.out);
+    if (!comparison) throw;
+    return *std::move(comparison);
+  }
 }
 
 // All of a sweep's runs go on where they are.
@@ -66,7 +125,7 @@ static SweepTable open_this(const PlannedTable& planned, const SweepCall& call) 
     const bool known = std::ranges::any_of(planned_archs, [&](const auto& one) { return one.text == choice.text; });
     if (!known && planned.of.empty()) experiment.archs += "," + choice.text;
   }
-  SweepTable table{planned, plan_comparison(experiment, [&](const TrainPlan&) { return out; })};
+  SweepTable table{planned, plan_table(experiment, call)};
   Comparison& comparison = table.comparison;
   comparison.part = call.part, comparison.only = only;
   if (!call.dry) comparison.claims = std::make_shared<Claims>(call.out + "/claims/" + planned.name);

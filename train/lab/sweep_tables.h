@@ -26,11 +26,13 @@ struct SweepCall {
   std::string arch;     // architectures beside the plan's, which alone are trained; "": all of the plan's are
   std::string records;  // a finished sweep, or its records, a directory for each table; "": none
   MachinePart part = {};
-  bool dry = false;  // nothing is written
+  bool dry = false;     // nothing is written
+  bool report = false;  // only what has ended counts: its records are enough, the data may be gone
 };
 
-// One table. Takes up what is done: in its directory, and in --records, where the data is the same. Throws Exit::usage
-// for flags that are none of compare's, or not for a table, with the plan's line.
+// One table. Takes up what is done: in its directory, and in --records, where the data is the same. Throws, with the
+// plan's line, Exit::usage for flags that are none of compare's, or not for a table, and Exit::no_input where the data
+// is gone.
 SweepTable open_table(const PlannedTable& planned, const SweepCall& call);
 // The directory of a table, which `compare` cannot have while this is held.
 Descriptor hold_table(const std::string& out, const PlannedTable& planned);
