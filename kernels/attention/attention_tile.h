@@ -101,7 +101,10 @@ void multiply_block(float* c, int64_t ldc, const float* a, int64_t lda, const fl
   for (int64_t p = 0; p < k; ++p) {
     Vec row[N];
 #pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) load(row[j], b + p * ldb + j * lanes);
+    for (int j = 0; j < N; ++j) {
+      load(row[j], b + p * ldb + j * lanes);
+      keep_in_register(row[j]);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
       const float x = transposed ? a[p * lda + i] : a[i * lda + p];

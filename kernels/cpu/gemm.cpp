@@ -84,7 +84,10 @@ void multiply_tile(float* c, int64_t ldc, const float* a, int64_t stride, const 
   auto step = [&](int64_t d) __attribute__((always_inline)) {
     Part row[parts];
 #pragma GCC unroll 4
-    for (int p = 0; p < parts; ++p) load(row[p], b + p * register_lanes / lanes * b_half + p * register_lanes % lanes);
+    for (int p = 0; p < parts; ++p) {
+      load(row[p], b + p * register_lanes / lanes * b_half + p * register_lanes % lanes);
+      keep_in_register(row[p]);
+    }
 #pragma GCC unroll 14
     for (int i = 0; i < R; ++i) {
       const float x = k_inner ? rows[i / 3][i % 3 * stride + d] : a[i];

@@ -78,6 +78,19 @@ inline void store(float* p, const Vec& v) {
   std::memcpy(p, &v, sizeof(Vec));
 }
 
+// Hides where a vector came from. Else g++ lets each multiply-add that uses it load it again, and with AVX2 a core can
+// load no more than two vectors while it does two multiply-adds.
+template <class Vec>
+inline void keep_in_register(Vec& v) {
+  if constexpr (sizeof(Vec) <= sizeof(Register)) {
+#if defined(__x86_64__)
+    asm("" : "+v"(v));
+#elif defined(__aarch64__)
+    asm("" : "+w"(v));
+#endif
+  }
+}
+
 // to = yes in the lanes where a < b.
 inline void put_where_less(Vec16& to, const Vec16& a, const Vec16& b, const Vec16& yes) {
 #ifdef __AVX512F__
