@@ -209,10 +209,12 @@ both=llama,llama:loop=anchor halves=llama:loop=anchor:loop_norm=none,llama:loop=
 # d, feed-forward width, steps, batch, architectures, optimizers
 of_operator1() {
   english
+  local lr=2e-3,4e-3,8e-3
+  [ "$6" != muon ] || lr=4e-3  # several are for AdamW to choose among; Muon tries half of it and twice
   part "operator1/d$1" --arch "$5" --optimizer "$6" --data "$out/english/tokens" \
     --val-data "$out/english/held/train_*.bin" --width $((16 * $1)) --layers "$1" --heads "$1" --ffn "$2" --tie true \
     --seq 256 --batch "$4" --steps "$3" --warmup $(($3 / 20)) --schedule wsd_linear --weight-decay 0.1 --clip 1 --beta1 0.8 \
-    --lr 2e-3,4e-3,8e-3 --muon-lr 1e-2,2e-2,4e-2 --seeds 1,2,3 --eval-every $(($3 / 4)) --eval-samples 1024 \
+    --lr "$lr" --muon-lr 1e-2,2e-2,4e-2 --seeds 1,2,3 --eval-every $(($3 / 4)) --eval-samples 1024 \
     --save-every "$3" --keep 1
 }
 # All of it by one command, at one rate.
