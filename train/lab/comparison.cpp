@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <set>
 
 #include "cli/format.h"
@@ -164,6 +165,16 @@ std::string run_directory(const ComparedRun& run) {
 
 std::string record_path(const Comparison& comparison, const ComparedRun& run) {
   return comparison.out + "/records/" + run_directory(run) + ".json";
+}
+
+std::vector<std::string> record_paths(const std::string& directory) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> paths;
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+    if (it->path().extension() == ".json") paths.push_back(it->path().string());
+  std::ranges::sort(paths);
+  return paths;
 }
 
 static Spread spread_over(const Comparison& comparison, const std::vector<size_t>& places, Measure measure) {

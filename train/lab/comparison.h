@@ -172,6 +172,8 @@ std::vector<const ComparedRun*> failures_of(const Comparison& comparison);
 std::string run_name(const Comparison& comparison, const ComparedRun& run);
 std::string run_directory(const ComparedRun& run);
 std::string record_path(const Comparison& comparison, const ComparedRun& run);
+// The records in a directory, by name; none where there is no such directory.
+std::vector<std::string> record_paths(const std::string& directory);
 // A rate as short as it is exact: 0.003, 1e-05.
 std::string lr_text(double lr);
 const char* name_of(RunState state);

@@ -98,14 +98,9 @@ json read_record(const Comparison& comparison, const std::string& path) {
   return record;
 }
 
-// Those in a directory, by name.
 std::vector<json> read_records(const Comparison& comparison, const std::string& directory) {
-  std::set<std::string> paths;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(directory, ignored))
-    if (entry.path().extension() == ".json") paths.insert(entry.path().string());
   std::vector<json> records;
-  for (const std::string& path : paths) records.push_back(read_record(comparison, path));
+  for (const std::string& path : record_paths(directory)) records.push_back(read_record(comparison, path));
   return records;
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -14,7 +13,6 @@
 namespace crossply {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
 
 // Losses of the same 20 steps: the order of sums differs between kinds of CPU, and each step carries on what the last
@@ -37,10 +35,8 @@ std::string text_at(const json& object, const char* key) {
 // By the name of the run's directory.
 std::map<std::string, Finished> finished_backbone(const SweepTable& table, const std::string& records) {
   std::map<std::string, Finished> out;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(records, ignored)) {
-    if (entry.path().extension() != ".json") continue;
-    const json record = read_json(entry.path().string());
+  for (const std::string& path : record_paths(records)) {
+    const json record = read_json(path);
     if (text_at(record, "name") != table.comparison.runs[0].choice.text || text_at(record, "state") != "done") continue;
     Finished run;
     for (const json& loss : record.value("first_losses", json::array()))

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "cli/program.h"
@@ -43,34 +42,32 @@ Experiment read_table(const PlannedTable& planned) {
 // A record of this data, of the table itself if it has one, else of another table of the sweep; null: there is none.
 json record_of(const std::string& sweep, const std::string& out, const std::string& data) {
   namespace fs = std::filesystem;
-  std::error_code ignored;
-  std::vector<fs::path> tables = {out};
-  for (const auto& table : fs::directory_iterator(sweep, ignored)) tables.push_back(table.path());
-  for (const fs::path& table : tables)
-    for (const auto& file : fs::directory_iterator(table / "records", ignored)) {
-      if (file.path().extension() != ".json") continue;
-      const json record = read_json(file.path().string()), flags = record.value("flags", json());
-      if (flags.is_object() && flags.value("data", json()) == json(short_name(data))) return record;
-      break;  // a table has one text
-    }
+  std::vector<std::string> tables = {out};
+  std::error_code error;
+  for (fs::directory_iterator it(sweep, error), end; !error && it != end; it.increment(error))
+    tables.push_back(it->path().string());
+  for (const std::string& table : tables) {
+    const std::vector<std::string> records = record_paths(table + "/records");
+    if (records.empty()) continue;
+    const json record = read_json(records[0]), flags = record.value("flags", json());  // a table has one text
+    if (flags.is_object() && flags.value("data", json()) == json(short_name(data))) return record;
+  }
   return {};
 }
 
-// As plan_comparison() does, but for what the data would say of itself, which a record knows.
-std::optional<Comparison> plan_without_data(Experiment experiment, const std::string& sweep) {
+// As plan_comparison() does, but for what the data would say of itself, which a record of it knows.
+Comparison plan_without_data(Experiment experiment, const json& record) {
   Settings& settings = experiment.settings;
-  const std::string data = settings.data.spec;
-  const json record = record_of(sweep, settings.out, data);
-  if (!record.is_object()) return {};
   Settings recorded;
-  take_settings(record["flags"], sweep + ": the flags of a record", recorded);
+  take_settings(record["flags"], settings.out + ": the flags of a record", recorded);
   settings.config.vocab_size = recorded.config.vocab_size, settings.config.token_ids = recorded.config.token_ids;
   const LeftOpen open = std::exchange(settings.open, {});
   if (open.seq) settings.data.seq_len = recorded.data.seq_len;
   if (open.steps) settings.steps = recorded.steps;
   if (open.lr) settings.lr = recorded.lr;
   if (open.warmup) settings.warmup = recorded.warmup;
-  settings.data.spec.clear(), settings.data.val_spec.clear(), settings.data.tokenizer.clear();
+  const std::string data = std::exchange(settings.data.spec, "");
+  settings.data.val_spec.clear(), settings.data.tokenizer.clear();
   settings.dry_run = true;
   experiment.rules.pairs.clear();
   Comparison comparison = plan_comparison(experiment, {});
@@ -84,10 +81,10 @@ Comparison plan_table(Experiment& experiment, const SweepCall& call) {
   try {
     return plan_comparison(experiment, [&](const TrainPlan&) { return given.settings.out; });
   } catch (const Error& error) {
-    if (!call.report || error.code != Exit::no_input) throw;
-    std::optional<Comparison> comparison = plan_without_data(given, call.out);
-    if (!comparison) throw;
-    return *std::move(comparison);
+    const bool gone = call.report && error.code == Exit::no_input;
+    const json record = gone ? record_of(call.out, given.settings.out, given.settings.data.spec) : json();
+    if (record.is_null()) throw;
+    return plan_without_data(given, record);
   }
 }
 
