@@ -66,6 +66,7 @@ double seed_correlation(const ArmLosses& backbone, const std::vector<ArmLosses>&
       for (const SeedLoss& other : backbone.seeds)
         if (mine.seed == other.seed && std::isfinite(mine.loss) && std::isfinite(other.loss))
           x.push_back(other.loss), y.push_back(mine.loss);
+    if (x.size() < 3) continue;  // of two, it is 1 or -1
     const double x_mean = spread_of(x).mean, y_mean = spread_of(y).mean;
     for (size_t i = 0; i < x.size(); ++i) {
       xy += (x[i] - x_mean) * (y[i] - y_mean);
@@ -276,21 +277,39 @@ FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmL
 
 std::vector<FamilyVerdict> against_controls(const std::vector<std::pair<ArmLosses, ArmLosses>>& pairs) {
   Pool pool;
-  for (const auto& [control, arm] : pairs)
-    if (!control.diverged() && !arm.diverged()) pool.add(control.losses()), pool.add(arm.losses());
+  std::vector<double> variances;
+  std::vector<int64_t> degrees;
+  for (const auto& [control, arm] : pairs) {
+    if (control.diverged() || arm.diverged()) continue;
+    for (const ArmLosses* of : {&control, &arm}) {
+      const Spread spread = spread_of(of->losses());
+      pool.add(of->losses());
+      if (spread.n > 1) variances.push_back(spread.sd * spread.sd), degrees.push_back(spread.n - 1);
+    }
+  }
+  const CommonVariance common = variances.empty() ? CommonVariance{} : common_variance(variances, degrees);
   std::vector<FamilyVerdict> out;
   const double level = std::pow(family_level, 1 / static_cast<double>(std::max<size_t>(1, pairs.size())));
   for (const auto& [control, arm] : pairs) {
     const Spread a = spread_of(arm.losses()), c = spread_of(control.losses());
     FamilyVerdict one;
     one.backbone_seeds = c.n, one.seeds = {a.n};
-    one.backbone_sd = one.arms_sd = pool.sd(), one.arms_degrees = pool.degrees;
+    one.backbone_sd = one.arms_sd = pool.sd(), one.arms_degrees = pool.degrees, one.prior_degrees = common.degrees;
     Verdict verdict;
     verdict.difference = a.mean - c.mean;
     verdict.tested = !control.diverged() && !arm.diverged() && a.n > 0 && c.n > 0 && pool.degrees > 0;
     if (verdict.tested) {
-      one.critical = student_t(level, pool.degrees);
-      verdict.error = pool.sd() * std::sqrt(1 / static_cast<double>(a.n) + 1 / static_cast<double>(c.n));
+      double squares = 0, variance = 0;  // Satterthwaite's rule gives the degrees of freedom
+      for (const Spread& s : {a, c}) {
+        const int64_t own = s.n - 1;
+        const double part =
+            (common.equal() ? pool.sd() * pool.sd() : common.moderated(own > 0 ? s.sd * s.sd : 0, own)) /
+            static_cast<double>(s.n);
+        variance += part, squares += part * part / (common.degrees + static_cast<double>(own));
+      }
+      const double freedom = common.equal() ? static_cast<double>(pool.degrees) : variance * variance / squares;
+      one.critical = student_t(level, std::max<int64_t>(1, static_cast<int64_t>(freedom)));
+      verdict.error = std::sqrt(variance);
       verdict.interval = one.critical * verdict.error;
       verdict.found = std::abs(verdict.difference) > verdict.interval;
     }

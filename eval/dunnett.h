@@ -67,9 +67,10 @@ struct FamilyVerdict {
   std::vector<int64_t> seeds;       // of the arms that are judged together
   bool blocks = false;              // all have the same seeds: deviations are of what arms and seeds leave
   double critical = NAN;            // c
-  double correlation = NAN;      // of losses from the same seed, backbone and arm, over all arms; NaN: none in common
-  std::vector<Verdict> arms;     // in their order
-  int64_t fewest_seeds() const;  // of the arms that are judged together
+  double correlation = NAN;         // of losses from the same seed, backbone and arm, over all arms that have three in
+                                    // common with it; NaN: none has
+  std::vector<Verdict> arms;        // in their order
+  int64_t fewest_seeds() const;     // of the arms that are judged together
 };
 // Arms without seeds are there to be waited for, and not judged. `beside` are arms of the same table that are compared
 // with others: where seeds are blocks, those that have the same seeds add degrees of freedom to the deviation.
@@ -78,7 +79,8 @@ FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmL
 // Welch's test of one arm, at the level by which so many tests raise one false alarm in twenty tables (Sidak).
 Verdict welch(const Spread& arm, const Spread& backbone, int64_t tests);
 // Arms, each against a control of its own (first: the control): Student's t with one deviation, pooled over all of
-// them, at the level by which all pairs together raise a false alarm in one table of twenty (Sidak). One verdict each.
+// them, or where they differ more than chance allows, with moderated ones. The level is that by which all pairs
+// together raise a false alarm in one table of twenty (Sidak). One verdict each.
 std::vector<FamilyVerdict> against_controls(const std::vector<std::pair<ArmLosses, ArmLosses>>& pairs);
 // The difference that an arm of the fewest seeds would be found by in 80 % of 10,000 simulated repeats; NaN where
 // nothing can be tested.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# crossply on an H100 or H200 that can be had for half an hour at most, in three calls of some minutes each. docs/gpu.md
+# crossply on an H100 or H200 that can be had for half an hour at most, in three calls of some minutes each. README.md
 # says how; steps.sh has what can be set.
 #   quarter.sh first      does it run, is it right, how fast: the most valuable first
 #   quarter.sh second     RETEST='attention*,matmul*' again; gradients and blocks at real sizes; 1B beside PyTorch

@@ -234,6 +234,35 @@ TEST_CASE("dunnett: where arms' deviations are unlike each other, still at most 
   CHECK(unequal < 0.08);
 }
 
+TEST_CASE("dunnett: against controls of their own, arms whose deviations are unlike each other, too") {
+  const std::vector<double> of_twelve = {0.92, 0.365, 0.48, 0.83, 1.43, 1.19, 1.21, 0.86, 1.14, 0.455, 1.39};
+  const auto alarms = [](const std::vector<double>& deviations) {
+    const int64_t count = everything() ? 10'000 : 2'000;
+    uint64_t index = 0;
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      std::vector<std::pair<ArmLosses, ArmLosses>> pairs;
+      for (const double deviation : deviations) {
+        const auto draw = [&] {
+          std::vector<double> out;
+          for (int k = 0; k < 3; ++k) out.push_back(3 + deviation * random_normal(8, 0, index++));
+          return arm_of(out);
+        };
+        const ArmLosses control = draw();
+        pairs.emplace_back(control, draw());
+      }
+      bool any = false;
+      for (const FamilyVerdict& verdict : against_controls(pairs)) any |= verdict.arms[0].found;
+      found += any;
+    }
+    return static_cast<double>(found) / static_cast<double>(count);
+  };
+  const double equal = alarms(std::vector<double>(11, 1.0)), unequal = alarms(of_twelve);
+  MESSAGE("equal deviations: " << equal << ", unequal: " << unequal);
+  CHECK((equal > 0.035 && equal < 0.065));
+  CHECK(unequal < 0.08);
+}
+
 TEST_CASE("dunnett: the difference that could be seen is seen in four of five tables") {
   const ArmLosses backbone = arm_of({3, 3.02, 2.98, 3, 3.02, 2.98, 3, 3.02, 2.98, 3, 3.02, 2.98});
   std::vector<ArmLosses> arms(26, arm_of({3.02, 3, 2.98}));

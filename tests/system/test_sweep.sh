@@ -169,20 +169,45 @@ cmp -s whole/results.json moved/results.json || fail "records alone: other resul
 for part in 1 2; do expect 0 '^llama ' sweep run tiny.plan --out part$part --part $part/2; done
 [ -z "$(find part1 -name 'relay*' -o -name 'lime*')" ] || fail "a part has the arms of another"
 expect 0 '^relay ' sweep report part1 part2 --out merged
-grep -q '^one: .* 2 seeds on average by +0[.]0000' merged/report.md || fail "machines are not compared"
-cmp -s whole/results.json merged/results.json || fail "two parts: other results"
+same_numbers() { diff <(sed '/"cells": {/,/}/d' "$1") <(sed '/"cells": {/,/}/d' "$2") >/dev/null; }
+same_numbers whole/results.json merged/results.json || fail "two parts: other results"
+# Of another commit: the backbone is compared.
+cp -r part2 part2b && sed -i -E 's/"commit": "[^"]*"/"commit": "another"/' part2b/*/records/*.json
+expect 0 '^relay ' sweep report part1 part2b --out merged
+grep -q '^[*] one, llama with adamw: .*commit another: .* 2 seeds on average by +0[.]0000' merged/report.md ||
+  fail "machines are not compared"
+grep -q 'commit another: [0-9]' merged/report.md || fail "the report does not say where cells were trained"
+same_numbers whole/results.json merged/results.json || fail "two parts of two commits: other results"
+expect 0 '^relay ' sweep run tiny.plan --out part1 --records part2
+same_numbers whole/results.json part1/results.json || fail "a part beside the records of the other: other results"
+# A sweep that goes on with another commit: a few steps of the backbone are repeated.
+cp -r whole older && sed -i -E 's/"commit": "[^"]*"/"commit": "another"/' older/*/records/*.json
+rm -r older/one/relay* older/one/results.json older/one/records/relay*
+expect 0 'commit another: 20 steps of' sweep run tiny.plan --out older
+grep -q 'differ here by up to 0 of the loss' output || fail "the same commit under another name differs"
+cp -r older wrong && rm -r wrong/one/relay* wrong/one/results.json wrong/one/records/relay*
+sed -i -E '/"first_losses"/,/]/s/[0-9]+[.]/9&/' wrong/one/records/llama-*.json
+expect 64 'which is more than rounding' sweep run tiny.plan --out wrong
+# With a table that is done, the next one still has its jobs; and one table alone.
+{ cat tiny.plan && printf '[three]\narch = llama, relay\nseeds = 1, 2\n'; } >three.plan
+expect 0 '^three +2 +4 +2 ' sweep run three.plan --out whole --jobs 2 --dry-run
+expect 0 '^three ' sweep run three.plan --out whole --table three --dry-run
+! grep -qE '^(one|two) ' output || fail "--table: other tables, too"
+expect 64 'the plan has no table nowhere' sweep run three.plan --out whole --table nowhere
 expect 0 'llama' sweep run tiny.plan --out row --arch sla --records whole
 grep -q '^one: sla is number [1-3] of 3, ' output || fail "where the row stands is not said"
 [ -z "$(find row -mindepth 2 -type d -name '[lr]*' ! -name records)" ] || fail "--arch trains more than it says"
 [ "$(find row -name 'step_00000040' | wc -l)" = 7 ] || fail "--arch: not 7 cells"
 expect 0 '^sla ' sweep report row --arch sla --records whole
+grep -A 2 '"first_losses"' row/one/records/llama-*-seed-1.json | grep -q '[0-9][.]' || fail "a copy of a record loses its losses"
+expect 0 'the plan does not have; --arch sla' sweep report row
 cp -r whole grown && sed 's/^seeds = .*/seeds = 1, 2, 3/' tiny.plan >grown.plan
 expect 0 '^relay ' sweep run grown.plan --out grown
 [ "$(find grown -name 'step_00000040' | wc -l)" = 21 ] || fail "a seed more in each table: not 5 cells more"
 
 # --- what is refused ---------------------------------------------------------------------------------------------
-sed -i -E 's/"test_loss": ([0-9])/"test_loss": 1\1/' part2/one/records/llama-*.json
-expect 64 'part2 is not merged with part1. one: ' sweep report part1 part2 --out refused
+sed -i -E 's/"test_loss": ([0-9])/"test_loss": 1\1/' part2b/one/records/llama-*.json
+expect 64 'part2b is not merged with part1. one, ' sweep report part1 part2b --out refused
 cp tiny.plan other.plan && sed -i '/^\[one\]/,/^budgets/d' other.plan
 expect 64 'was begun with a table one, which other.plan does not have' sweep run other.plan --out whole
 sed 's/^steps = 40/steps = 50/' tiny.plan >other.plan

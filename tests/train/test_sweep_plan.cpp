@@ -51,6 +51,8 @@ TEST_CASE("sweep plan: several layers and widths are a table each, and so are bu
       "heads = 2, 3\n"
       "ffn = 128\n"
       "steps = 100\n"
+      "warmup = 5\n"
+      "cooldown = 0\n"
       "backbone-seeds = 1, 2\n"
       "more-seeds\n"
       "pairs = blimp\n"
@@ -66,7 +68,8 @@ TEST_CASE("sweep plan: several layers and widths are a table each, and so are bu
   CHECK(half.of == "d-L4-C64");
   CHECK(half.budget == 0.5);
   CHECK(half.flags == std::vector<std::string>{"--arch", "llama:loop=anchor", "--layers", "4", "--width", "64",
-                                               "--heads", "2", "--ffn", "128", "--steps", "50"});
+                                               "--heads", "2", "--ffn", "128", "--steps", "50", "--warmup", "3",
+                                               "--cooldown", "0"});  // as a share, which 0 leaves to the program
   CHECK(plan.tables[2].flag("--steps") == "140");
   CHECK(plan.tables[9].name == "d-L8-C96");
   CHECK(plan.tables[9].flag("--heads") == "3");

@@ -1,10 +1,10 @@
 // What `compare` knows about its runs, and what it makes of that: a table, results.md, results.json and compare.svg.
 //
 // An arm is an architecture with an optimizer. Where it has several learning rates to choose among, a seed of its own
-// tries them all, and is tested on the first half of the test set. A parabola through the best three chooses the rate,
-// also where nobody tried it. The seeds that count are trained at that rate alone and are tested on the second half,
-// by which nothing was chosen. Of Muon, whose other parameters are AdamW's, --muon-lr is chosen so, and at the best of
-// those --lr. arms.cpp has these rules, tuning.h the choice.
+// tries them all, and is tested on the first half of the test set. A parabola through the best and its neighbours
+// chooses the rate, also where nobody tried it. The seeds that count are trained at that rate alone and are tested on
+// the second half, by which nothing was chosen. Of Muon, whose other parameters are AdamW's, --muon-lr is chosen so,
+// and at the best of those --lr. arms.cpp has these rules, tuning.h the choice.
 #pragma once
 
 #include <memory>
@@ -26,6 +26,9 @@ namespace crossply {
 // The seed that chooses among rates.
 constexpr uint64_t usual_choosing_seed = 0;
 
+// Steps of a run whose losses its record keeps, by which machines are compared (machines.h).
+constexpr size_t compared_steps = 20;
+
 enum class RunState { waiting, running, done, stopped, failed };
 
 // An architecture at one rate, from one seed.
@@ -34,16 +37,17 @@ struct ComparedRun {
   TrainPlan plan;
   TrainResult result;  // before the run, and where it failed: the plan
   RunState state = RunState::waiting;
-  std::string error = "";        // why it failed
-  std::string directory = "";    // in that of the comparison
-  int64_t side_by_side = 1;      // runs that shared the machine
-  bool tried = false;            // by this program
-  bool found = false;            // its rate was not asked for: extend() added it
-  bool rated = true;             // no: its arm's rate is not known yet, and it cannot begin
-  bool more = false;             // one of Rules::more_seeds
-  bool elsewhere = false;        // another process has it (claims.h)
-  std::string environment = "";  // as its record has it, in JSON, where its directory is gone
-  std::string pairs = "";        // accuracy on minimal pairs, in JSON
+  std::string error = "";                 // why it failed
+  std::string directory = "";             // in that of the comparison
+  int64_t side_by_side = 1;               // runs that shared the machine
+  bool tried = false;                     // by this program
+  bool found = false;                     // its rate was not asked for: extend() added it
+  bool rated = true;                      // no: its arm's rate is not known yet, and it cannot begin
+  bool more = false;                      // one of Rules::more_seeds
+  bool elsewhere = false;                 // another process has it (claims.h)
+  std::string environment = "";           // as its record has it, in JSON, where its directory is gone,
+  std::vector<double> first_losses = {};  // and the training losses of its first steps
+  std::string pairs = "";                 // accuracy on minimal pairs, in JSON
 };
 
 // One of several machines: its share of the arms.
@@ -217,8 +221,14 @@ ArmLosses losses_of(const Comparison& comparison, const Arm& arm);
 struct Family {
   const Arm* baseline;
   std::vector<const Arm*> arms;
-  FamilyVerdict verdict;  // its arms are these
-  const Verdict& of(const Arm& arm) const;
+  FamilyVerdict verdict;            // its arms are these
+  std::vector<ArmLosses> losses{};  // of the arms, as they were judged: an unsteady one has more seeds
+  const Verdict& of(const Arm& arm) const { return verdict.arms.at(place_of(arm)); }
+  const ArmLosses& losses_of(const Arm& arm) const { return losses.at(place_of(arm)); }
+  bool has(const Arm& arm) const;
+
+ private:
+  size_t place_of(const Arm& arm) const;
 };
 // With each optimizer, the architectures against the first; and of each architecture the optimizers against the first.
 std::vector<Family> families_of_architectures(const Comparison& comparison, const std::vector<Arm>& arms);

@@ -161,8 +161,10 @@ static json whole_json(const Comparison& comparison, const ComparedRun& run) {
   json out = to_json(comparison, run);
   out["evaluations"] = evaluations_of(run.result.curves);
   out["environment"] = environment_of(comparison, run);
-  const std::vector<double>& losses = run.result.curves.loss;  // by which two machines are compared (machines.h)
-  out["first_losses"] = std::vector(losses.begin(), losses.begin() + std::min<std::ptrdiff_t>(20, std::ssize(losses)));
+  const std::vector<double>& losses = run.result.curves.loss;
+  out["first_losses"] = losses.empty()
+                            ? run.first_losses
+                            : std::vector(losses.begin(), losses.begin() + std::min(compared_steps, losses.size()));
   return out;
 }
 

@@ -193,6 +193,8 @@ void take_what_files_had(ComparedRun& run, const json& saved) {
   const json seconds = saved.value("training_seconds", json()), environment = saved.value("environment", json());
   if (seconds.is_number()) run.result.curves.seconds = {seconds.get<double>()};
   if (environment.is_object()) run.environment = json_text(environment);
+  for (const json& loss : saved.value("first_losses", json::array()))
+    if (loss.is_number()) run.first_losses.push_back(loss.get<double>());
 }
 
 }  // namespace
@@ -380,7 +382,7 @@ bool take_others(Comparison& comparison) {
     const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(),
                                   [&](const ComparedRun& one) { return one.rated && is_same(saved, one); });
     if (run != comparison.runs.end()) {
-      take_run(*run, saved, comparison.out, path);
+      if (is_unfinished(*run)) take_run(*run, saved, comparison.out, path);  // of two of the same, the first counts
       comparison.others.erase(comparison.others.begin() + static_cast<std::ptrdiff_t>(i));
     } else if (!add_found_rate(comparison, saved)) {  // where it does, the run is there the next time
       ++i;

@@ -1,6 +1,7 @@
 #include "train/lab/equal_cost.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "engine/rng.h"
 #include "eval/statistics.h"
@@ -39,11 +40,12 @@ std::vector<Point> falling(const std::vector<Point>& points) {
   return out;
 }
 
-Worth at(const std::vector<Point>& points, double loss) {
+// shortest, longest: of the budgets, which pools may have drawn inwards.
+Worth at(const std::vector<Point>& points, double loss, double shortest, double longest) {
   Worth out;
   if (points.size() < 2) return out;
-  if (loss > points.front().y) return {std::exp(points.front().x), -1};
-  if (loss < points.back().y) return {std::exp(points.back().x), 1};
+  if (loss > points.front().y) return {shortest, -1};
+  if (loss < points.back().y) return {longest, 1};
   size_t i = 1;
   while (points[i].y > loss) ++i;
   const Point &a = points[i - 1], &b = points[i];
@@ -51,10 +53,17 @@ Worth at(const std::vector<Point>& points, double loss) {
   return out;
 }
 
-double resampled_mean(const std::vector<double>& values, Random& random) {
+void add_deviations(std::vector<double>& pool, const std::vector<double>& losses) {
+  const auto n = static_cast<double>(losses.size());
+  const double mean = spread_of(losses).mean;
+  if (n < 2) return;
+  for (const double loss : losses) pool.push_back((loss - mean) * std::sqrt(n / (n - 1)));
+}
+
+double resampled_mean(const std::vector<double>& losses, const std::vector<double>& pool, Random& random) {
   double sum = 0;
-  for (size_t i = 0; i < values.size(); ++i) sum += values[static_cast<size_t>(random.below(std::ssize(values)))];
-  return sum / static_cast<double>(values.size());
+  for (size_t i = 0; i < losses.size(); ++i) sum += pool[static_cast<size_t>(random.below(std::ssize(pool)))];
+  return spread_of(losses).mean + sum / static_cast<double>(losses.size());
 }
 
 }  // namespace
@@ -69,17 +78,25 @@ Worth worth_of(std::vector<Budget> budgets, const std::vector<double>& losses) {
       out.push_back({std::log(budget.times), mean(budget.losses), static_cast<double>(budget.losses.size())});
     return falling(out);
   };
-  Worth out = at(points([](const std::vector<double>& of) { return spread_of(of).mean; }), spread_of(losses).mean);
+  const double shortest = budgets.front().times, longest = budgets.back().times;
+  Worth out = at(points([](const std::vector<double>& of) { return spread_of(of).mean; }), spread_of(losses).mean,
+                 shortest, longest);
+  std::vector<double> pool;
+  for (const Budget& budget : budgets) add_deviations(pool, budget.losses);
+  add_deviations(pool, losses);
+  if (pool.empty()) return out;
   Random random(0, stream_of("worth"));
   std::vector<double> drawn;
   for (int i = 0; i < repeats; ++i) {
-    const auto again = [&](const std::vector<double>& of) { return resampled_mean(of, random); };
+    const auto again = [&](const std::vector<double>& of) { return resampled_mean(of, pool, random); };
     const std::vector<Point> curve = points(again);
-    if (const double times = at(curve, again(losses)).times; std::isfinite(times)) drawn.push_back(times);
+    const double times = at(curve, again(losses), shortest, longest).times;
+    if (std::isfinite(times)) drawn.push_back(times);
   }
   if (drawn.size() < repeats / 2) return out;
   std::ranges::sort(drawn);
   out.low = drawn[drawn.size() / 40], out.high = drawn[drawn.size() - 1 - drawn.size() / 40];
+  out.low_open = out.low <= shortest, out.high_open = out.high >= longest;
   return out;
 }
 

@@ -17,11 +17,13 @@ struct Budget {
 struct Worth {
   double times = NAN;            // the steps; beyond the budgets the nearest of them,
   int beyond = 0;                // and this is -1 or 1
-  double low = NAN, high = NAN;  // 95 % of resampled repeats lie between them; at the ends as `times` beyond
+  double low = NAN, high = NAN;  // 95 % of resampled repeats lie between them; NaN where every mean is of one seed
+  bool low_open = false, high_open = false;  // that end is the shortest or the longest budget: it may lie beyond
 };
 // On straight lines between the budgets' means, in the logarithm of steps; means that rise with the steps are pooled.
-// The interval: seeds are drawn anew, with replacement, of every budget and of the arm. NaN where there are fewer than
-// two budgets, or no loss.
+// The interval: deviations of all seeds from their means, those of n seeds times sqrt(n / (n - 1)), are one pool, from
+// which every mean is drawn anew. Three seeds alone would give intervals that hold the truth in 80 of 100 tables. NaN
+// where there are fewer than two budgets, or no loss.
 Worth worth_of(std::vector<Budget> budgets, const std::vector<double>& losses);
 
 }  // namespace crossply

@@ -23,7 +23,8 @@ Family family_of(const Comparison& comparison, const Arm& baseline, const std::v
     losses[place].unsteady = true;
     add_losses(comparison, arms[place]->more, losses[place]);
   }
-  return {&baseline, arms, against_backbone(losses_of(comparison, baseline), losses)};
+  FamilyVerdict verdict = against_backbone(losses_of(comparison, baseline), losses);
+  return {&baseline, arms, std::move(verdict), std::move(losses)};
 }
 
 template <class BaselineOf>
@@ -47,10 +48,12 @@ ArmLosses losses_of(const Comparison& comparison, const Arm& arm) {
   return out;
 }
 
-const Verdict& Family::of(const Arm& arm) const {
+size_t Family::place_of(const Arm& arm) const {
   const auto place = std::find_if(arms.begin(), arms.end(), [&](const Arm* one) { return one->name == arm.name; });
-  return verdict.arms.at(static_cast<size_t>(place - arms.begin()));
+  return static_cast<size_t>(place - arms.begin());
 }
+
+bool Family::has(const Arm& arm) const { return place_of(arm) < arms.size(); }
 
 std::vector<Family> families_of_architectures(const Comparison& comparison, const std::vector<Arm>& arms) {
   return families(comparison, arms, first_architecture);
@@ -62,7 +65,7 @@ std::vector<Family> families_of_controls(const Comparison& comparison, const std
   std::vector<std::pair<ArmLosses, ArmLosses>> pairs;
   for (const Arm& arm : arms)
     if (const Arm* control = control_of(arms, arm); control != nullptr && arm.settled) {
-      out.push_back({control, {&arm}, {}});
+      out.push_back({control, {&arm}, {}, {losses_of(comparison, arm)}});
       pairs.emplace_back(losses_of(comparison, *control), losses_of(comparison, arm));
     }
   const std::vector<FamilyVerdict> verdicts = against_controls(pairs);

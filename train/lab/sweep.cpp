@@ -11,7 +11,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -20,9 +22,11 @@
 #include "cli/program.h"
 #include "cli/stop.h"
 #include "engine/io/file.h"
+#include "engine/io/json.h"
 #include "engine/io/json_file.h"
 #include "engine/io/printable.h"
 #include "engine/io/shell.h"
+#include "engine/split.h"
 #include "ranks/launch.h"
 #include "train/lab/experiment.h"
 #include "train/lab/machines.h"
@@ -41,15 +45,24 @@ struct Options {
   SweepCall call;
   std::string plan, part, to, program;
   std::vector<std::string> dirs;  // of report
+  std::string table;              // names of tables, which alone count, with their budgets; "": all
   int64_t jobs = 0, rounds = 15;
   double hours = 0;
   bool dry = false;
 };
 
 std::vector<SweepTable> open_tables(const SweepPlan& plan, const Options& o) {
+  const std::vector<std::string> names = o.table.empty() ? std::vector<std::string>() : split_commas(o.table);
+  for (const std::string& name : names)
+    if (std::ranges::find(plan.tables, name, &PlannedTable::name) == plan.tables.end())
+      fail(Exit::usage, "--table: the plan has no table ", excerpt(name));
   std::vector<SweepTable> tables;
   for (const PlannedTable& planned : plan.tables) {
-    if (!o.call.arch.empty() && !planned.of.empty() && o.call.records.empty()) continue;
+    const bool chosen = names.empty() || std::ranges::find(names, planned.name) != names.end() ||
+                        std::ranges::find(names, planned.of) != names.end();
+    const bool without_budgets = !o.call.arch.empty() && !planned.of.empty() && o.call.records.empty() &&
+                                 !path_exists(o.call.out + "/" + planned.name);
+    if (!chosen || without_budgets) continue;
     tables.push_back(open_table(planned, o.call));
   }
   return tables;
@@ -57,58 +70,58 @@ std::vector<SweepTable> open_tables(const SweepPlan& plan, const Options& o) {
 
 // --- how much there is to do -------------------------------------------------------------------------------------
 
+// How many cells of a table at a time, where --jobs does not say it.
+int64_t jobs_of(const SweepTable& table, int64_t asked) {
+  return std::max<int64_t>(1, choose_jobs(table.comparison, asked).count);
+}
+
 struct Work {
-  int64_t cells = 0;
-  double seconds = 0, memory = 0;  // of one cell after the other; of the largest
+  int64_t cells = 0, jobs = 1;     // left; at a time
+  double seconds = 0, memory = 0;  // of all cells; of those at a time
 };
 
-// What is left of a table, by three measured steps of each arm.
-Work work_of(const SweepTable& table) {
+// What is left of a table, by three measured steps of each arm, each with its share of the threads.
+Work work_of(const SweepTable& table, int64_t asked) {
   Work work;
+  work.jobs = jobs_of(table, asked);
+  const auto side_by_side = static_cast<double>(work.jobs);
+  const int threads = omp_get_max_threads();
+  omp_set_num_threads(static_cast<int>(std::max<int64_t>(1, threads / work.jobs)));
   for (const Arm& arm : arms_of(table.comparison)) {
     if (!arm.mine) continue;
     const std::vector<size_t> known = needed(arm);
     const auto ended = std::ranges::count_if(known, [&](size_t i) { return !is_unfinished(table.comparison.runs[i]); });
     const int64_t cells = std::max<int64_t>(0, static_cast<int64_t>(runs_planned(arm)) - ended);
     const ComparedRun& run = table.comparison.runs[arm.seeds[0]];
-    work.memory = std::max(work.memory, run.result.planned_memory);
+    work.memory = std::max(work.memory, side_by_side * run.result.planned_memory);
     if (cells == 0) continue;
     TrainPlan trial = run.plan;
     trial.resume = false;
     const auto [plan, data] = open_inputs(trial);
     work.cells += cells;
-    work.seconds += seconds_of_run(plan, data) * static_cast<double>(cells);
+    work.seconds += seconds_of_run(plan, data) * static_cast<double>(cells) / side_by_side;
   }
+  omp_set_num_threads(threads);
   return work;
-}
-
-// How many cells at a time, where --jobs does not say it.
-int64_t jobs_of(const SweepTable& table, int64_t asked) {
-  return std::max<int64_t>(1, choose_jobs(table.comparison, asked).count);
 }
 
 // Prints the work of each table; returns all of it in seconds.
 double print_work(const std::vector<SweepTable>& tables, int64_t asked) {
-  std::vector<std::vector<std::string>> rows = {{"table", "arms", "cells left", "steps", "time", "memory"}};
-  const int64_t jobs = jobs_of(tables[0], asked);
-  const int threads = std::max(1, static_cast<int>(omp_get_max_threads() / jobs));
+  std::vector<std::vector<std::string>> rows = {
+      {"table", "arms", "cells left", "at a time", "steps", "time", "memory"}};
   double seconds = 0;
   int64_t cells = 0;
-  omp_set_num_threads(threads);
   for (const SweepTable& table : tables) {
-    const Work work = work_of(table);
-    const TrainPlan& plan = table.comparison.runs[0].plan;
-    const double share = work.seconds / static_cast<double>(jobs);
-    seconds += share, cells += work.cells;
-    rows.push_back({table.planned.name, str(arms_of(table.comparison).size()), format_count(work.cells),
-                    format_count(plan.steps), format_seconds(share),
-                    format_bytes(work.memory * static_cast<double>(jobs))});
+    const Work work = work_of(table, asked);
+    seconds += work.seconds, cells += work.cells;
+    rows.push_back({table.planned.name, str(arms_of(table.comparison).size()), format_count(work.cells), str(work.jobs),
+                    format_count(table.comparison.runs[0].plan.steps), format_seconds(work.seconds),
+                    format_bytes(work.memory)});
   }
-  const std::string all =
-      str(format_count(cells), cells == 1 ? " cell: " : " cells: ", format_seconds(seconds), " for the steps, ", jobs,
-          " at a time with ", threads, threads == 1 ? " thread" : " threads", " each. Three steps of each arm were ",
-          "timed. Evaluations and checkpoints come on top. So do up to three more learning rates for each arm whose ",
-          "best rate is at an edge.");
+  const std::string all = str(format_count(cells), cells == 1 ? " cell: " : " cells: ", format_seconds(seconds),
+                              " for the steps. Three steps of each arm were timed. Evaluations, minimal pairs and ",
+                              "checkpoints come on top, up to three more learning rates for each arm whose best rate ",
+                              "is at an edge, and what more-seeds adds.");
   std::printf("%s%s\n", printable(format_table(rows)).c_str(), wrap(all, 80, 0).c_str());
   return seconds;
 }
@@ -123,8 +136,9 @@ std::string scaled_plan(const std::string& text, double factor) {
     const size_t equals = line.find('=');
     const std::string key = line.substr(0, line.find_first_of(" \t="));
     for (const char* scaled : {"steps", "warmup", "cooldown", "eval-every", "save-every"})
-      if (key == scaled && equals != std::string::npos)
-        line = str(key, " = ", std::max<long long>(1, std::llround(std::atof(line.c_str() + equals + 1) * factor)));
+      if (const double old = equals == std::string::npos ? 0 : std::atof(line.c_str() + equals + 1);
+          key == scaled && old > 0)  // 0 leaves the choice to the program
+        line = str(key, " = ", std::max<long long>(1, std::llround(old * factor)));
     out += line + "\n";
     begin = end + 1;
   }
@@ -165,6 +179,8 @@ std::string choose_plan(const Options& o) {
   Options dry = o;
   dry.call.dry = true;
   const double seconds = print_work(open_tables(plan, dry), o.jobs);
+  if (!(seconds > 0 && std::isfinite(seconds)))
+    fail(Exit::usage, "--hours: the time of a step is not known; give the steps in the plan, without --hours");
   return scaled_plan(text, 3600 * o.hours / seconds);
 }
 
@@ -175,17 +191,19 @@ bool waits_for_others(const SweepTable& table) {
 // Trains what is left, table by table, and again while other processes have cells on which others may depend: these may
 // end, or be killed. Returns the error of the last attempt to write a table's files.
 std::string train_tables(std::vector<SweepTable>& tables, int64_t asked) {
-  const int64_t jobs = jobs_of(tables[0], asked);
+  std::map<std::string, int64_t> jobs;  // by table
   std::string error;
   bool waiting = false;
   while (true) {
     for (SweepTable& table : tables) {
       if (runs_left(table.comparison) == 0 && !waits_for_others(table)) continue;
+      const std::string& name = table.planned.name;
       if (!waiting)
-        std::printf("== %s: %lld of %lld cells left\n", table.planned.name.c_str(),
+        std::printf("== %s: %lld of %lld cells left\n", name.c_str(),
                     static_cast<long long>(runs_left(table.comparison)),
                     static_cast<long long>(runs_in_all(table.comparison)));
-      error = train_all(table.comparison, jobs);
+      if (!jobs.contains(name)) jobs[name] = jobs_of(table, asked);
+      error = train_all(table.comparison, jobs[name]);
       if (stop_requested()) return error;
     }
     if (std::ranges::none_of(tables, waits_for_others)) return error;
@@ -243,11 +261,11 @@ void take_times(std::vector<SweepTable>& tables, const std::string& out) {
   const json all = read_json(times_in(out));
   for (SweepTable& table : tables) {
     if (!all.contains(table.planned.name) || !all[table.planned.name].is_object()) continue;
-    for (const auto& [arch, time] : all[table.planned.name].items()) {
+    for (const auto& [arm, time] : all[table.planned.name].items()) {
       const auto number = [&, &of = time](const char* key) {
         return of.is_object() && of.contains(key) && of[key].is_number() ? of[key].template get<double>() : NAN;
       };
-      table.times[arch] = {number("seconds"), number("ratio"), number("low"), number("high")};
+      table.times[arm] = {number("seconds"), number("ratio"), number("low"), number("high")};
     }
   }
 }
@@ -276,6 +294,12 @@ Exit run_sweep(Options& o) {
     if (!file_holds(plan_in(o.call.out), text)) write_file_atomically(plan_in(o.call.out), text);
   }
   print_notes(tables);
+  if (!o.dry) {
+    std::vector<std::string> sweeps = {o.call.out};
+    if (!o.call.records.empty()) sweeps.push_back(o.call.records);
+    for (const std::string& note : check_origins(tables, sweeps))
+      std::printf("%s\n", wrap(printable(note), 80, 2).c_str());
+  }
   if (o.dry || !o.call.arch.empty()) print_work(tables, o.jobs);
   if (o.dry) return Exit::done;
   for (const SweepTable& table : tables) check_device(table.comparison);
@@ -283,7 +307,7 @@ Exit run_sweep(Options& o) {
   const std::string unwritten = train_tables(tables, o.jobs);
   take_times(tables, o.call.out);
   const std::vector<ReportTable> report = report_of(tables);
-  write_sweep_report(report, o.call.out, "");
+  write_sweep_report(report, o.call.out, {origins_of(tables, {o.call.out}), ""});
   std::printf("%s", printable(sweep_summary(report)).c_str());
   for (const ReportTable& of : report)
     for (const std::string& arch : of.table->comparison.only)
@@ -293,15 +317,34 @@ Exit run_sweep(Options& o) {
   return conclude(tables, o, unwritten);
 }
 
-// What is timed of a table: a run of each architecture, the first one first.
-std::vector<const ComparedRun*> timed_runs(const SweepTable& table) {
-  std::vector<const ComparedRun*> out;
-  for (const Arm& arm : arms_of(table.comparison)) {
-    const ComparedRun& run = table.comparison.runs[arm.seeds[0]];
-    const bool is_new = std::ranges::none_of(out, [&](const auto* one) { return one->choice.text == arm.arch; });
-    if (is_new && arm.mine && run.choice.again == 0) out.push_back(&run);
-  }
+// What is timed of a table: with one optimizer an arm of each architecture, the first one first.
+std::vector<Arm> timed_arms(const SweepTable& table, const std::string& optimizer) {
+  std::vector<Arm> out;
+  for (const Arm& arm : arms_of(table.comparison))
+    if (arm.optimizer == optimizer && arm.mine && table.comparison.runs[arm.seeds[0]].choice.again == 0)
+      out.push_back(arm);
   return out;
+}
+
+// Adds the times of a table's arms with one optimizer to `all`, and returns them as rows of a table.
+std::vector<std::vector<std::string>> time_arms(const SweepTable& table, const std::string& optimizer, int64_t rounds,
+                                                json& all, bool& noisy) {
+  const std::vector<Arm> arms = timed_arms(table, optimizer);
+  std::vector<TrainPlan> plans;
+  for (const Arm& arm : arms) {
+    plans.push_back(table.comparison.runs[arm.seeds[0]].plan);
+    plans.back().resume = false, plans.back().out.clear();
+  }
+  std::vector<std::vector<std::string>> rows;
+  const std::vector<StepTime> times = time_steps(plans, rounds);
+  for (size_t i = 0; i < times.size(); ++i) {
+    const StepTime& t = times[i];
+    all[arms[i].name] = {{"seconds", t.seconds}, {"ratio", t.ratio}, {"low", t.low}, {"high", t.high}};
+    rows.push_back({arms[i].name, format_number("%.1f", 1e3 * t.seconds), format_number("%.3fx", t.ratio),
+                    format_number("%.3f", t.low) + format_number(" to %.3f", t.high)});
+    noisy |= t.high - t.low > 0.1 * t.ratio;
+  }
+  return rows;
 }
 
 Exit time_sweep(const Options& o) {
@@ -312,20 +355,10 @@ Exit time_sweep(const Options& o) {
   bool noisy = false;
   for (const SweepTable& table : open_tables(plan, dry)) {
     if (!table.planned.of.empty()) continue;
-    const std::vector<const ComparedRun*> runs = timed_runs(table);
-    std::vector<TrainPlan> plans;
-    for (const ComparedRun* run : runs)
-      plans.push_back(run->plan), plans.back().resume = false, plans.back().out.clear();
     std::vector<std::vector<std::string>> rows = {{table.planned.name, "ms a step", "time", "quartiles"}};
-    const std::vector<StepTime> times = time_steps(plans, o.rounds);
-    for (size_t i = 0; i < times.size(); ++i) {
-      const StepTime& t = times[i];
-      const std::string& name = runs[i]->choice.text;
-      all[table.planned.name][name] = {{"seconds", t.seconds}, {"ratio", t.ratio}, {"low", t.low}, {"high", t.high}};
-      rows.push_back({name, format_number("%.1f", 1e3 * t.seconds), format_number("%.3fx", t.ratio),
-                      format_number("%.3f", t.low) + format_number(" to %.3f", t.high)});
-      noisy |= t.high - t.low > 0.1 * t.ratio;
-    }
+    for (const std::string& optimizer : optimizers_of(table.comparison))
+      for (std::vector<std::string>& row : time_arms(table, optimizer, o.rounds, all[table.planned.name], noisy))
+        rows.push_back(std::move(row));
     std::printf("%s\n", printable(format_table(rows)).c_str());
   }
   if (noisy) std::printf("note: some quartiles are far apart: use an idle machine, or more --rounds\n");
@@ -335,17 +368,35 @@ Exit time_sweep(const Options& o) {
   return Exit::done;
 }
 
+// Records of architectures that the plan does not have are not in a report: says so.
+std::string unknown_rows(const std::vector<SweepTable>& tables) {
+  std::set<std::string> names;
+  for (const SweepTable& table : tables)
+    for (const std::string& other : table.comparison.others) {
+      const std::string name = known_json(other)["name"];
+      if (std::ranges::none_of(table.comparison.runs, [&](const ComparedRun& run) { return run.choice.text == name; }))
+        names.insert(name);
+    }
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ",") + name;
+  return list.empty()
+             ? ""
+             : "* There are records of architectures that the plan does not have; --arch " + list + " adds them.\n";
+}
+
 Exit report_sweep(Options& o) {
   const std::string first = o.dirs[0], out = o.to.empty() ? first : o.to;
   for (const std::string& dir : o.dirs)
     if (!path_exists(plan_in(dir))) fail(Exit::no_input, dir, " is no sweep: it has no sweep.plan");
   o.call.out = first, o.call.dry = o.call.report = true;
   std::vector<SweepTable> tables = open_tables(read_sweep_plan(plan_in(first)), o);
-  const std::string notes = merge_sweeps(tables, first, {o.dirs.begin() + 1, o.dirs.end()});
+  const std::string notes = merge_sweeps(tables, first, {o.dirs.begin() + 1, o.dirs.end()}) + unknown_rows(tables);
+  std::vector<std::string> sweeps = o.dirs;
+  if (!o.call.records.empty()) sweeps.push_back(o.call.records);
   take_times(tables, first);
   make_directories(out);
   const std::vector<ReportTable> report = report_of(tables);
-  write_sweep_report(report, out, notes);
+  write_sweep_report(report, out, {origins_of(tables, sweeps), notes});
   std::printf("%s%s\nreport:   %s/report.md, results.csv, results.json\n", wrap(printable(notes), 80, 0).c_str(),
               printable(sweep_summary(report)).c_str(), printable(out).c_str());
   return Exit::done;
@@ -383,6 +434,7 @@ int main(int argc, char** argv) {
     add_texts(*report, "sweeps", o.dirs, "DIR...", "directories of sweeps: parts of one plan").required();
     add_text(*report, "--out", o.to, "DIR", "where the report goes (default: the first directory)");
     for (CLI::App* part : {run, time, report}) {
+      add_text(*part, "--table", o.table, "LIST", "only these tables of the plan, with their budgets");
       const char* what = part == run
                              ? "architectures beside the plan's: train only these, and the first if no record of "
                                "it is in --records"

@@ -173,7 +173,7 @@ std::vector<PlannedTable> sizes_of(const Section& section, const Entries& entrie
   return out;
 }
 
-// The first architecture alone, for other numbers of steps.
+// The first architecture alone, for other numbers of steps, with warm-up and cool-down in the same proportion.
 std::vector<PlannedTable> budgets_of(const PlannedTable& whole, const std::string& list, const std::string& where) {
   std::vector<PlannedTable> out;
   const auto steps = parse_number(whole.flag("--steps"));
@@ -186,7 +186,9 @@ std::vector<PlannedTable> budgets_of(const PlannedTable& whole, const std::strin
     if (!steps) fail(Exit::bad_data, where, ": budgets are times steps, which has to stand there, too");
     PlannedTable table = whole;
     table.name += "-x" + text, table.of = whole.name, table.budget = *budget;
-    table.set("--steps", std::to_string(std::llround(*steps * *budget)));
+    for (const char* scaled : {"--steps", "--warmup", "--cooldown"})  // a 0 is a word: of the program's own choice
+      if (const auto value = parse_number(table.flag(scaled)); value && *value > 0)
+        table.set(scaled, std::to_string(std::max<long long>(1, std::llround(*value * *budget))));
     table.set("--arch", parse_arch_list(whole.flag("--arch"))[0].text);
     for (const char* flag : {"--backbone-seeds", "--pairs"}) table.set(flag, "");
     std::erase(table.flags, "--more-seeds");

@@ -14,6 +14,7 @@
 #include "eval/inside/analysis.h"
 #include "eval/interactions.h"
 #include "models/combined.h"
+#include "models/disk/config_json.h"
 
 namespace crossply {
 namespace {
@@ -23,33 +24,37 @@ using Cells = std::vector<std::string>;
 
 constexpr size_t screen = 80;  // columns
 constexpr const char* about =
-    "* **loss**: the mean test loss of the reported seeds. If learning rates were chosen, it is of the half of the "
-    "test "
-    "set that chose none. **deviation**: the standard deviation over seeds.\n"
+    "* **loss**: the mean test loss of the reported seeds. If learning rates were chosen, it is of the second half of "
+    "the test set; the first half chose them. **deviation**: the standard deviation over seeds.\n"
     "* **difference**: from the first architecture, with half of its interval. All arms of a table are judged together "
-    "by Dunnett's test: of twenty tables whose arms are all equal, one has a false alarm. If deviations differ more "
-    "than chance "
-    "allows, each arm has its own. **found**: the interval leaves out 0.\n"
-    "* **steps**: the first architecture reaches this loss with so many times the steps. Its runs of other lengths say "
-    "so, each trained to its end. In brackets: 95 % of repeats with seeds drawn anew.\n"
+    "by Dunnett's test: of twenty tables whose arms are all equal, one has a false alarm. If the first architecture "
+    "has "
+    "eight seeds or more, it has its own deviation; and if deviations of arms then differ more than chance allows, "
+    "each "
+    "arm has its own. Otherwise, where all arms have the same seeds, these are compared seed by seed. **found**: the "
+    "interval leaves out 0.\n"
+    "* **steps**: the first architecture reaches this loss with so many times the steps. This is read from its runs "
+    "with other numbers of steps, each trained to its end. In brackets: a 95 % interval; \"less\" or \"more\": it goes "
+    "on beyond the budgets.\n"
     "* **per FLOP**, **per second**, **per memory**: steps divided by the arm's FLOPs, time and memory. Above 1, the "
-    "arm "
-    "is worth its cost.\n"
+    "arm is worth its cost.\n"
     "* **FLOPs**, **bytes moved**: of a token, forward and backward. Bytes count each tensor once for each op that "
-    "reads or "
-    "writes it. **time**: of a step, measured beside a step of the first architecture. **memory**: of the plan.\n"
-    "* **lr**: the learning rate. (edge): the best rate is the smallest or the largest that was tried. **basin**: a "
-    "rate so many times larger or smaller costs 0.01 nats. **tried**: learning rates. A control has those of its "
-    "architecture.\n"
-    "* **further**: the mean of three more seeds, for the three best, which look better than they are, and for arms "
-    "whose spread is unlike the others'. **pairs**: accuracy on minimal pairs.\n";
+    "reads or writes it. **time**: of a step, measured beside a step of the first architecture. **memory**: of the "
+    "plan.\n"
+    "* **lr**: the learning rate. (edge): the best one is the smallest or the largest that was tried. **basin**: a "
+    "learning rate so many times larger or smaller costs 0.01 nats. **tried**: learning rates. A control has those of "
+    "its architecture.\n"
+    "* **further**: the mean of three more seeds, for the three best, which look better than they are. An arm whose "
+    "spread is unlike the others' is judged with three more seeds. **pairs**: accuracy on minimal pairs.\n"
+    "* An arm of which a seed diverged is not judged, and stands last.\n";
 
 std::string four(double value) { return std::isfinite(value) ? format_number("%.4f", value) : "-"; }
 std::string two(double value) { return std::isfinite(value) ? format_number("%.2f", value) : "-"; }
 std::string times(double value) { return std::isfinite(value) ? format_number("%.2fx", value) : "-"; }
 
 std::string difference_text(const ReportRow& row) {
-  if (row.lost > 0) return str(row.lost, " of ", row.arm.seeds.size(), " diverged");
+  if (row.lost > 0) return str(row.lost, " of ", row.seeds, " diverged");
+  if (row.done == 0 && row.arm.settled && !row.arm.works) return str("diverged at all ", row.tried, " learning rates");
   if (!row.judged) return "";
   if (!std::isfinite(row.verdict.difference)) return "-";
   const std::string size = format_number("%+.4f", row.verdict.difference);
@@ -61,31 +66,14 @@ std::string found_text(const ReportRow& row) {
   return !row.verdict.found ? "no" : row.verdict.difference < 0 ? "lower" : "higher";
 }
 
-// "1.31 (1.20 to 1.45)", "more than 2".
+// "1.31 (1.20 to 1.45)", "1.31 (1.20 to more)", "more than 2".
 std::string worth_text(const Worth& worth, double over) {
   if (!std::isfinite(worth.times) || !std::isfinite(over)) return "-";
   const std::string size = two(worth.times / over);
   if (worth.beyond != 0) return (worth.beyond > 0 ? "more than " : "less than ") + size;
-  return std::isfinite(worth.low) ? str(size, " (", two(worth.low / over), " to ", two(worth.high / over), ")") : size;
-}
-
-struct Costs {
-  double flops, bytes, seconds, memory;
-};
-Costs costs_of(const ReportRow& row, const ReportRow& backbone) {
-  const auto ratio = [](double a, double b) { return b > 0 ? a / b : NAN; };
-  const bool timed = row.time.seconds > 0, same = row.arm.arch == backbone.arm.arch;  // whose own ratio is noise
-  return {ratio(row.planned.accounting.flops_per_token, backbone.planned.accounting.flops_per_token),
-          ratio(row.planned.bytes_per_token, backbone.planned.bytes_per_token),
-          !timed ? NAN
-          : same ? 1
-                 : row.time.ratio,
-          ratio(static_cast<double>(row.planned.memory), static_cast<double>(backbone.planned.memory))};
-}
-
-const ReportRow& backbone_of(const std::vector<ReportRow>& rows, const ReportRow& row) {
-  const auto found = std::ranges::find_if(rows, [&](const ReportRow& one) { return one.arm.name == row.backbone; });
-  return found == rows.end() ? row : *found;
+  if (!std::isfinite(worth.low)) return size;
+  return str(size, " (", worth.low_open ? "less" : two(worth.low / over), " to ",
+             worth.high_open ? "more" : two(worth.high / over), ")");
 }
 
 double share_of_pairs(const Comparison& comparison, const Arm& arm) {
@@ -100,18 +88,20 @@ double share_of_pairs(const Comparison& comparison, const Arm& arm) {
   return n > 0 ? sum / static_cast<double>(n) : NAN;
 }
 
-ReportRow row_of(const SweepTable& table, const std::vector<Budget>& budgets, const Arm& arm) {
+// family: that judges the arm; null: none does.
+ReportRow row_of(const SweepTable& table, const Arm& arm, const Family* family) {
   const Comparison& comparison = table.comparison;
   ReportRow row{arm, plan_training(comparison.runs[arm.seeds[0]].plan)};
-  const ArmLosses losses = losses_of(comparison, arm);
+  const ArmLosses losses = family != nullptr ? family->losses_of(arm) : losses_of(comparison, arm);
   const Spread spread = spread_of(losses.losses());
-  row.loss = spread.mean, row.sd = spread.sd;
+  row.losses = losses.losses(), row.loss = spread.mean, row.sd = spread.sd;
+  row.seeds = std::ssize(arm.seeds) + (losses.unsteady ? std::ssize(arm.more) : 0);
   row.done = std::ssize(losses.seeds), row.lost = row.done - spread.n;
   row.tried = std::ranges::count_if(arm.sweep, [&](size_t i) { return !is_unfinished(comparison.runs[i]); });
-  row.worth = worth_of(budgets, losses.losses());
-  if (const auto time = table.times.find(arm.arch); time != table.times.end()) row.time = time->second;
-  row.further = further_spread(comparison, arm).mean;
+  if (const auto time = table.times.find(arm.name); time != table.times.end()) row.time = time->second;
+  if (!losses.unsteady) row.further = further_spread(comparison, arm).mean;
   row.pairs = share_of_pairs(comparison, arm);
+  if (family != nullptr) row.judged = true, row.verdict = family->of(arm);
   return row;
 }
 
@@ -125,23 +115,30 @@ std::string settings_of(const SweepTable& table) {
              format_count(plan.steps * plan.tokens_per_step()), " tokens in all");
 }
 
-std::string families_text(const SweepTable& table) {
+std::string families_text(const std::vector<ReportFamily>& families) {
   std::string out;
-  const std::vector<Arm> arms = arms_of(table.comparison);
-  for (const Family& family : families_of_architectures(table.comparison, arms)) {
-    const FamilyVerdict& v = family.verdict;
-    const double seen = detectable_difference(v);
-    if (!std::isfinite(seen)) continue;
-    out += str("Against ", family.baseline->name, ", 80 % of repeats would find a difference of ", four(seen), ": ",
-               v.fewest_seeds(), " seeds of each arm, ", v.backbone_seeds, " of ", family.baseline->name,
-               ", standard deviations ", four(v.arms_sd), " and ", four(v.backbone_sd),
-               v.blocks ? " without the means of arms and of seeds" : "", ", critical value ",
+  for (const auto& [backbone, v, detectable] : families) {
+    if (!std::isfinite(detectable)) continue;
+    out += str("Against ", backbone, ", 80 % of repeats would find a difference of ", four(detectable), ": ",
+               v.fewest_seeds(), " seeds of each arm, ", v.backbone_seeds, " of ", backbone, ", standard deviations ",
+               four(v.arms_sd), " and ", four(v.backbone_sd),
+               v.blocks ? " after the means of arms and of seeds were taken off" : "", ", critical value ",
                format_number("%.3f", v.critical));
     if (std::isfinite(v.correlation)) out += ", losses of one seed correlate by " + two(v.correlation);
     out += ".\n";
     if (std::isfinite(v.prior_degrees))
       out += "The arms' deviations differ more than chance allows: each has its own, moderated by all others.\n";
   }
+  return out;
+}
+
+// Where nothing is judged, why.
+std::string lost_backbones(const std::vector<ReportRow>& rows) {
+  std::string out;
+  for (const ReportRow& row : rows)
+    if (row.arm.name == row.backbone && row.lost > 0)
+      out += str(row.lost, " of ", row.seeds, " seeds of ", row.arm.name,
+                 " diverged: nothing can be judged against it. Lower its learning rates.\n");
   return out;
 }
 
@@ -160,27 +157,30 @@ std::string controls_text(const SweepTable& table) {
 
 // --- combinations --------------------------------------------------------------------------------------------------
 
-struct CombinedArm {
-  std::string name;
-  Interaction interaction;
-};
-
-// Those among the arms whose parts are among them, too, with the same options.
+// Those among the arms whose parts and backbone are among them, too, with the same options, and have ended.
 std::vector<Combination> combinations_among(const SweepTable& table, const std::vector<const Arm*>& arms) {
   const auto config = [&](const Arm* arm) -> const Config& { return table.comparison.runs[arm->seeds[0]].plan.config; };
+  const auto place_of = [&](const Config& wanted) {
+    const json text = to_json(wanted);
+    return static_cast<size_t>(
+        std::ranges::find_if(arms, [&](const Arm* arm) { return to_json(config(arm)) == text; }) - arms.begin());
+  };
   std::vector<Combination> out;
   for (size_t i = 0; i < arms.size(); ++i) {
     const Config& whole = config(arms[i]);
     if (!is_combined(whole.arch)) continue;
+    Config plain = whole;
+    plain.arch = config(arms[0]).arch, plain.options.clear();
     Combination one{i, {}};
-    const std::vector<std::string> parts = parts_of(whole.arch);
-    for (const std::string& part : parts) {
-      const Config wanted = part_config(whole, part);
-      const auto found = std::ranges::find_if(
-          arms, [&](const Arm* arm) { return config(arm).arch == part && config(arm).options == wanted.options; });
-      if (found != arms.end()) one.parts.push_back(static_cast<size_t>(found - arms.begin()));
-    }
-    if (one.parts.size() == parts.size()) out.push_back(one);
+    for (const std::string& part : parts_of(whole.arch)) one.parts.push_back(place_of(part_config(whole, part)));
+    std::vector<size_t> needed = one.parts;
+    needed.insert(needed.end(), {i, 0});
+    const auto has_ended = [&](size_t place) {
+      return place < arms.size() && std::ranges::none_of(arms[place]->seeds, [&](size_t k) {
+               return is_unfinished(table.comparison.runs[k]);
+             });
+    };
+    if (place_of(plain) == 0 && std::ranges::all_of(needed, has_ended)) out.push_back(one);
   }
   return out;
 }
@@ -189,9 +189,7 @@ std::vector<Combination> combinations_among(const SweepTable& table, const std::
 std::vector<CombinedArm> combined_arms(const SweepTable& table) {
   const std::vector<Arm> arms = arms_of(table.comparison);
   std::vector<CombinedArm> out;
-  std::set<std::string> optimizers;
-  for (const Arm& arm : arms) optimizers.insert(arm.optimizer);
-  for (const std::string& optimizer : optimizers) {
+  for (const std::string& optimizer : optimizers_of(table.comparison)) {
     std::vector<const Arm*> list;
     for (const Arm& arm : arms)
       if (arm.optimizer == optimizer && arm.arch.find('@') == std::string::npos) list.push_back(&arm);
@@ -221,7 +219,7 @@ std::string interactions_text(const std::vector<CombinedArm>& arms) {
   return out + "\n";
 }
 
-std::string picture_of_interactions(const std::string& title, const std::vector<CombinedArm>& arms) {
+std::string figure_of_interactions(const std::string& title, const std::vector<CombinedArm>& arms) {
   DotChart chart{title + ": interactions",
                  "nats (left: the parts need each other; right: they do the same work)",
                  {{"", {}}},
@@ -244,7 +242,7 @@ std::string markdown_table(const std::vector<ReportRow>& rows, const std::vector
   std::vector<Cells> lines(rows.size() + 1);
   for (const Column& column : columns) {
     Cells cells = {column.head};
-    for (const ReportRow& row : rows) cells.push_back(column.cell(row, costs_of(row, backbone_of(rows, row))));
+    for (const ReportRow& row : rows) cells.push_back(column.cell(row, costs_of(rows, row)));
     if (std::all_of(cells.begin() + 1, cells.end(), [](const std::string& cell) { return cell == "-"; })) continue;
     for (size_t i = 0; i < cells.size(); ++i) lines[i].push_back(cells[i]);
   }
@@ -269,7 +267,7 @@ std::string losses_table(const std::vector<ReportRow>& rows) {
        {"per FLOP", [](R row, C cost) { return worth_text(row.worth, cost.flops); }},
        {"per second", [](R row, C cost) { return worth_text(row.worth, cost.seconds); }},
        {"per memory", [](R row, C cost) { return worth_text(row.worth, cost.memory); }},
-       {"seeds", [](R row, C) { return str(row.done - row.lost, " of ", row.arm.seeds.size()); }},
+       {"seeds", [](R row, C) { return str(row.done - row.lost, " of ", row.seeds); }},
        {"further", [](R row, C) { return four(row.further); }},
        {"pairs", [](R row, C) { return std::isfinite(row.pairs) ? format_number("%.1f %%", 100 * row.pairs) : "-"; }}});
 }
@@ -289,21 +287,22 @@ std::string costs_table(const std::vector<ReportRow>& rows) {
                          {"tried", [](R row, C) { return row.tried == 0 ? "-" : str(row.tried); }}});
 }
 
-std::string budgets_text(const std::vector<Budget>& budgets) {
+std::string budgets_text(const std::map<std::string, std::vector<Budget>>& of) {
   std::string out;
-  for (const Budget& budget : budgets) {
-    const Spread spread = spread_of(budget.losses);
-    if (spread.n > 0)
-      out +=
-          format_markdown_row({format_number("%g", budget.times), four(spread.mean), four(spread.sd), str(spread.n)});
-  }
+  for (const auto& [optimizer, budgets] : of)
+    for (const Budget& budget : budgets) {
+      const Spread spread = spread_of(budget.losses);
+      if (spread.n > 0)
+        out += format_markdown_row(
+            {optimizer, format_number("%g", budget.times), four(spread.mean), four(spread.sd), str(spread.n)});
+    }
   return out.empty() ? ""
-                     : format_markdown_row({"times the steps", "loss", "deviation", "seeds"}) + "|---|---|---|---|\n" +
-                           out + "\n";
+                     : format_markdown_row({"optimizer", "times the steps", "loss", "deviation", "seeds"}) +
+                           "|---|---|---|---|---|\n" + out + "\n";
 }
 
 // Differences from the first architecture, a dot for each seed; the interval is around their mean.
-std::string picture_of(const SweepTable& table, const std::vector<ReportRow>& rows) {
+std::string figure_of(const SweepTable& table, const std::vector<ReportRow>& rows) {
   DotChart chart{table.planned.name + ": " + settings_of(table),
                  "difference of test loss, nats (left: better); mean, interval, one dot per seed",
                  {{"", {}}},
@@ -312,18 +311,14 @@ std::string picture_of(const SweepTable& table, const std::vector<ReportRow>& ro
   for (const ReportRow& row : rows) {
     if (!row.judged || row.done == row.lost) continue;
     DotRow dots{row.arm.name, {}, row.verdict.interval, row.verdict.difference};
-    const double baseline = row.loss - row.verdict.difference;
-    for (const double loss : losses_of(table.comparison, row.arm).losses()) dots.values.push_back(loss - baseline);
+    for (const double loss : row.losses) dots.values.push_back(loss - backbone_of(rows, row).loss);
     chart.groups[0].rows.push_back(dots);
   }
   return dots_svg(chart);
 }
 
-// The backbone's losses by steps, and dashed the losses of the other arms.
-std::string picture_of_budgets(const SweepTable& table, const std::vector<Budget>& budgets,
-                               const std::vector<ReportRow>& rows) {
-  Curve curve{table.comparison.runs[0].choice.text, {}, {}};
-  const auto steps = static_cast<double>(table.comparison.runs[0].plan.steps);
+Curve curve_of_budgets(const std::string& name, const std::vector<Budget>& budgets, double steps) {
+  Curve curve{name, {}, {}};
   for (const Budget& budget : budgets) {
     const Spread spread = spread_of(budget.losses);
     if (spread.n == 0) continue;
@@ -332,88 +327,46 @@ std::string picture_of_budgets(const SweepTable& table, const std::vector<Budget
     curve.low.push_back(spread.mean - sd), curve.high.push_back(spread.mean + sd);
   }
   curve.marks_x = curve.x, curve.marks_y = curve.y;
-  std::vector<Curve> curves = {curve};
+  return curve;
+}
+
+// The backbone's losses by steps, and dashed the losses of the other arms.
+std::string figure_of_budgets(const SweepTable& table, const std::map<std::string, std::vector<Budget>>& of,
+                              const std::vector<ReportRow>& rows) {
+  const auto steps = static_cast<double>(table.comparison.runs[0].plan.steps);
+  const std::string& backbone = table.comparison.runs[0].choice.text;
+  std::vector<Curve> curves;
+  for (const auto& [optimizer, budgets] : of)
+    curves.push_back(curve_of_budgets(of.size() > 1 ? backbone + " " + optimizer : backbone, budgets, steps));
+  const Curve first = curves[0];
   for (const ReportRow& row : rows) {
-    if (!row.judged || !std::isfinite(row.loss) || curve.x.empty()) continue;
-    curves.push_back({row.arm.name, {curve.x.front(), curve.x.back()}, {row.loss, row.loss}});
+    if (!row.judged || row.lost > 0 || !std::isfinite(row.loss) || first.x.empty()) continue;
+    curves.push_back({row.arm.name, {first.x.front(), first.x.back()}, {row.loss, row.loss}});
     curves.back().reference = true;
   }
   return curve_svg(table.planned.name + ": what steps are worth", "steps",
                    {{"test loss, mean over seeds in a band of one standard deviation; dashed: the others",
-                     "numbers of "
-                     "steps that were trained",
-                     curves}},
+                     "numbers of steps that were trained", curves}},
                    true);
 }
 
-json json_of(const SweepTable& table, const ReportRow& row, const ReportRow& backbone) {
-  const Costs cost = costs_of(row, backbone);
-  return {{"table", table.planned.name},
-          {"architecture", row.arm.arch},
-          {"optimizer", row.arm.optimizer},
-          {"loss", number_or_null(row.loss)},
-          {"loss_sd", number_or_null(row.sd)},
-          {"seeds", row.arm.seeds.size()},
-          {"seeds_done", row.done - row.lost},
-          {"seeds_diverged", row.lost},
-          {"compared_with", row.judged ? json(row.backbone) : json()},
-          {"difference", number_or_null(row.verdict.difference)},
-          {"interval", number_or_null(row.verdict.interval)},
-          {"found", row.verdict.tested ? json(row.verdict.found) : json()},
-          {"steps_worth", number_or_null(row.worth.times)},
-          {"steps_worth_low", number_or_null(row.worth.low)},
-          {"steps_worth_high", number_or_null(row.worth.high)},
-          {"steps_worth_beyond", row.worth.beyond},
-          {"parameters", row.planned.accounting.parameters},
-          {"flops_per_token", row.planned.accounting.flops_per_token},
-          {"bytes_per_token", row.planned.bytes_per_token},
-          {"memory_bytes", row.planned.memory},
-          {"step_seconds", row.time.seconds > 0 ? json(row.time.seconds) : json()},
-          {"relative_flops", number_or_null(cost.flops)},
-          {"relative_bytes", number_or_null(cost.bytes)},
-          {"relative_time", number_or_null(cost.seconds)},
-          {"relative_memory", number_or_null(cost.memory)},
-          {"lr", number_or_null(row.arm.lr)},
-          {"muon_lr", number_or_null(row.arm.muon_lr)},
-          {"rate_at_edge", row.arm.at_edge},
-          {"rates_tried", row.tried},
-          {"further_loss", number_or_null(row.further)},
-          {"minimal_pairs", number_or_null(row.pairs)}};
-}
-
-std::string csv_of(const json& rows) {
-  std::string out, head;
-  for (const json& row : rows) {
-    std::string line;
-    const bool first = out.empty();
-    for (const auto& [key, value] : row.items()) {
-      const std::string cell = value.is_string() ? csv_field(value.get<std::string>())
-                               : value.is_null() ? ""
-                                                 : json_text(value);
-      if (first) head += (head.empty() ? "" : ",") + key;
-      line += (line.empty() ? "" : ",") + cell;
-    }
-    out += line + "\n";
-  }
-  return head + "\n" + out;
-}
-
-// The lowest loss first; arms of which nothing is known are left out.
-std::vector<ReportRow> rows_of(const SweepTable& table, const std::vector<Budget>& budgets) {
-  const std::vector<Arm> arms = arms_of(table.comparison);
-  const std::vector<Family> families = families_of_architectures(table.comparison, arms);
+// The lowest loss first, arms that lost a seed last; arms of which nothing is known are left out.
+std::vector<ReportRow> rows_of(const SweepTable& table, const std::vector<Arm>& arms,
+                               const std::vector<Family>& families,
+                               const std::map<std::string, std::vector<Budget>>& budgets) {
   std::vector<ReportRow> rows;
   for (const Arm& arm : arms) {
-    ReportRow row = row_of(table, budgets, arm);
+    const auto family = std::ranges::find_if(families, [&](const Family& one) { return one.has(arm); });
+    ReportRow row = row_of(table, arm, family == families.end() ? nullptr : &*family);
     if (row.done == 0 && row.tried == 0) continue;
     for (const Arm& other : arms)
       if (other.arch == arms[0].arch && other.optimizer == arm.optimizer) row.backbone = other.name;
-    for (const Family& family : families)
-      if (std::ranges::any_of(family.arms, [&](const Arm* one) { return one->name == arm.name; }))
-        row.judged = true, row.verdict = family.of(arm);
+    if (row.lost == 0) row.worth = worth_of(budgets.at(arm.optimizer), row.losses);
+    if (arm.name == row.backbone && std::isfinite(row.worth.times)) row.worth = {1};
     rows.push_back(std::move(row));
   }
-  std::ranges::stable_sort(rows, {}, [](const ReportRow& row) { return std::isnan(row.loss) ? INFINITY : row.loss; });
+  std::ranges::stable_sort(
+      rows, {}, [](const ReportRow& row) { return row.lost > 0 || std::isnan(row.loss) ? INFINITY : row.loss; });
   return rows;
 }
 
@@ -432,18 +385,25 @@ std::vector<ReportTable> report_of(const std::vector<SweepTable>& tables) {
   std::vector<ReportTable> out;
   for (const SweepTable& table : tables) {
     if (!table.planned.of.empty()) continue;
-    const std::vector<Budget> budgets = budgets_of(tables, table);
-    out.push_back({&table, budgets, rows_of(table, budgets), families_text(table)});
+    const std::vector<Arm> arms = arms_of(table.comparison);
+    const std::vector<Family> families = families_of_architectures(table.comparison, arms);
+    ReportTable one{&table, {}, {}, {}, combined_arms(table)};
+    for (const std::string& optimizer : optimizers_of(table.comparison))
+      one.budgets[optimizer] = budgets_of(tables, table, optimizer);
+    one.rows = rows_of(table, arms, families, one.budgets);
+    for (const Family& family : families)
+      one.families.push_back({family.baseline->name, family.verdict, detectable_difference(family.verdict)});
+    out.push_back(std::move(one));
   }
   return out;
 }
 
 std::string sweep_summary(const std::vector<ReportTable>& report) {
   std::string out;
-  for (const auto& [table, budgets, rows, families] : report) {
+  for (const auto& [table, budgets, rows, families, combined] : report) {
     std::vector<Cells> cells = {{"architecture", "loss", "difference", "found", "steps", "per FLOP", "per second"}};
     for (const ReportRow& row : rows) {
-      const Costs cost = costs_of(row, backbone_of(rows, row));
+      const Costs cost = costs_of(rows, row);
       const auto short_worth = [&](double over) {
         const double size = row.worth.times / over;
         if (!std::isfinite(size)) return std::string("-");
@@ -453,20 +413,31 @@ std::string sweep_summary(const std::vector<ReportTable>& report) {
                        short_worth(cost.flops), short_worth(cost.seconds)});
     }
     out += "\n" + wrap(str(table->planned.name, ": ", settings_of(*table)), screen, 0) + "\n" +
-           wrap(families, screen, 0) + (rows.empty() ? "nothing has ended yet\n" : fitting_table(cells));
+           wrap(families_text(families) + lost_backbones(rows), screen, 0) +
+           (rows.empty() ? "nothing has ended yet\n" : fitting_table(cells));
   }
   return out;
+}
+
+// Among the rows of its optimizer that are no controls and no twins of others; "" of those.
+std::string number_of(const std::vector<ReportRow>& rows, const ReportRow& row) {
+  const auto counts = [&](const ReportRow& one) {
+    return one.arm.optimizer == row.arm.optimizer && one.arm.arch.find('@') == std::string::npos;
+  };
+  if (!counts(row)) return "";
+  const auto before = std::count_if(rows.data(), &row, counts);
+  return str(" is number ", before + 1, " of ", std::ranges::count_if(rows, counts), ", with a loss of ");
 }
 
 std::string place_of(const ReportTable& of, const std::string& arch) {
   const std::vector<ReportRow>& rows = of.rows;
   std::string out;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const ReportRow& row = rows[i];
+  for (const ReportRow& row : rows) {
     if (row.arm.arch != arch) continue;
-    const Costs cost = costs_of(row, backbone_of(rows, row));
-    out += str(out.empty() ? "" : "\n", of.table->planned.name, ": ", row.arm.name, " is number ", i + 1, " of ",
-               rows.size(), ", with a loss of ", four(row.loss));
+    const Costs cost = costs_of(rows, row);
+    const std::string number = number_of(rows, row);
+    out += str(out.empty() ? "" : "\n", of.table->planned.name, ": ", row.arm.name,
+               number.empty() ? " has a loss of " : number, four(row.loss));
     if (row.judged) out += ", a difference of " + difference_text(row);
     if (row.verdict.tested) out += row.verdict.found ? " (found)" : " (not found)";
     if (std::isfinite(row.worth.times)) out += "; worth " + worth_text(row.worth, 1) + " times the steps";
@@ -477,36 +448,28 @@ std::string place_of(const ReportTable& of, const std::string& arch) {
   return out;
 }
 
-void write_sweep_report(const std::vector<ReportTable>& report, const std::string& out, const std::string& notes) {
-  std::string page = "# Sweep\n\n" + notes;
-  json all = json::array(), combinations = json::array();
-  for (const auto& [table, budgets, rows, families] : report) {
+void write_sweep_report(const std::vector<ReportTable>& report, const std::string& out, const ReportOrigins& origins) {
+  std::string page = "# Sweep\n\nCells by CPU and commit:\n\n";
+  for (const auto& [origin, cells] : origins.cells) page += str("* ", origin, ": ", cells, "\n");
+  page += origins.notes + "\n";
+  for (const auto& [table, budgets, rows, families, combined] : report) {
     const std::string& name = table->planned.name;
-    page += str("## ", name, "\n\n", settings_of(*table), ".\n", families, "\n![differences](", name, ".svg)\n\n") +
+    page += str("## ", name, "\n\n", settings_of(*table), ".\n", families_text(families), lost_backbones(rows),
+                "\n![differences](", name, ".svg)\n\n") +
             losses_table(rows) + costs_table(rows) + controls_text(*table);
-    if (const std::vector<CombinedArm> combined = combined_arms(*table); !combined.empty()) {
+    if (!combined.empty()) {
       page += interactions_text(combined) + str("![interactions](", name, "-interactions.svg)\n\n");
-      write_file_atomically(out + "/" + name + "-interactions.svg", picture_of_interactions(name, combined));
-      for (const auto& [arm, one] : combined)
-        combinations.push_back({{"table", name},
-                                {"combination", arm},
-                                {"interaction", number_or_null(one.value)},
-                                {"interval", number_or_null(one.interval)},
-                                {"found", one.found},
-                                {"detectable", number_or_null(one.detectable)}});
+      write_file_atomically(out + "/" + name + "-interactions.svg", figure_of_interactions(name, combined));
     }
-    write_file_atomically(out + "/" + name + ".svg", picture_of(*table, rows));
-    if (budgets.size() > 1) {
+    write_file_atomically(out + "/" + name + ".svg", figure_of(*table, rows));
+    if (budgets.begin()->second.size() > 1) {
       page += str("![steps](", name, "-steps.svg)\n\n") + budgets_text(budgets);
-      write_file_atomically(out + "/" + name + "-steps.svg", picture_of_budgets(*table, budgets, rows));
+      write_file_atomically(out + "/" + name + "-steps.svg", figure_of_budgets(*table, budgets, rows));
     }
-    for (const ReportRow& row : rows) all.push_back(json_of(*table, row, backbone_of(rows, row)));
   }
-  json results = {{"format", "crossply sweep"}, {"about", about}, {"rows", all}};
-  if (!combinations.empty()) results["combinations"] = combinations;
   write_file_atomically(out + "/report.md", page + "## How to read this page\n\n" + about);
-  write_file_atomically(out + "/results.json", json_text_mended(results, 2) + "\n");
-  write_file_atomically(out + "/results.csv", csv_of(all));
+  write_file_atomically(out + "/results.json", sweep_json(report, origins, about));
+  write_file_atomically(out + "/results.csv", sweep_csv(report));
 }
 
 }  // namespace crossply

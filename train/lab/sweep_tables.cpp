@@ -94,10 +94,9 @@ void let_resume(Comparison& comparison) {
 }
 
 // The finished cells of another place, unless they are of other data. Returns what a user should know.
-std::string take_stored(Comparison& comparison, const std::string& records, const std::string& table) {
+std::string take_stored(Comparison& comparison, const std::string& records, const PlannedTable& planned) {
   if (!path_exists(records)) fail(Exit::no_input, "--records: there is no ", records);
-  std::string directory = records + "/" + table;
-  if (path_exists(directory + "/records")) directory += "/records";  // of a sweep; else a store of records alone
+  const std::string directory = records_in(records, planned);
   if (!path_exists(directory))
     return str("there is no ", directory, "; so the first architecture is trained here, too");
   try {
@@ -130,7 +129,7 @@ static SweepTable open_this(const PlannedTable& planned, const SweepCall& call) 
   if (path_exists(out)) take_up(comparison);
   table.notes = experiment.notes;
   table.notes.insert(table.notes.end(), {parameter_warning(comparison), comparison.data_note});
-  if (!call.records.empty()) table.notes.push_back(take_stored(comparison, call.records, planned.name));
+  if (!call.records.empty()) table.notes.push_back(take_stored(comparison, call.records, planned));
   extend(comparison);
   return table;
 }
@@ -145,6 +144,11 @@ SweepTable open_table(const PlannedTable& planned, const SweepCall& call) {
   }
 }
 
+std::string records_in(const std::string& sweep, const PlannedTable& planned) {
+  const std::string directory = sweep + "/" + planned.name;
+  return path_exists(directory + "/records") ? directory + "/records" : directory;
+}
+
 Descriptor hold_table(const std::string& out, const PlannedTable& planned) {
   const std::string path = out + "/" + planned.name;
   make_directories(path);
@@ -154,12 +158,16 @@ Descriptor hold_table(const std::string& out, const PlannedTable& planned) {
   return lock;
 }
 
-std::vector<Budget> budgets_of(const std::vector<SweepTable>& tables, const SweepTable& table) {
+std::vector<Budget> budgets_of(const std::vector<SweepTable>& tables, const SweepTable& table,
+                               const std::string& optimizer) {
   std::vector<Budget> out;
   for (const SweepTable& one : tables) {
     if (&one != &table && one.planned.of != table.planned.name) continue;
     const std::vector<Arm> arms = arms_of(one.comparison);
-    out.push_back({one.planned.budget, losses_of(one.comparison, arms[0]).losses()});
+    const auto first = std::ranges::find(arms, optimizer, &Arm::optimizer);
+    if (first == arms.end()) continue;
+    if (const ArmLosses losses = losses_of(one.comparison, *first); !losses.diverged())
+      out.push_back({one.planned.budget, losses.losses()});
   }
   std::ranges::sort(out, {}, &Budget::times);
   return out;

@@ -17,7 +17,7 @@ struct SweepTable {
   PlannedTable planned;
   Comparison comparison;
   std::vector<std::string> notes = {};         // to be printed: what was chosen, and what is trained anew
-  std::map<std::string, StepTime> times = {};  // of a step by architecture; none: not measured
+  std::map<std::string, StepTime> times = {};  // of a step by arm; none: not measured
 };
 
 // What the command line says beside the plan.
@@ -34,10 +34,14 @@ struct SweepCall {
 // plan's line, Exit::usage for flags that are none of compare's, or not for a table, and Exit::no_input where the data
 // is gone.
 SweepTable open_table(const PlannedTable& planned, const SweepCall& call);
+// Where a sweep has the records of a table: SWEEP/TABLE/records, or SWEEP/TABLE of a copy of records alone.
+std::string records_in(const std::string& sweep, const PlannedTable& planned);
 // The directory of a table, which `compare` cannot have while this is held.
 Descriptor hold_table(const std::string& out, const PlannedTable& planned);
 
-// The backbone's losses by steps, ascending, of a table and its budgets.
-std::vector<Budget> budgets_of(const std::vector<SweepTable>& tables, const SweepTable& table);
+// The first architecture's losses by steps, ascending, of a table and its budgets, with one optimizer. A budget is left
+// out if one of its seeds diverged.
+std::vector<Budget> budgets_of(const std::vector<SweepTable>& tables, const SweepTable& table,
+                               const std::string& optimizer);
 
 }  // namespace crossply

@@ -113,6 +113,17 @@ std::vector<json> lines_of(const std::string& path) {
 
 }  // namespace
 
+std::string origin_of(const json& environment) {
+  const auto text = [&](const char* part, const char* key) {
+    const json object = environment.is_object() ? environment.value(part, json()) : json();
+    return object.is_object() && object.contains(key) && object[key].is_string() ? object[key].get<std::string>()
+                                                                                 : "unknown";
+  };
+  return text("machine", "cpu") + ", commit " + text("build", "commit");
+}
+
+std::string this_origin() { return cpu_model() + ", commit " + commit(); }
+
 std::vector<std::string> command_line() {
   std::ifstream in("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> words;

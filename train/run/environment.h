@@ -14,6 +14,10 @@ namespace crossply {
 // are, and how many of them are training files. No name of a host or a user, but where a path of the command line has
 // it. Throws Exit::io, Exit::bad_data for what is not a regular file.
 void record_environment(const std::string& path, const TrainPlan& plan, const Trainer& trainer, const Dataset& data);
+// CPU and commit, of what recorded_environment() returns and of this process: "AMD EPYC, family 26, model 2, commit
+// 1cd692dba734".
+std::string origin_of(const nlohmann::json& environment);
+std::string this_origin();
 // Of this process, word by word; empty where the system does not keep it.
 std::vector<std::string> command_line();
 // What built the program of the last line, and on which machine and device it ran: "build", "machine", "device"; null
