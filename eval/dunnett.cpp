@@ -277,39 +277,34 @@ FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmL
 
 std::vector<FamilyVerdict> against_controls(const std::vector<std::pair<ArmLosses, ArmLosses>>& pairs) {
   Pool pool;
-  std::vector<double> variances;
+  std::vector<double> variances;  // of each pair that can be tested
   std::vector<int64_t> degrees;
-  for (const auto& [control, arm] : pairs) {
+  std::vector<Pool> own(pairs.size());
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    const auto& [control, arm] = pairs[i];
     if (control.diverged() || arm.diverged()) continue;
-    for (const ArmLosses* of : {&control, &arm}) {
-      const Spread spread = spread_of(of->losses());
-      pool.add(of->losses());
-      if (spread.n > 1) variances.push_back(spread.sd * spread.sd), degrees.push_back(spread.n - 1);
-    }
+    for (Pool* of : {&pool, &own[i]}) of->add(control.losses()), of->add(arm.losses());
+    if (own[i].degrees > 0) variances.push_back(own[i].sd() * own[i].sd()), degrees.push_back(own[i].degrees);
   }
   const CommonVariance common = variances.empty() ? CommonVariance{} : common_variance(variances, degrees);
   std::vector<FamilyVerdict> out;
   const double level = std::pow(family_level, 1 / static_cast<double>(std::max<size_t>(1, pairs.size())));
-  for (const auto& [control, arm] : pairs) {
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    const auto& [control, arm] = pairs[i];
     const Spread a = spread_of(arm.losses()), c = spread_of(control.losses());
+    const double own_variance = own[i].degrees > 0 ? own[i].sd() * own[i].sd() : 0;
     FamilyVerdict one;
-    one.backbone_seeds = c.n, one.seeds = {a.n};
-    one.backbone_sd = one.arms_sd = pool.sd(), one.arms_degrees = pool.degrees, one.prior_degrees = common.degrees;
+    one.backbone_seeds = c.n, one.seeds = {a.n}, one.prior_degrees = common.degrees;
+    one.backbone_sd = one.arms_sd =
+        common.equal() ? pool.sd() : std::sqrt(common.moderated(own_variance, own[i].degrees));
+    one.arms_degrees =
+        common.equal() ? pool.degrees : static_cast<int64_t>(common.degrees + static_cast<double>(own[i].degrees));
     Verdict verdict;
     verdict.difference = a.mean - c.mean;
     verdict.tested = !control.diverged() && !arm.diverged() && a.n > 0 && c.n > 0 && pool.degrees > 0;
     if (verdict.tested) {
-      double squares = 0, variance = 0;  // Satterthwaite's rule gives the degrees of freedom
-      for (const Spread& s : {a, c}) {
-        const int64_t own = s.n - 1;
-        const double part =
-            (common.equal() ? pool.sd() * pool.sd() : common.moderated(own > 0 ? s.sd * s.sd : 0, own)) /
-            static_cast<double>(s.n);
-        variance += part, squares += part * part / (common.degrees + static_cast<double>(own));
-      }
-      const double freedom = common.equal() ? static_cast<double>(pool.degrees) : variance * variance / squares;
-      one.critical = student_t(level, std::max<int64_t>(1, static_cast<int64_t>(freedom)));
-      verdict.error = std::sqrt(variance);
+      one.critical = student_t(level, std::max<int64_t>(1, one.arms_degrees));
+      verdict.error = one.arms_sd * std::sqrt(1 / static_cast<double>(a.n) + 1 / static_cast<double>(c.n));
       verdict.interval = one.critical * verdict.error;
       verdict.found = std::abs(verdict.difference) > verdict.interval;
     }

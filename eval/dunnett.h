@@ -79,8 +79,8 @@ FamilyVerdict against_backbone(const ArmLosses& backbone, const std::vector<ArmL
 // Welch's test of one arm, at the level by which so many tests raise one false alarm in twenty tables (Sidak).
 Verdict welch(const Spread& arm, const Spread& backbone, int64_t tests);
 // Arms, each against a control of its own (first: the control): Student's t with one deviation, pooled over all of
-// them, or where they differ more than chance allows, with moderated ones. The level is that by which all pairs
-// together raise a false alarm in one table of twenty (Sidak). One verdict each.
+// them; or, where the pairs' deviations differ more than chance allows, with a moderated one for each pair. The level
+// is that by which all pairs together raise a false alarm in one table of twenty (Sidak). One verdict each.
 std::vector<FamilyVerdict> against_controls(const std::vector<std::pair<ArmLosses, ArmLosses>>& pairs);
 // The difference that an arm of the fewest seeds would be found by in 80 % of 10,000 simulated repeats; NaN where
 // nothing can be tested.

@@ -271,7 +271,7 @@ nlohmann::json to_json(const Comparison& comparison, const ComparedRun& run);
 void take_up(ComparedRun& run, const nlohmann::json& saved, const std::string& out, const std::string& path);
 // Takes up runs that other processes have ended since. Returns whether there are any.
 bool take_new_records(Comparison& comparison);
-// The records in another directory, of the same comparison on another machine.
+// The records in another directory, of the same comparison on another machine. Runs that are known already stay.
 void take_records(Comparison& comparison, const std::string& directory);
 // Takes the runs of the comparison from its `others`, and the rates that were found beyond an edge. Returns whether
 // there was one.

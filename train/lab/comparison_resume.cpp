@@ -382,7 +382,7 @@ bool take_others(Comparison& comparison) {
     const auto run = std::find_if(comparison.runs.begin(), comparison.runs.end(),
                                   [&](const ComparedRun& one) { return one.rated && is_same(saved, one); });
     if (run != comparison.runs.end()) {
-      if (is_unfinished(*run)) take_run(*run, saved, comparison.out, path);  // of two of the same, the first counts
+      take_run(*run, saved, comparison.out, path);
       comparison.others.erase(comparison.others.begin() + static_cast<std::ptrdiff_t>(i));
     } else if (!add_found_rate(comparison, saved)) {  // where it does, the run is there the next time
       ++i;
@@ -411,7 +411,19 @@ bool take_new_records(Comparison& comparison) {
 }
 
 void take_records(Comparison& comparison, const std::string& directory) {
-  for (const json& record : read_records(comparison, directory)) comparison.others.push_back(json_text(record));
+  const auto cell = [](const json& saved) {  // what tells runs of one comparison apart
+    const json& flags = saved["flags"];
+    return json{saved["name"], flags.value("optimizer", json()), flags.value("lr", json()),
+                flags.value("muon_lr", json()), flags.value("seed", json())};
+  };
+  std::set<json> known;
+  for (const std::string& other : comparison.others) known.insert(cell(known_json(other)));
+  for (const json& record : read_records(comparison, directory)) {
+    const bool done = std::ranges::any_of(comparison.runs, [&](const ComparedRun& run) {
+      return run.rated && !is_unfinished(run) && is_same(record, run);
+    });
+    if (!done && !known.contains(cell(record))) comparison.others.push_back(json_text(record));
+  }
   extend(comparison);
 }
 

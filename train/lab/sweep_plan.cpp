@@ -189,8 +189,10 @@ std::vector<PlannedTable> budgets_of(const PlannedTable& whole, const std::strin
     for (const char* scaled : {"--steps", "--warmup", "--cooldown"})  // a 0 is a word: of the program's own choice
       if (const auto value = parse_number(table.flag(scaled)); value && *value > 0)
         table.set(scaled, std::to_string(std::max<long long>(1, std::llround(*value * *budget))));
-    table.set("--arch", parse_arch_list(whole.flag("--arch"))[0].text);
+    const ArchChoice first = parse_arch_list(whole.flag("--arch"))[0];
+    table.set("--arch", first.text);
     for (const char* flag : {"--backbone-seeds", "--pairs"}) table.set(flag, "");
+    if (first.arch == "llama" || first.arch == "gpt2") table.set("--router-lr", "");  // which would have no effect
     std::erase(table.flags, "--more-seeds");
     out.push_back(std::move(table));
   }

@@ -170,7 +170,7 @@ std::vector<Combination> combinations_among(const SweepTable& table, const std::
     const Config& whole = config(arms[i]);
     if (!is_combined(whole.arch)) continue;
     Config plain = whole;
-    plain.arch = config(arms[0]).arch, plain.options.clear();
+    plain.arch = config(arms[0]).arch, plain.options = config(arms[0]).options;
     Combination one{i, {}};
     for (const std::string& part : parts_of(whole.arch)) one.parts.push_back(place_of(part_config(whole, part)));
     std::vector<size_t> needed = one.parts;
