@@ -429,8 +429,7 @@ Architecture combined_architecture(const std::string& name, Exit code, const std
   for (const std::string& part : names) {
     if (part.empty()) fail(code, where, ": ", excerpt(name), ": a name is missing beside '+', as in mhc+lime");
     const Architecture& one = find_architecture(part, code, where);
-    if (part == "llama" || part == "gpt2")
-      fail(code, where, ": ", excerpt(name), ": ", part, " is the plain backbone; leave it out");
+    if (is_plain(part)) fail(code, where, ": ", excerpt(name), ": ", part, " is the plain backbone; leave it out");
     if (std::ranges::count(names, part) > 1) fail(code, where, ": ", excerpt(name), " names ", part, " twice");
     all.meaning += (all.meaning.empty() ? "" : "; ") + one.meaning;
     all.draft = all.draft || one.draft;

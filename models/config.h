@@ -163,4 +163,7 @@ std::string general_keys(const Config& config);
 // Is there anything for which neither Hugging Face's LLaMA nor its GPT-2 has a key, in all architectures alike?
 bool has_general_options(const Config& config);
 
+// An architecture that is the backbone itself, without a connection?
+inline bool is_plain(const std::string& arch) { return arch == "llama" || arch == "gpt2"; }
+
 }  // namespace crossply

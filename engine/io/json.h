@@ -62,6 +62,12 @@ bool holds(const nlohmann::json& value, double least = -std::numeric_limits<doub
   else return std::is_signed_v<T> && value.is_number_integer() && within(value.get<double>());
 }
 
+// The text of a key; "" where there is none.
+inline std::string text_at(const nlohmann::json& object, const char* key) {
+  const auto found = object.find(key);  // its end where this is no object
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
 // JSON has no NaN and no infinity.
 inline nlohmann::json number_or_null(double number) {
   return std::isfinite(number) ? nlohmann::json(number) : nlohmann::json();

@@ -185,7 +185,7 @@ bool has_gates(const Config& config) {
 
 // What an architecture without gates has instead.
 std::string instead_of_gates(const std::string& arch) {
-  if (arch == "llama" || arch == "gpt2") return "its layers read the residual stream alone; try --what lens";
+  if (is_plain(arch)) return "its layers read the residual stream alone; try --what lens";
   if (arch == "satformer" || arch == "relay") return "it takes in an earlier layer's values, and has only one layer";
   if (arch == "resformer") return "its first layer's values come in by one scale for each layer; try --what routing";
   if (arch == "sla" || arch == "ala")

@@ -181,12 +181,15 @@ same_numbers whole/results.json merged/results.json || fail "two parts of two co
 expect 0 '^relay ' sweep run tiny.plan --out part1 --records part2
 same_numbers whole/results.json part1/results.json || fail "a part beside the records of the other: other results"
 # A sweep that goes on with another commit: a few steps of the backbone are repeated.
-cp -r whole older && sed -i -E 's/"commit": "[^"]*"/"commit": "another"/' older/*/records/*.json
-rm -r older/one/relay* older/one/results.json older/one/records/relay*
+# moved FROM TO: its records, but relay's.
+moved() {
+  for table in one one-x2 two; do mkdir -p "$2/$table" && cp -r "$1/$table/records" "$2/$table"; done
+  cp "$1/sweep.plan" "$2" && rm "$2"/one/records/relay*
+}
+moved whole older && sed -i -E 's/"commit": "[^"]*"/"commit": "another"/' older/*/records/*.json
 expect 0 'commit another: 20 steps of' sweep run tiny.plan --out older
 grep -q 'differ here by up to 0 of the loss' output || fail "the same commit under another name differs"
-cp -r older wrong && rm -r wrong/one/relay* wrong/one/results.json wrong/one/records/relay*
-sed -i -E '/"first_losses"/,/]/s/[0-9]+[.]/9&/' wrong/one/records/llama-*.json
+moved older wrong && sed -i -E '/"first_losses"/,/]/s/[0-9]+[.]/9&/' wrong/one/records/llama-*.json
 expect 64 'which is more than rounding' sweep run tiny.plan --out wrong
 # With a table that is done, the next one still has its jobs; and one table alone.
 { cat tiny.plan && printf '[three]\narch = llama, relay\nseeds = 1, 2\n'; } >three.plan

@@ -1,7 +1,7 @@
 // What `compare` knows about its runs, and what it makes of that: a table, results.md, results.json and compare.svg.
 //
 // An arm is an architecture with an optimizer. Where it has several learning rates to choose among, a seed of its own
-// tries them all, and is tested on the first half of the test set. A parabola through the best and its neighbours
+// tries them all, and is tested on the first half of the test set. A parabola through the best and the rates beside it
 // chooses the rate, also where nobody tried it. The seeds that count are trained at that rate alone and are tested on
 // the second half, by which nothing was chosen. Of Muon, whose other parameters are AdamW's, --muon-lr is chosen so,
 // and at the best of those --lr. arms.cpp has these rules, tuning.h the choice.
@@ -269,6 +269,11 @@ std::string write_records(const Comparison& comparison);
 // A run as results.json has it, and back: what only the run could say. path: where it stood, for errors.
 nlohmann::json to_json(const Comparison& comparison, const ComparedRun& run);
 void take_up(ComparedRun& run, const nlohmann::json& saved, const std::string& out, const std::string& path);
+// The training losses of the first compared_steps steps, of a run and of its record.
+std::vector<double> first_losses(const ComparedRun& run);
+std::vector<double> recorded_losses(const nlohmann::json& record);
+// Where a run was trained (recorded_environment()).
+nlohmann::json environment_of(const Comparison& comparison, const ComparedRun& run);
 // Takes up runs that other processes have ended since. Returns whether there are any.
 bool take_new_records(Comparison& comparison);
 // The records in another directory, of the same comparison on another machine. Runs that are known already stay.

@@ -70,11 +70,6 @@ json json_of(const Comparison& comparison, const Arm& arm, const std::vector<Fam
   return out;
 }
 
-json environment_of(const Comparison& comparison, const ComparedRun& run) {
-  if (!run.environment.empty()) return known_json(run.environment);
-  return recorded_environment(comparison.out + "/" + run_directory(run) + "/environment.jsonl");
-}
-
 // Every evaluation of a run, so that results.json alone can be drawn.
 json evaluations_of(const RunCurves& curves) {
   return {{"step", curves.test_step},  {"test_loss", curves.test_loss},     {"answer_step", curves.answer_step},
@@ -101,6 +96,24 @@ constexpr const char* about =
     "last part";
 
 }  // namespace
+
+json environment_of(const Comparison& comparison, const ComparedRun& run) {
+  if (!run.environment.empty()) return known_json(run.environment);
+  return recorded_environment(comparison.out + "/" + run_directory(run) + "/environment.jsonl");
+}
+
+std::vector<double> recorded_losses(const json& record) {
+  std::vector<double> out;
+  for (const json& loss : record.value("first_losses", json::array()))
+    if (loss.is_number()) out.push_back(loss.get<double>());
+  return out;
+}
+
+std::vector<double> first_losses(const ComparedRun& run) {
+  const std::vector<double>& losses = run.result.curves.loss;
+  return losses.empty() ? run.first_losses
+                        : std::vector(losses.begin(), losses.begin() + std::min(compared_steps, losses.size()));
+}
 
 json to_json(const Comparison& comparison, const ComparedRun& run) {
   const TrainResult& r = run.result;
@@ -161,10 +174,7 @@ static json whole_json(const Comparison& comparison, const ComparedRun& run) {
   json out = to_json(comparison, run);
   out["evaluations"] = evaluations_of(run.result.curves);
   out["environment"] = environment_of(comparison, run);
-  const std::vector<double>& losses = run.result.curves.loss;
-  out["first_losses"] = losses.empty()
-                            ? run.first_losses
-                            : std::vector(losses.begin(), losses.begin() + std::min(compared_steps, losses.size()));
+  out["first_losses"] = first_losses(run);
   return out;
 }
 

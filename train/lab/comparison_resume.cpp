@@ -85,9 +85,7 @@ json read_results(const std::string& path) {
 // Of a run that has ended. Throws Exit::bad_data for what is none, or of other data.
 json read_record(const Comparison& comparison, const std::string& path) {
   json record = read_json(path);
-  const auto text = [&](const char* key) {
-    return record.contains(key) && record[key].is_string() ? record[key].get<std::string>() : "";
-  };
+  const auto text = [&](const char* key) { return text_at(record, key); };
   if (text("format") != "crossply run" || !record.contains("flags") || !record["flags"].is_object() ||
       text("directory") + ".json" != fs::path(path).filename())
     fail(Exit::bad_data, path, ": this is no record of a run; remove it, and the run is trained again");
@@ -193,8 +191,7 @@ void take_what_files_had(ComparedRun& run, const json& saved) {
   const json seconds = saved.value("training_seconds", json()), environment = saved.value("environment", json());
   if (seconds.is_number()) run.result.curves.seconds = {seconds.get<double>()};
   if (environment.is_object()) run.environment = json_text(environment);
-  for (const json& loss : saved.value("first_losses", json::array()))
-    if (loss.is_number()) run.first_losses.push_back(loss.get<double>());
+  run.first_losses = recorded_losses(saved);
 }
 
 }  // namespace
@@ -411,18 +408,13 @@ bool take_new_records(Comparison& comparison) {
 }
 
 void take_records(Comparison& comparison, const std::string& directory) {
-  const auto cell = [](const json& saved) {  // what tells runs of one comparison apart
-    const json& flags = saved["flags"];
-    return json{saved["name"], flags.value("optimizer", json()), flags.value("lr", json()),
-                flags.value("muon_lr", json()), flags.value("seed", json())};
-  };
-  std::set<json> known;
-  for (const std::string& other : comparison.others) known.insert(cell(known_json(other)));
+  std::set<std::string> known;  // by directory
+  for (const std::string& other : comparison.others) known.insert(text_at(known_json(other), "directory"));
   for (const json& record : read_records(comparison, directory)) {
     const bool done = std::ranges::any_of(comparison.runs, [&](const ComparedRun& run) {
       return run.rated && !is_unfinished(run) && is_same(record, run);
     });
-    if (!done && !known.contains(cell(record))) comparison.others.push_back(json_text(record));
+    if (!done && !known.contains(text_at(record, "directory"))) comparison.others.push_back(json_text(record));
   }
   extend(comparison);
 }

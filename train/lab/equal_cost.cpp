@@ -60,10 +60,11 @@ void add_deviations(std::vector<double>& pool, const std::vector<double>& losses
   for (const double loss : losses) pool.push_back((loss - mean) * std::sqrt(n / (n - 1)));
 }
 
-double resampled_mean(const std::vector<double>& losses, const std::vector<double>& pool, Random& random) {
+// What the mean of n seeds is off by, in one repeat.
+double resampled_error(size_t n, const std::vector<double>& pool, Random& random) {
   double sum = 0;
-  for (size_t i = 0; i < losses.size(); ++i) sum += pool[static_cast<size_t>(random.below(std::ssize(pool)))];
-  return spread_of(losses).mean + sum / static_cast<double>(losses.size());
+  for (size_t i = 0; i < n; ++i) sum += pool[static_cast<size_t>(random.below(std::ssize(pool)))];
+  return sum / static_cast<double>(n);
 }
 
 }  // namespace
@@ -72,25 +73,23 @@ Worth worth_of(std::vector<Budget> budgets, const std::vector<double>& losses) {
   std::erase_if(budgets, [](const Budget& budget) { return budget.losses.empty(); });
   std::ranges::sort(budgets, {}, &Budget::times);
   if (budgets.size() < 2 || losses.empty()) return {};
-  const auto points = [&](auto&& mean) {
-    std::vector<Point> out;
-    for (const Budget& budget : budgets)
-      out.push_back({std::log(budget.times), mean(budget.losses), static_cast<double>(budget.losses.size())});
-    return falling(out);
-  };
-  const double shortest = budgets.front().times, longest = budgets.back().times;
-  Worth out = at(points([](const std::vector<double>& of) { return spread_of(of).mean; }), spread_of(losses).mean,
-                 shortest, longest);
+  std::vector<Point> means;
   std::vector<double> pool;
-  for (const Budget& budget : budgets) add_deviations(pool, budget.losses);
+  for (const Budget& budget : budgets) {
+    means.push_back({std::log(budget.times), spread_of(budget.losses).mean, static_cast<double>(budget.losses.size())});
+    add_deviations(pool, budget.losses);
+  }
   add_deviations(pool, losses);
+  const double mean = spread_of(losses).mean, shortest = budgets.front().times, longest = budgets.back().times;
+  Worth out = at(falling(means), mean, shortest, longest);
   if (pool.empty()) return out;
   Random random(0, stream_of("worth"));
   std::vector<double> drawn;
   for (int i = 0; i < repeats; ++i) {
-    const auto again = [&](const std::vector<double>& of) { return resampled_mean(of, pool, random); };
-    const std::vector<Point> curve = points(again);
-    const double times = at(curve, again(losses), shortest, longest).times;
+    std::vector<Point> points = means;
+    for (size_t k = 0; k < points.size(); ++k) points[k].y += resampled_error(budgets[k].losses.size(), pool, random);
+    const double loss = mean + resampled_error(losses.size(), pool, random);
+    const double times = at(falling(points), loss, shortest, longest).times;
     if (std::isfinite(times)) drawn.push_back(times);
   }
   if (drawn.size() < repeats / 2) return out;

@@ -155,10 +155,11 @@ void add_rate_flags(CLI::App& app, Experiment& o) {
     };
   };
   for (const char* flag : {"--lr", "--muon-lr"}) remove_flag(app, flag);
-  add_parsed(app, "--lr", setter("--lr", o.rates), "FLOAT,...",
-             "base learning rate, or several between commas\nSeed 0 is trained at all of them, and tested on the first "
-             "half of the test set. A parabola through the best and its neighbours chooses the rate of --seeds, which "
-             "are tested on the second half. While the best is at an edge, a rate beyond it is tried, three at most")
+  add_parsed(
+      app, "--lr", setter("--lr", o.rates), "FLOAT,...",
+      "base learning rate, or several between commas\nSeed 0 is trained at all of them, and tested on the first "
+      "half of the test set. A parabola through the best and the rates beside it chooses the rate of --seeds, "
+      "which are tested on the second half. While the best is at an edge, a rate beyond it is tried, three at most")
       .default_str(format_number("%g", o.settings.lr))
       .group("Optimiser");
   needs(app,

@@ -34,24 +34,13 @@ struct Finished {
 };
 using Backbone = std::map<std::string, Finished>;  // by the name of the run's directory
 
-std::string text_at(const json& object, const char* key) {
-  return object.is_object() && object.contains(key) && object[key].is_string() ? object[key].get<std::string>() : "";
-}
-
-std::vector<json> records_of(const SweepTable& table, const std::string& sweep) {
-  std::vector<json> out;
-  for (const std::string& path : record_paths(records_in(sweep, table.planned)))
-    if (json record = read_json(path); text_at(record, "format") == "crossply run") out.push_back(std::move(record));
-  return out;
-}
-
 Backbone finished_backbone(const SweepTable& table, const std::string& sweep) {
   Backbone out;
-  for (const json& record : records_of(table, sweep)) {
+  for (const std::string& path : record_paths(records_in(sweep, table.planned))) {
+    const json record = read_json(path);
     if (text_at(record, "name") != table.comparison.runs[0].choice.text || text_at(record, "state") != "done") continue;
     Finished run;
-    for (const json& loss : record.value("first_losses", json::array()))
-      if (loss.is_number()) run.first.push_back(loss.get<double>());
+    run.first = recorded_losses(record);
     if (const json loss = record.value("test_loss", json()); loss.is_number()) run.loss = loss.get<double>();
     const json flags = record.value("flags", json::object()), seed = flags.value("seed", json());
     if (seed.is_number_unsigned()) run.seed = seed.get<uint64_t>();
@@ -137,7 +126,7 @@ std::string compare_sweeps(const SweepTable& table, const std::string& here, con
 }
 
 // The training losses of the first steps of a run, here and now.
-std::vector<double> first_losses(const ComparedRun& run) {
+std::vector<double> repeated_losses(const ComparedRun& run) {
   TrainPlan trial = run.plan;
   trial.resume = false, trial.out.clear();
   const auto [plan, data] = open_inputs(trial);
@@ -146,25 +135,6 @@ std::vector<double> first_losses(const ComparedRun& run) {
   for (size_t i = 0; i < std::min(compared_steps, static_cast<size_t>(plan.steps)); ++i)
     out.push_back(trainer.step().loss);
   return out;
-}
-
-std::vector<std::string> check_origins_of(const SweepTable& table, const std::string& sweep) {
-  std::vector<std::string> notes;
-  std::set<std::string> seen = {this_origin()};
-  for (const auto& [name, recorded] : finished_backbone(table, sweep)) {
-    if (recorded.first.empty() || !seen.insert(recorded.origin).second) continue;
-    const auto run = std::ranges::find_if(table.comparison.runs, [&, &directory = name](const ComparedRun& one) {
-      return one.rated && run_directory(one) == directory;
-    });
-    if (run == table.comparison.runs.end()) continue;
-    const double rounding = largest_difference(recorded.first, first_losses(*run));
-    const std::string said = str(table.planned.name, ": cells of ", recorded.origin, ": ", compared_steps, " steps of ",
-                                 name, " differ here by up to ", format_number("%.2g", rounding), " of the loss");
-    if (beyond_rounding(rounding, recorded.bf16))
-      fail(Exit::usage, said, ", which is more than rounding; train all cells with one commit, on one kind of CPU");
-    notes.push_back(said + ".");
-  }
-  return notes;
 }
 
 }  // namespace
@@ -188,26 +158,31 @@ std::string merge_sweeps(std::vector<SweepTable>& tables, const std::string& fir
   return notes;
 }
 
-std::vector<std::string> check_origins(const std::vector<SweepTable>& tables, const std::vector<std::string>& sweeps) {
+std::vector<std::string> check_origins(const SweepTable& table) {
+  const Comparison& comparison = table.comparison;
   std::vector<std::string> notes;
-  for (const SweepTable& table : tables)
-    for (const std::string& sweep : sweeps)
-      if (runs_left(table.comparison) > 0)
-        for (std::string& note : check_origins_of(table, sweep)) notes.push_back(std::move(note));
+  std::set<std::string> seen = {this_origin()};
+  for (const ComparedRun& run : comparison.runs) {
+    if (run.choice.text != comparison.runs[0].choice.text || !is_done(run) || first_losses(run).empty()) continue;
+    const std::string origin = origin_of(environment_of(comparison, run));
+    if (!seen.insert(origin).second) continue;
+    const double rounding = largest_difference(first_losses(run), repeated_losses(run));
+    const std::string said =
+        str(table.planned.name, ": cells of ", origin, ": ", compared_steps, " steps of ", run_directory(run),
+            " differ here by up to ", format_number("%.2g", rounding), " of the loss");
+    if (beyond_rounding(rounding, run.plan.dtype == "bf16"))
+      fail(Exit::usage, said, ", which is more than rounding; train all cells with one commit, on one kind of CPU");
+    notes.push_back(said + ".");
+  }
   return notes;
 }
 
-std::map<std::string, int64_t> origins_of(const std::vector<SweepTable>& tables,
-                                          const std::vector<std::string>& sweeps) {
-  std::map<std::string, std::set<std::string>> cells;
+std::map<std::string, int64_t> origins_of(const std::vector<SweepTable>& tables) {
+  std::map<std::string, int64_t> cells;
   for (const SweepTable& table : tables)
-    for (const std::string& sweep : sweeps)
-      for (const json& record : records_of(table, sweep))
-        cells[origin_of(record.value("environment", json()))].insert(table.planned.name + "/" +
-                                                                     text_at(record, "directory"));
-  std::map<std::string, int64_t> out;
-  for (const auto& [origin, names] : cells) out[origin] = std::ssize(names);
-  return out;
+    for (const ComparedRun& run : table.comparison.runs)
+      if (!is_unfinished(run)) ++cells[origin_of(environment_of(table.comparison, run))];
+  return cells;
 }
 
 }  // namespace crossply

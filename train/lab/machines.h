@@ -19,14 +19,13 @@ namespace crossply {
 std::string merge_sweeps(std::vector<SweepTable>& tables, const std::string& first,
                          const std::vector<std::string>& others);
 
-// Before a sweep trains what is left of these tables beside records of these sweeps, of another CPU or commit: trains
-// the first steps of one recorded run of the backbone for each, and compares their losses. There are no seeds to
-// compare. Returns a line for each. Throws Exit::usage where they do not agree to rounding.
-std::vector<std::string> check_origins(const std::vector<SweepTable>& tables, const std::vector<std::string>& sweeps);
+// Before a sweep goes on beside cells of another CPU or commit: trains the first steps of one run of the backbone of
+// each again, and compares their losses. There are no seeds to compare. Returns a line for each. Throws Exit::usage
+// where they do not agree to rounding.
+std::vector<std::string> check_origins(const SweepTable& table);
 
-// How many cells each CPU and commit has trained, by the records in these sweeps.
-std::map<std::string, int64_t> origins_of(const std::vector<SweepTable>& tables,
-                                          const std::vector<std::string>& sweeps);
+// How many cells each CPU and commit has trained.
+std::map<std::string, int64_t> origins_of(const std::vector<SweepTable>& tables);
 
 // The plan of a sweep, which `sweep run` keeps in its directory.
 inline std::string plan_in(const std::string& out) { return out + "/sweep.plan"; }

@@ -294,12 +294,9 @@ Exit run_sweep(Options& o) {
     if (!file_holds(plan_in(o.call.out), text)) write_file_atomically(plan_in(o.call.out), text);
   }
   print_notes(tables);
-  if (!o.dry) {
-    std::vector<std::string> sweeps = {o.call.out};
-    if (!o.call.records.empty()) sweeps.push_back(o.call.records);
-    for (const std::string& note : check_origins(tables, sweeps))
-      std::printf("%s\n", wrap(printable(note), 80, 2).c_str());
-  }
+  for (const SweepTable& table : tables)
+    if (!o.dry && runs_left(table.comparison) > 0)
+      for (const std::string& note : check_origins(table)) std::printf("%s\n", wrap(printable(note), 80, 2).c_str());
   if (o.dry || !o.call.arch.empty()) print_work(tables, o.jobs);
   if (o.dry) return Exit::done;
   for (const SweepTable& table : tables) check_device(table.comparison);
@@ -307,7 +304,7 @@ Exit run_sweep(Options& o) {
   const std::string unwritten = train_tables(tables, o.jobs);
   take_times(tables, o.call.out);
   const std::vector<ReportTable> report = report_of(tables);
-  write_sweep_report(report, o.call.out, {origins_of(tables, {o.call.out}), ""});
+  write_sweep_report(report, o.call.out, {origins_of(tables), ""});
   std::printf("%s", printable(sweep_summary(report)).c_str());
   for (const ReportTable& of : report)
     for (const std::string& arch : of.table->comparison.only)
@@ -391,12 +388,10 @@ Exit report_sweep(Options& o) {
   o.call.out = first, o.call.dry = o.call.report = true;
   std::vector<SweepTable> tables = open_tables(read_sweep_plan(plan_in(first)), o);
   const std::string notes = merge_sweeps(tables, first, {o.dirs.begin() + 1, o.dirs.end()}) + unknown_rows(tables);
-  std::vector<std::string> sweeps = o.dirs;
-  if (!o.call.records.empty()) sweeps.push_back(o.call.records);
   take_times(tables, first);
   make_directories(out);
   const std::vector<ReportTable> report = report_of(tables);
-  write_sweep_report(report, out, {origins_of(tables, sweeps), notes});
+  write_sweep_report(report, out, {origins_of(tables), notes});
   std::printf("%s%s\nreport:   %s/report.md, results.csv, results.json\n", wrap(printable(notes), 80, 0).c_str(),
               printable(sweep_summary(report)).c_str(), printable(out).c_str());
   return Exit::done;

@@ -12,6 +12,7 @@
 #include "engine/io/printable.h"
 #include "engine/numbers.h"
 #include "engine/split.h"
+#include "models/config.h"
 #include "train/settings/arch_list.h"
 
 namespace crossply {
@@ -186,13 +187,13 @@ std::vector<PlannedTable> budgets_of(const PlannedTable& whole, const std::strin
     if (!steps) fail(Exit::bad_data, where, ": budgets are times steps, which has to stand there, too");
     PlannedTable table = whole;
     table.name += "-x" + text, table.of = whole.name, table.budget = *budget;
-    for (const char* scaled : {"--steps", "--warmup", "--cooldown"})  // a 0 is a word: of the program's own choice
+    for (const char* scaled : {"--steps", "--warmup", "--cooldown"})  // 0 stays
       if (const auto value = parse_number(table.flag(scaled)); value && *value > 0)
         table.set(scaled, std::to_string(std::max<long long>(1, std::llround(*value * *budget))));
     const ArchChoice first = parse_arch_list(whole.flag("--arch"))[0];
     table.set("--arch", first.text);
     for (const char* flag : {"--backbone-seeds", "--pairs"}) table.set(flag, "");
-    if (first.arch == "llama" || first.arch == "gpt2") table.set("--router-lr", "");  // which would have no effect
+    if (is_plain(first.arch)) table.set("--router-lr", "");  // which would have no effect
     std::erase(table.flags, "--more-seeds");
     out.push_back(std::move(table));
   }

@@ -28,14 +28,12 @@ constexpr const char* about =
     "the test set; the first half chose them. **deviation**: the standard deviation over seeds.\n"
     "* **difference**: from the first architecture, with half of its interval. All arms of a table are judged together "
     "by Dunnett's test: of twenty tables whose arms are all equal, one has a false alarm. If the first architecture "
-    "has "
-    "eight seeds or more, it has its own deviation; and if deviations of arms then differ more than chance allows, "
-    "each "
-    "arm has its own. Otherwise, where all arms have the same seeds, these are compared seed by seed. **found**: the "
-    "interval leaves out 0.\n"
-    "* **steps**: the first architecture reaches this loss with so many times the steps. This is read from its runs "
-    "with other numbers of steps, each trained to its end. In brackets: a 95 % interval; \"less\" or \"more\": it goes "
-    "on beyond the budgets.\n"
+    "has eight seeds or more, it has its own deviation; and if deviations of arms then differ more than chance allows, "
+    "each arm has its own. Otherwise, where all arms have the same seeds, these are compared seed by seed. "
+    "**found**: the interval leaves out 0.\n"
+    "* **steps**: how many times the steps the first architecture needs for this loss. This is read from its runs with "
+    "other numbers of steps, each trained to its end. In brackets: a 95 % interval; \"less\" or \"more\": it goes on "
+    "beyond the budgets.\n"
     "* **per FLOP**, **per second**, **per memory**: steps divided by the arm's FLOPs, time and memory. Above 1, the "
     "arm is worth its cost.\n"
     "* **FLOPs**, **bytes moved**: of a token, forward and backward. Bytes count each tensor once for each op that "
@@ -142,13 +140,9 @@ std::string lost_backbones(const std::vector<ReportRow>& rows) {
   return out;
 }
 
-std::string controls_text(const SweepTable& table) {
+std::string controls_text(const std::vector<ReportControl>& controls) {
   std::string out;
-  const std::vector<Arm> arms = arms_of(table.comparison);
-  for (const Family& family : families_of_controls(table.comparison, arms)) {
-    const Arm& arm = *family.arms[0];
-    out += str("* ", format_markdown(arm.name), ": ", verdict_text(table.comparison, family, arm), "\n");
-  }
+  for (const ReportControl& one : controls) out += str("* ", format_markdown(one.name), ": ", one.words, "\n");
   return out.empty()
              ? ""
              : "Against the same with frozen routers and scalars, which shows what their learning is worth:\n\n" + out +
@@ -381,18 +375,38 @@ std::string fitting_table(std::vector<Cells> rows) {
 
 }  // namespace
 
+const ReportRow& backbone_of(const std::vector<ReportRow>& rows, const ReportRow& row) {
+  const auto found = std::ranges::find_if(rows, [&](const ReportRow& one) { return one.arm.name == row.backbone; });
+  return found == rows.end() ? row : *found;
+}
+
+Costs costs_of(const std::vector<ReportRow>& rows, const ReportRow& row) {
+  const ReportRow& backbone = backbone_of(rows, row);
+  const auto ratio = [](double a, double b) { return b > 0 ? a / b : NAN; };
+  const bool timed = row.time.seconds > 0, same = row.arm.arch == backbone.arm.arch;  // whose own ratio is noise
+  return {ratio(row.planned.accounting.flops_per_token, backbone.planned.accounting.flops_per_token),
+          ratio(row.planned.bytes_per_token, backbone.planned.bytes_per_token),
+          !timed ? NAN
+          : same ? 1
+                 : row.time.ratio,
+          ratio(static_cast<double>(row.planned.memory), static_cast<double>(backbone.planned.memory))};
+}
+
 std::vector<ReportTable> report_of(const std::vector<SweepTable>& tables) {
   std::vector<ReportTable> out;
   for (const SweepTable& table : tables) {
     if (!table.planned.of.empty()) continue;
     const std::vector<Arm> arms = arms_of(table.comparison);
     const std::vector<Family> families = families_of_architectures(table.comparison, arms);
-    ReportTable one{&table, {}, {}, {}, combined_arms(table)};
+    ReportTable one{&table, {}, {}, {}, {}, combined_arms(table)};
     for (const std::string& optimizer : optimizers_of(table.comparison))
       one.budgets[optimizer] = budgets_of(tables, table, optimizer);
     one.rows = rows_of(table, arms, families, one.budgets);
     for (const Family& family : families)
       one.families.push_back({family.baseline->name, family.verdict, detectable_difference(family.verdict)});
+    for (const Family& family : families_of_controls(table.comparison, arms))
+      one.controls.push_back({family.arms[0]->name, family.baseline->name, family.verdict.arms[0],
+                              verdict_text(table.comparison, family, *family.arms[0])});
     out.push_back(std::move(one));
   }
   return out;
@@ -400,7 +414,7 @@ std::vector<ReportTable> report_of(const std::vector<SweepTable>& tables) {
 
 std::string sweep_summary(const std::vector<ReportTable>& report) {
   std::string out;
-  for (const auto& [table, budgets, rows, families, combined] : report) {
+  for (const auto& [table, budgets, rows, families, controls, combined] : report) {
     std::vector<Cells> cells = {{"architecture", "loss", "difference", "found", "steps", "per FLOP", "per second"}};
     for (const ReportRow& row : rows) {
       const Costs cost = costs_of(rows, row);
@@ -452,11 +466,11 @@ void write_sweep_report(const std::vector<ReportTable>& report, const std::strin
   std::string page = "# Sweep\n\nCells by CPU and commit:\n\n";
   for (const auto& [origin, cells] : origins.cells) page += str("* ", origin, ": ", cells, "\n");
   page += origins.notes + "\n";
-  for (const auto& [table, budgets, rows, families, combined] : report) {
+  for (const auto& [table, budgets, rows, families, controls, combined] : report) {
     const std::string& name = table->planned.name;
     page += str("## ", name, "\n\n", settings_of(*table), ".\n", families_text(families), lost_backbones(rows),
                 "\n![differences](", name, ".svg)\n\n") +
-            losses_table(rows) + costs_table(rows) + controls_text(*table);
+            losses_table(rows) + costs_table(rows) + controls_text(controls);
     if (!combined.empty()) {
       page += interactions_text(combined) + str("![interactions](", name, "-interactions.svg)\n\n");
       write_file_atomically(out + "/" + name + "-interactions.svg", figure_of_interactions(name, combined));

@@ -33,6 +33,12 @@ struct ReportFamily {
   FamilyVerdict verdict;
   double detectable = NAN;  // NaN: nothing can be tested
 };
+// An arm against the same with frozen routers.
+struct ReportControl {
+  std::string name, control;
+  Verdict verdict;
+  std::string words;
+};
 // A combination of connections beside its parts.
 struct CombinedArm {
   std::string name;
@@ -44,6 +50,7 @@ struct ReportTable {
   std::map<std::string, std::vector<Budget>> budgets;  // by optimizer
   std::vector<ReportRow> rows;                         // the lowest loss first; arms that lost a seed last
   std::vector<ReportFamily> families;
+  std::vector<ReportControl> controls;
   std::vector<CombinedArm> combined;
 };
 std::vector<ReportTable> report_of(const std::vector<SweepTable>& tables);

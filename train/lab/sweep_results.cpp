@@ -91,15 +91,12 @@ json json_of(const ReportTable& of) {
                         {"arms_sd", number_or_null(v.arms_sd)},
                         {"compared_with_sd", number_or_null(v.backbone_sd)},
                         {"correlation", number_or_null(v.correlation)}});
-  const std::vector<Arm> arms = arms_of(of.table->comparison);
-  for (const Family& family : families_of_controls(of.table->comparison, arms)) {
-    const Verdict& verdict = family.verdict.arms[0];
-    controls.push_back({{"architecture", family.arms[0]->name},
-                        {"compared_with", family.baseline->name},
-                        {"difference", number_or_null(verdict.difference)},
-                        {"interval", number_or_null(verdict.interval)},
-                        {"found", verdict.tested ? json(verdict.found) : json()}});
-  }
+  for (const ReportControl& one : of.controls)
+    controls.push_back({{"architecture", one.name},
+                        {"compared_with", one.control},
+                        {"difference", number_or_null(one.verdict.difference)},
+                        {"interval", number_or_null(one.verdict.interval)},
+                        {"found", one.verdict.tested ? json(one.verdict.found) : json()}});
   return {{"table", of.table->planned.name},
           {"steps", of.table->comparison.runs[0].plan.steps},
           {"families", families},
@@ -115,23 +112,6 @@ json rows_of(const std::vector<ReportTable>& report) {
 }
 
 }  // namespace
-
-const ReportRow& backbone_of(const std::vector<ReportRow>& rows, const ReportRow& row) {
-  const auto found = std::ranges::find_if(rows, [&](const ReportRow& one) { return one.arm.name == row.backbone; });
-  return found == rows.end() ? row : *found;
-}
-
-Costs costs_of(const std::vector<ReportRow>& rows, const ReportRow& row) {
-  const ReportRow& backbone = backbone_of(rows, row);
-  const auto ratio = [](double a, double b) { return b > 0 ? a / b : NAN; };
-  const bool timed = row.time.seconds > 0, same = row.arm.arch == backbone.arm.arch;  // whose own ratio is noise
-  return {ratio(row.planned.accounting.flops_per_token, backbone.planned.accounting.flops_per_token),
-          ratio(row.planned.bytes_per_token, backbone.planned.bytes_per_token),
-          !timed ? NAN
-          : same ? 1
-                 : row.time.ratio,
-          ratio(static_cast<double>(row.planned.memory), static_cast<double>(backbone.planned.memory))};
-}
 
 std::string sweep_json(const std::vector<ReportTable>& report, const ReportOrigins& origins, const std::string& about) {
   json tables = json::array(), combinations = json::array();

@@ -115,9 +115,8 @@ std::vector<json> lines_of(const std::string& path) {
 
 std::string origin_of(const json& environment) {
   const auto text = [&](const char* part, const char* key) {
-    const json object = environment.is_object() ? environment.value(part, json()) : json();
-    return object.is_object() && object.contains(key) && object[key].is_string() ? object[key].get<std::string>()
-                                                                                 : "unknown";
+    const std::string found = text_at(environment.is_object() ? environment.value(part, json()) : json(), key);
+    return found.empty() ? "unknown" : found;
   };
   return text("machine", "cpu") + ", commit " + text("build", "commit");
 }

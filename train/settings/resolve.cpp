@@ -98,12 +98,11 @@ Config choose_architecture(const Settings& settings, Config model, int64_t block
     notes += note_of_start(settings, model, blocks);
     return model;
   }
-  const auto plain = [](const std::string& arch) { return arch == "llama" || arch == "gpt2"; };
   const bool part = std::ranges::count(parts_of(asked), from) > 0;
-  if (!(plain(from) || part) || plain(asked))
+  if (!(is_plain(from) || part) || is_plain(asked))
     fail(Exit::usage, "--init ", settings.init, " holds ", with_article(from), ", not ", with_article(asked),
-         plain(from) ? "; their blocks differ"
-                     : "; only a llama, a gpt2 or a part of a combination can become another architecture");
+         is_plain(from) ? "; their blocks differ"
+                        : "; only a llama, a gpt2 or a part of a combination can become another architecture");
   if (has_loop(model))
     fail(Exit::usage, "--init ", settings.init, " has a loop; only without one can it become another architecture");
   const std::map<std::string, std::string> own = std::exchange(model.options, settings.config.options);
