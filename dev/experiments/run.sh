@@ -5,7 +5,7 @@
 #   dev/experiments/run.sh [NAME...]     small arith prosqa twelve longer newer routers variants literal depth recipe
 #                                        operator1 depth_2026 arith_grid; only if they are named: speed (on an idle
 #                                        machine), fine_tuning, arith_long, operator1_d12 and transfer (hours), words
-#                                        (the text of docs/table.plan)
+#                                        and corpus (the texts of docs/table.plan)
 #   BUILD=build OUT=runs/experiments RECORDS=dev/experiments SEEDS=1,2,3 JOBS=0 (runs side by side; 0: compare chooses)
 # arith, prosqa and small make their own data; recipe trains on the text of `make text`, the others on the sources of
 # Python's library. Both need Python with `pip install tokenizers` once.
@@ -297,7 +297,7 @@ main() {
   for experiment in "$@"; do
     case $experiment in
       small | arith | arith_grid | arith_long | prosqa | twelve | longer | newer | speed | routers | variants | literal | \
-        depth | words | fine_tuning | recipe | transfer | operator1 | operator1_d4 | operator1_d6 | operator1_d8 | operator1_d12 | depth_2026)
+        depth | words | corpus | fine_tuning | recipe | transfer | operator1 | operator1_d4 | operator1_d6 | operator1_d8 | operator1_d12 | depth_2026)
         "$experiment" ;;
       *) echo "error: $experiment is no experiment; see the head of $0" >&2 && exit 64 ;;
     esac

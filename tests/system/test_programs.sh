@@ -720,6 +720,7 @@ for what in "--dump *" "--what maps"; do
   [ $code = 74 ] || fail "exit code $code of a full disk, want 74: analyze $what"
   [ -z "$(ls -A left)" ] || fail "analyze $what has left something on a full disk: $(ls -A left)"
 done
+: >output  # the child may empty it after we have looked
 "${look[@]}" --what sinks attention --sequences 300000 >output 2>&1 </dev/null &
 looking=$!
 for _ in $(seq 200); do grep -q 'windows of' output && break; sleep 0.05; done

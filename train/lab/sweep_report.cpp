@@ -118,8 +118,8 @@ std::string families_text(const std::vector<ReportFamily>& families) {
   for (const auto& [backbone, v, detectable] : families) {
     if (!std::isfinite(detectable)) continue;
     out += str("Against ", backbone, ", 80 % of repeats would find a difference of ", four(detectable), ": ",
-               v.fewest_seeds(), " seeds of each arm, ", v.backbone_seeds, " of ", backbone, ", standard deviations ",
-               four(v.arms_sd), " and ", four(v.backbone_sd),
+               v.fewest_seeds(), v.fewest_seeds() == 1 ? " seed" : " seeds", " of each arm, ", v.backbone_seeds, " of ",
+               backbone, ", standard deviations ", four(v.arms_sd), " and ", four(v.backbone_sd),
                v.blocks ? " after the means of arms and of seeds were taken off" : "", ", critical value ",
                format_number("%.3f", v.critical));
     if (std::isfinite(v.correlation)) out += ", losses of one seed correlate by " + two(v.correlation);
@@ -466,8 +466,13 @@ void write_sweep_report(const std::vector<ReportTable>& report, const std::strin
   std::string page = "# Sweep\n\nCells by CPU and commit:\n\n";
   for (const auto& [origin, cells] : origins.cells) page += str("* ", origin, ": ", cells, "\n");
   page += origins.notes + "\n";
+  std::string waiting;
   for (const auto& [table, budgets, rows, families, controls, combined] : report) {
     const std::string& name = table->planned.name;
+    if (rows.empty()) {
+      waiting += (waiting.empty() ? "" : ", ") + name;
+      continue;
+    }
     page += str("## ", name, "\n\n", settings_of(*table), ".\n", families_text(families), lost_backbones(rows),
                 "\n![differences](", name, ".svg)\n\n") +
             losses_table(rows) + costs_table(rows) + controls_text(controls);
@@ -481,6 +486,7 @@ void write_sweep_report(const std::vector<ReportTable>& report, const std::strin
       write_file_atomically(out + "/" + name + "-steps.svg", figure_of_budgets(*table, budgets, rows));
     }
   }
+  if (!waiting.empty()) page += "Tables of which nothing has ended yet: " + waiting + ".\n\n";
   write_file_atomically(out + "/report.md", page + "## How to read this page\n\n" + about);
   write_file_atomically(out + "/results.json", sweep_json(report, origins, about));
   write_file_atomically(out + "/results.csv", sweep_csv(report));

@@ -24,6 +24,7 @@ json json_of(const ReportTable& of, const ReportRow& row) {
           {"optimizer", row.arm.optimizer},
           {"loss", number_or_null(row.loss)},
           {"loss_sd", number_or_null(row.sd)},
+          {"losses", row.losses},  // of the seeds
           {"seeds", row.seeds},
           {"seeds_done", row.done - row.lost},
           {"seeds_diverged", row.lost},
@@ -62,6 +63,7 @@ std::string csv_of(const json& rows) {
     std::string line;
     const bool first = out.empty();
     for (const auto& [key, value] : row.items()) {
+      if (value.is_array()) continue;  // is in the JSON alone
       const std::string cell = value.is_string() ? csv_field(value.get<std::string>())
                                : value.is_null() ? ""
                                                  : json_text(value);
