@@ -35,7 +35,7 @@ set(pieces)
 if(CROSSPLY_UNITY)
   foreach(file ${TESTS})
     file(STRINGS ${file} obstacle LIMIT_COUNT 1 REGEX "^(namespace (crossply|doctest|std)|#if|#define|void\\* operator new)")
-    if(NOT obstacle AND NOT file MATCHES "/(test_real_sizes.*|test_published.*)\\.cpp$")  # these have flags of their own
+    if(NOT obstacle AND NOT file MATCHES "/(test_real_sizes.*|test_published.*|test_table)\\.cpp$")  # these have flags of their own
       room_of(${file})
       list(APPEND files_of_${room} ${file})
       list(APPEND rooms_of_tests ${room})
@@ -73,6 +73,7 @@ file(GLOB REAL_SIZES CONFIGURE_DEPENDS tests/*/test_real_sizes*.cpp)  # on hardw
 set_source_files_properties(${REAL_SIZES} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
 file(GLOB PUBLISHED CONFIGURE_DEPENDS tests/*/test_published_*.cpp)  # where the headers of published files are
 set_source_files_properties(${PUBLISHED} PROPERTIES COMPILE_DEFINITIONS CROSSPLY_PUBLISHED="${CMAKE_SOURCE_DIR}/tests/published")
+set_source_files_properties(tests/train/test_table.cpp PROPERTIES COMPILE_DEFINITIONS CROSSPLY_TABLE="${CMAKE_SOURCE_DIR}/dev/table")
 
 # The tests of the CPU's kernels alone, for an emulated CPU: see tests/arm/test.sh.
 foreach(file ${TESTS})
@@ -218,6 +219,7 @@ add_script(prepare_validation programs tests/system/test_prepare_validation.sh $
 set_tests_properties(faults_all programs PROPERTIES PROCESSORS 2)
 add_script(compare programs tests/system/test_compare.sh ${CMAKE_BINARY_DIR})
 add_script(sweep programs tests/system/test_sweep.sh ${CMAKE_BINARY_DIR})
+add_script(table programs tests/system/test_table.sh ${CMAKE_BINARY_DIR})
 add_script(curves programs tests/system/test_curves.sh ${CMAKE_BINARY_DIR})
 add_script(fine_tuning programs tests/system/test_fine_tuning.sh ${CMAKE_BINARY_DIR})
 add_script(foreign_names programs tests/system/test_foreign_names.sh ${CMAKE_BINARY_DIR})

@@ -473,17 +473,17 @@ void write_sweep_report(const std::vector<ReportTable>& report, const std::strin
       waiting += (waiting.empty() ? "" : ", ") + name;
       continue;
     }
-    page += str("## ", name, "\n\n", settings_of(*table), ".\n", families_text(families), lost_backbones(rows),
-                "\n![differences](", name, ".svg)\n\n") +
-            losses_table(rows) + costs_table(rows) + controls_text(controls);
-    if (!combined.empty()) {
-      page += interactions_text(combined) + str("![interactions](", name, "-interactions.svg)\n\n");
-      write_file_atomically(out + "/" + name + "-interactions.svg", figure_of_interactions(name, combined));
-    }
-    write_file_atomically(out + "/" + name + ".svg", figure_of(*table, rows));
+    page += str("## ", name, "\n\n", settings_of(*table), ".\n", families_text(families), lost_backbones(rows), "\n");
+    const auto figure = [&](const char* what, const std::string& file, const std::string& svg) {
+      page += str("![", what, "](", file, ".svg)\n\n");
+      write_file_atomically(out + "/" + file + ".svg", svg);
+    };
+    if (std::ranges::any_of(rows, &ReportRow::judged)) figure("differences", name, figure_of(*table, rows));
+    page += losses_table(rows) + costs_table(rows) + controls_text(controls) + interactions_text(combined);
+    if (!combined.empty()) figure("interactions", name + "-interactions", figure_of_interactions(name, combined));
     if (budgets.begin()->second.size() > 1) {
-      page += str("![steps](", name, "-steps.svg)\n\n") + budgets_text(budgets);
-      write_file_atomically(out + "/" + name + "-steps.svg", figure_of_budgets(*table, budgets, rows));
+      figure("steps", name + "-steps", figure_of_budgets(*table, budgets, rows));
+      page += budgets_text(budgets);
     }
   }
   if (!waiting.empty()) page += "Tables of which nothing has ended yet: " + waiting + ".\n\n";
