@@ -252,7 +252,7 @@ printf '#!/bin/sh\nexit 9\n' >broken-python && chmod +x broken-python
 
 # --- stopped while another program works ---------------------------------------------------------------------------
 printf '#!/bin/sh\nexec sleep 60\n' >slow-python && chmod +x slow-python
-: >output  # the child empties it later than we look: what the last one said would do for an answer
+: >output  # the child may empty it after we have looked
 PYTHON=./slow-python "$build/prepare" --vocab 300 --out slow lines.jsonl >output 2>&1 &
 pid=$!
 for try in $(seq 1200); do grep -q '^training a vocabulary' output && break; sleep 0.05; done

@@ -45,11 +45,8 @@ controls() {
 }
 [ "${1:-}" != --rows ] || { rows && controls; exit; }
 
-build=$(cd "$1" && pwd)
 . "$source/tests/support/expect.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+start_in_scratch "$1"
 
 cp -r "$source/dev/table" table
 expect 0 'report: +drawn/report.md' "$build/sweep" report table --out drawn
