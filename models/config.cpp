@@ -45,9 +45,9 @@ void require_stream(const Config& c, const Connection& connection) {
   const bool by_loop = has_anchor(c) && (c.loop.norm != "none" || c.loop.alpha != 0);
   if (connection.has_stream() || !(by_loop || has_engram(c) || c.block_norm == "sum")) return;
   fail(Exit::usage, c.arch, " has no stream, for its layers read the outputs of all lower ones, or two lanes; give ",
-       has_engram(c) ? "no --engram-layers"
-       : by_loop     ? "--loop-norm none --loop-alpha 0, a loop that only repeats"
-                     : "--block-norm branch");
+       has_engram(c) ? "no engram_layers"
+       : by_loop     ? "loop_norm none and loop_alpha 0, a loop that only repeats"
+                     : "block_norm branch");
 }
 
 void check_options(Config& config, Exit code, const std::string& where) {

@@ -21,7 +21,7 @@ void declare_applications(ParameterTable& params, const Config& c) {
   if (c.gpt2() && c.bias) params.add("model.norm.bias", Shape{c.hidden_size}, Init::constant(0), Role::final_norm);
   if (!c.tie_word_embeddings) params.add("lm_head.weight", table, normal, Role::head);
   if (c.loop.exit_gate) {
-    params.add("model.early_exit_gate.weight", Shape{1, c.hidden_size}, normal, Role::width_router, {.wd_mul = 0.1});
+    params.add("model.early_exit_gate.weight", Shape{1, c.hidden_size}, normal, Role::width_router, {.wd_mul = 1});
     params.add("model.early_exit_gate.bias", Shape{1}, Init::constant(0), Role::bias);
   }
   const auto connection = find_architecture(c.arch).make(c);
@@ -137,6 +137,8 @@ std::vector<ops::LogitHead> record_passes(const Build& b, EngramInputs& inputs) 
     b.tape.named(r + 1 < R ? str("pass.", r, ".") : "", [&] {
       exits.push_back(record_pass(b, x, longest, inputs));
       x = exits.back().inp;
+      // Gate and head read it at the end, and a connection may take the memory of its embeddings.
+      if (b.config.loop.exit_gate && r + 1 < R) x = ops::copy(b.tape, "next", x);
     });
   return exits;
 }

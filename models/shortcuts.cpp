@@ -27,6 +27,7 @@ class Shortcuts : public Connection {
         embed_norm_(config.flag("embed_norm")),
         unet_(config.flag("unet")),
         projected_(config.text("value_from") == "x0"),
+        normed_(config.block_norm == "sum"),
         tail_(config.text("mudd_tail")) {
     if (gate_channels_ < 0 || gate_channels_ > config.hidden_size)
       fail(Exit::usage, "shortcuts: gate_channels ", gate_channels_, " must be in 1..", config.hidden_size,
@@ -111,15 +112,17 @@ class Shortcuts : public Connection {
     if (lane_1_ == nullptr) Connection::write(sublayer, y);
     else write_lanes(sublayer, y);
     if (!sublayer.mlp) return;
-    const int v = sublayer.layer;
-    if (unet_ && v < L_ / 2) outs_.push_back(keep(x_));
-    if (v == L_ / 2 && (backout_ || tail_ != "none")) middle_ = keep(x_);
-    if (v == attn_saved_ && attn_saved_ > 0) saved_ = keep(x_);
+    put_out_ = sublayer.layer;
+    if (!normed_) capture();
   }
 
   // Two lanes are two streams, of which the first begins before the second does.
   bool has_stream() const override { return lanes_from_ == 0; }
   Value* stream() override { return keep(x_); }
+  void set_stream(Value* x) override {
+    x_ = x;
+    if (normed_) capture();
+  }
   Value* hidden() override { return lanes_together("streams.seen"); }
 
   Value* finish() override {
@@ -168,8 +171,8 @@ class Shortcuts : public Connection {
     const auto add = [&](const char* rest, const Shape& shape, const Init& start, Role role, double wd_mul) {
       params.add(tail_name(i, rest), shape, start, role, {.lr_mul = 0.25, .wd_mul = wd_mul});
     };
-    add("w1.weight", Shape{mudd_width_, c.hidden_size}, even, Role::width_router, 0.1);
-    add("w2.weight", Shape{n, mudd_width_}, Init::constant(0), Role::source_router, 0.1);
+    add("w1.weight", Shape{mudd_width_, c.hidden_size}, even, Role::width_router, 1);
+    add("w2.weight", Shape{n, mudd_width_}, Init::constant(0), Role::source_router, 1);
     add("bias", Shape{n}, Init::constant(0), Role::source_router, 0);
   }
 
@@ -187,6 +190,16 @@ class Shortcuts : public Connection {
     const Init even = Init::uniform(0.01);
     return {"uniform(0, 0.02)",
             [even](uint64_t seed, uint64_t stream, int64_t i) { return 0.01 + even.at(seed, stream, i); }};
+  }
+
+  // What a layer has put out, behind its second norm where that is of the stream. Loops and Engrams change it later.
+  void capture() {
+    const int64_t v = put_out_;
+    put_out_ = -1;
+    if (v < 0) return;
+    if (unet_ && v < L_ / 2) outs_.push_back(keep(x_));
+    if (v == L_ / 2 && (backout_ || tail_ != "none")) middle_ = keep(x_);
+    if (v == attn_saved_ && attn_saved_ > 0) saved_ = keep(x_);
   }
 
   // From now on no mixture may write over it.
@@ -270,7 +283,8 @@ class Shortcuts : public Connection {
 
   int64_t L_, gate_channels_, lanes_from_, attn_saved_, mudd_width_;
   double gate_scale_;
-  bool resid_, from_start_, backout_, embed_norm_, unet_, projected_;
+  bool resid_, from_start_, backout_, embed_norm_, unet_, projected_, normed_;
+  int64_t put_out_ = -1;  // the layer whose output is not captured yet
   std::string tail_;
   std::vector<bool> adds_values_;  // by layer
   std::vector<Value*> outs_;       // of the first half of the layers, for unet

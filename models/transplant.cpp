@@ -153,7 +153,8 @@ std::vector<std::string> transplant(const ParameterTable& from, const Config& so
   for (const Parameter& row : to.rows()) {
     const RowName name = split(row.name);
     const std::string part = transplant_part(row.name);
-    const int block = name.block < 0 ? -1 : t.blocks.at(static_cast<size_t>(name.block));
+    const bool of_place = name.block < 0 || name.after.starts_with(".engram.");  // stays where engram_layers names it
+    const int block = of_place ? name.block : t.blocks.at(static_cast<size_t>(name.block));
     if (!t.parts.contains(part) || (name.block >= 0 && block == fresh_block)) continue;
     const auto found = theirs.find(name.block < 0 ? row.name : str(name.before, block, name.after));
     if (found == theirs.end() || !fits(name, block, part == "connection", found->second->shape, row.shape)) {

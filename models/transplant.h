@@ -47,7 +47,7 @@ void initialise_fresh(ParameterTable& to, uint64_t seed);
 // What a connection added to a block comes with it where it has the same shape and means the same at any place, as a
 // gate on the first layer's values does. What speaks of other layers by their number, as a router of LIMe or
 // DenseFormer's weights, comes only where the block keeps its place, and what is there for all blocks together where
-// all of them do.
+// all of them do. An Engram is of a place: it stays there, whichever block comes to it.
 //
 // Both tables have memory. Returns the names of rows that the parts ask for and that keep their values all the same.
 std::vector<std::string> transplant(const ParameterTable& from, const Config& source, ParameterTable& to,

@@ -65,7 +65,7 @@
 //                          c(x) = (W2 gelu(W1 x) + bias) / 10, W1 (--mudd-width, C). x is a, then the output; no norm.
 //              both        and the last layer's values take in another such sum, in as many heads as queries have
 //
-// They decay not at all but for Wve, which is a matrix like others, and W1 and W2 (a tenth). w, rho and p learn at five
+// They decay not at all but for Wve, which is a matrix like others, and W1 and W2. w, rho and p learn at five
 // times --lr, the tail at a quarter. FLOPs of a forward: 3 C for each scaled sum, of which --unet has L/2, --lanes-from
 // 4 a layer and one for its x_0; 2 K D C for each Wve; 2 (W C + 3 W + 3 C) for each sum of the tail.
 //

@@ -186,8 +186,7 @@ void Probe::after(size_t n) {
   }
   for (size_t i = 0; see_ && i < attentions_.size(); ++i)
     if (attentions_[i].node == n)
-      see_(i, AttentionInputs(dynamic_cast<const ops::AttentionNode&>(*tape_.nodes()[n]), device_,
-                              graph_.documents != nullptr ? graph_.documents->host_bounds.data() : nullptr));
+      see_(i, AttentionInputs(dynamic_cast<const ops::AttentionNode&>(*tape_.nodes()[n]), device_, bounds()));
   if (const Place& made = places_.at(last_); made.node == n && !all_finite(copy_of(made.value->tensor, device_)))
     fail_not_finite(name_, last_);
 }

@@ -97,6 +97,8 @@ class Probe {
   void run(const int32_t* tokens, const int32_t* targets = nullptr);
   const std::vector<double>& at(const std::string& name) const;  // of the last run; the name must be kept
   const std::vector<double>& losses() const { return losses_; }  // of the last run, (B, T), 0 where nothing is scored
+  // Of the last run's documents, (B, T, 2) as find_bounds() has them; null: a sequence is one.
+  const int32_t* bounds() const { return graph_.documents != nullptr ? graph_.documents->host_bounds.data() : nullptr; }
 
  private:
   struct Place {

@@ -45,3 +45,27 @@ TEST_CASE("routing: the values times the shares of moda are what its queries get
     CHECK((curve_of(found, "depth")[1] > 0) == (std::string(choice) == "moda"));
   }
 }
+
+TEST_CASE("routing: the shares of moda are of what attention sees, within windows, a loop's too, and documents") {
+  const auto with_window = [](Config config, int64_t window) {
+    config.sliding_window = window, config.window_pattern = "SSSS";
+    config.check(Exit::usage, "test");
+    return config;
+  };
+  const Config plain = tiny_with("moda", 2);
+  Routed alone(with_window(plain, 1), {5}), documents(plain, {5});
+  for (Routed* r : {&alone, &documents}) r->windows[0].tokens.assign(5, 1);
+  const std::vector<double> want = curve_of(alone.look(), "depth"), got = curve_of(documents.look({1}), "depth"),
+                            all = curve_of(documents.look(), "depth");
+  for (size_t l = 1; l < 4; ++l) {
+    CHECK(got[l] == doctest::Approx(want[l]).epsilon(1e-6));
+    CHECK(std::abs(all[l] - want[l]) > 0.01);
+  }
+  Config loop = with_window(plain, 2);
+  loop.loop.kind = "anchor", loop.loop.passes = 3;
+  loop.check(Exit::usage, "test");
+  Routed looped(loop, {5});
+  const std::vector<double> depth = curve_of(looped.look(), "depth");
+  CHECK(std::ssize(depth) == looped.layers());
+  for (const double share : depth) CHECK((share >= 0 && share < 1));
+}

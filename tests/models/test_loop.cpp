@@ -7,6 +7,7 @@
 #include "tests/support/cases.h"
 #include "tests/support/data_check.h"
 #include "tests/support/program.h"
+#include "tests/support/routed.h"
 #include "tests/support/twin.h"
 
 using namespace crossply;
@@ -149,11 +150,11 @@ TEST_CASE("loop: what contradicts itself is refused, and a connection without a 
   refused({"anchor", 1, "[]", true, "passes", INFINITY}, "loop_alpha");
   for (const char* arch : {"attnres", "vertical", "denseformer", "mudd"}) {
     CAPTURE(arch);
-    check_fails(Exit::usage, {arch, "no stream", "--loop-norm none --loop-alpha 0"},
+    check_fails(Exit::usage, {arch, "no stream", "loop_norm none and loop_alpha 0"},
                 [&] { with_loop(tiny_config(arch), {"anchor"}); });
     Config sum = tiny_config(arch);
     sum.block_norm = "sum";
-    check_fails(Exit::usage, {arch, "--block-norm branch"}, [&] { sum.check(Exit::usage, "test"); });
+    check_fails(Exit::usage, {arch, "give block_norm branch"}, [&] { sum.check(Exit::usage, "test"); });
   }
   Config other = llama;
   other.block_norm = "post";
@@ -225,4 +226,21 @@ TEST_CASE("loop: training stops and goes on without a changed bit, and other sta
                 "from scratch");
   check_outcome(start("llama", "d", {"--init", dir.file("llama.whole"), "--data", "arith:3", "--steps", "2"}),
                 Exit::done, "");
+}
+
+TEST_CASE("block_norm sum: what shortcuts keep of a layer is the stream behind its second norm") {
+  Config config = tiny_with("shortcuts:unet=true:attn_saved=1");
+  config.block_norm = "sum";
+  config.check(Exit::usage, "test");
+  Routed r(config);
+  const auto output = [&](double backout) {
+    r.model.fill("model.backout_lambda", [&](int64_t) { return backout; });
+    r.run();
+    std::vector<double> all;
+    for (int64_t i = 0; i < TinyModel::T * config.hidden_size; ++i) all.push_back(r.at("hidden.4", i));
+    return all;
+  };
+  const std::vector<double> whole = output(0), rest = output(1);
+  for (size_t i = 0; i < whole.size(); ++i)  // the output loses layer 2's
+    CHECK(whole[i] - rest[i] == doctest::Approx(r.at("hidden.3", static_cast<int64_t>(i))).epsilon(1e-5).scale(1));
 }

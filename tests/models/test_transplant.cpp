@@ -278,6 +278,14 @@ TEST_CASE("what a connection added follows its block where it fits, and the rest
   CHECK(mudd.is_from(layer_name(0, "input_layernorm_k.weight"), layer_name(3, "input_layernorm_k.weight")));
   CHECK(transplant_part(layer_name(0, "input_layernorm_k.weight")) == "attention_norm");
   CHECK(transplant_part(layer_name(0, "lime_layernorm.weight")) == "connection");
+  // An Engram stays at its place.
+  Config engram = tiny_config("llama");
+  engram.engram.layers = "[1]", engram.engram.rows = 8, engram.engram.heads = 2;
+  engram.check(Exit::usage, "test");
+  Made moved(engram, {{0, fresh_block, 3}});
+  CHECK(moved.kept.empty());
+  for (const char* rest : {"engram.embed.weight", "engram.wkv.weight"})
+    CHECK(moved.is_from(layer_name(1, rest), layer_name(1, rest)));
 }
 
 namespace {

@@ -22,8 +22,9 @@ class Routed {
     if (plain) find_architecture(model.config.arch).make(model.config)->start_as_plain(model.params, model.config);
     model.params.initialise(1);
   }
-  RoutingFound look() {
-    Probe probe(*model.device, model.params, model.config, 1, weights_only_ ? routing_tokens : TinyModel::T, "tiny");
+  RoutingFound look(const DocumentMark& documents = {}) {
+    const int64_t T = weights_only_ ? routing_tokens : TinyModel::T;
+    Probe probe(*model.device, model.params, model.config, 1, T, "tiny", documents);
     return find_routings(model.config).look(input(probe));
   }
   RoutingInput input(Probe& probe) { return {probe, model.params, model.config, "tiny", windows}; }

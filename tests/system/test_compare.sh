@@ -10,7 +10,7 @@ count() { grep -c "\"state\": \"$1\"" "$2/results.json"; }
 
 # --- refused before the first run, in a dry run, too -------------------------------------------------------------
 expect 64 'mudd has no rule' compare --arch llama,mudd --transfer mup --base-width 16 --dry-run
-expect 64 'z-loss 0.001 with --exit-gate' compare --arch llama,llama:loop=stack:loop_passes=2:exit_gate=true --z-loss 1e-3 --dry-run
+expect 64 'z-loss 0.001 with an exit gate' compare --arch llama,llama:loop=stack:loop_passes=2:exit_gate=true --z-loss 1e-3 --dry-run
 
 expect 0 '^note: llama and llama:attention_window_pattern=SSSL are the same model$' compare \
   --arch llama,llama:attention_window_pattern=SSSL --dry-run

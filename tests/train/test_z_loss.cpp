@@ -206,7 +206,7 @@ TEST_CASE("z-loss: what makes no sense is refused by name") {
   }
   refused("--steps 4 --logit-softcap 1e-4", "final_logit_softcapping must be in 0.001..1e6, or 0 for none, is 0.0001");
   refused("--steps 4 --z-loss 1e-4 --loop stack --loop-passes 2 --exit-gate true",
-          "--z-loss 0.0001 with --exit-gate: the losses of several exits have no z-loss");
+          "--z-loss 0.0001 with an exit gate: the losses of several exits have no z-loss");
   const std::string model = dir.file("model");
   check_outcome(train(dir, tiny_run(model, split_words("--steps 0 --logit-softcap 5"))), Exit::done, "initialised");
   refused("--steps 4 --z-loss 1e-4 --seq 25 --teacher " + model, "--z-loss 0.0001 with --teacher: distillation has no");

@@ -215,7 +215,7 @@ void refuse_idle_router_lr(const std::vector<TrainPlan>& runs, const std::string
     declare(params, plan);
     if (std::ranges::any_of(params.rows(), [](const Parameter& row) { return row.follows_router_lr(); })) return;
   }
-  fail(Exit::usage, "--router-lr has no effect: nothing in ", what, " learns at another rate than --lr");
+  fail(Exit::usage, "--router-lr has no effect: no router in ", what, " has a learning rate of its own");
 }
 
 void refuse_idle_freeze(const TrainPlan& plan, const std::string& what) {

@@ -35,7 +35,7 @@ struct TrainResult {
 // is one or not, with an estimate of what CUDA takes for itself; without what the first step takes once to try out
 // products that are added to what is there: a copy of the result.
 TrainResult plan_training(const TrainPlan& plan, int ranks = 1);
-// For a given --router-lr: throws Exit::usage where no parameter of these runs learns at another rate than --lr. what:
+// For a given --router-lr: throws Exit::usage where no router of these runs has a learning rate of its own. what:
 // these runs, for the message.
 void refuse_idle_router_lr(const std::vector<TrainPlan>& runs, const std::string& what);
 // For --freeze-routers: throws Exit::usage where a run has nothing to freeze.

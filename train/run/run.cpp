@@ -166,7 +166,10 @@ void Run::begin() {
   for (const std::string& change : trainer_.changes()) say(change);
   say(str(format_count(trainer_.params().count()), " parameters, ", trainer_.device().describe(), ", ",
           format_bytes(static_cast<double>(trainer_.memory())), " for the model and its activations"));
-  if (first_ == 0) say(find_architecture(plan_.config.arch).make(applied(plan_.config))->remark(plan_.config));
+  if (first_ == 0) {
+    const Config all = applied(plan_.config);
+    say(find_architecture(all.arch).make(all)->remark(all));
+  }
   if (const std::string why = without_modelling_file(plan_.config); first_ == 0 && !why.empty()) say("note: " + why);
   say(describe_teacher(plan_, trainer_));
   say(describe_data(plan_, data_));

@@ -183,8 +183,8 @@ const std::vector<FlagRow> optimizer = {
      "steps of Newton-Schulz (0: those of the polynomial)",
      beside_muon, {}, "", trains_by_muon},
     {"--router-lr", fixed, [](S s) -> M { return &s.router_lr; }, number,
-     "of routers, depth scores and whatever else learns faster than --lr; some connections have nothing such, attnres "
-     "and mhc among them (0: mostly ten times --lr)"},
+     "of routers, depth scores and scalars whose learning rate is not --lr; some connections have none, attnres and "
+     "mhc among them (0: mostly ten times --lr)"},
     {"--freeze-routers", fixed, [](S s) -> M { return &s.freeze_routers; }, given,
      "routers and scalars stay what they start with: a control, against which their learning is worth something", {},
      {"--router-lr"}},

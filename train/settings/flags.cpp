@@ -218,7 +218,7 @@ void check_together(const Settings& settings) {
          " with --teacher: distillation has no z-loss; leave one of them out");
   if (settings.z_loss > 0 && settings.config.loop.exit_gate)
     fail(Exit::usage, "--z-loss ", settings.z_loss,
-         " with --exit-gate: the losses of several exits have no z-loss; leave one of them out");
+         " with an exit gate: the losses of several exits have no z-loss; leave one of them out");
   for (const auto& [key, value] : settings.config.options)
     if (settings.decay_all && value == "routers")
       fail(Exit::usage, "--decay-all decays everything, --decay routers the routers alone; leave one of them out");

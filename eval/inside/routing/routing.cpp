@@ -34,7 +34,7 @@ const RoutingKind* find_routing(const std::string& arch) {
 
 Routings find_routings(const Config& config) {
   const bool by_loop = has_anchor(config) && (config.loop.norm != "none" || config.loop.alpha != 0);
-  const bool changed = by_loop || config.block_norm == "sum";
+  const bool changed = by_loop || config.block_norm == "sum" || has_engram(config);
   Routings all;
   for (const std::string& arch : parts_of(config.arch)) {
     const RoutingKind* kind = find_routing(arch);

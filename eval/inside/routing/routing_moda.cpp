@@ -1,4 +1,5 @@
 // Of moda: the shares of a query's one softmax that go to the sequence and to what lower layers kept for the token.
+#include <algorithm>
 #include <cmath>
 
 #include "cli/format.h"
@@ -33,7 +34,8 @@ class Shares {
         H_(static_cast<size_t>(in.config.num_attention_heads)),
         K_(static_cast<size_t>(in.config.num_key_value_heads)),
         scale_(1 / (std::sqrt(static_cast<double>(D_)) * attention_divisor(in.config, static_cast<int64_t>(layer)))),
-        window_(static_cast<size_t>(in.config.window_of(static_cast<int64_t>(layer)))),
+        window_(static_cast<size_t>(applied(in.config).window_of(static_cast<int64_t>(layer)))),
+        bounds_(in.probe.bounds()),
         queries_(&in.probe.at(str("query.", layer))),
         keys_(&in.probe.at(str("key.", layer))) {
     for (const Slot& slot : slots) slots_.push_back(&in.probe.at(slot.key()));
@@ -41,7 +43,8 @@ class Shares {
   void add(size_t t, size_t h, std::vector<double>& sums) {
     const double* q = &(*queries_)[(t * H_ + h) * D_];
     logits_.clear();
-    const size_t first = window_ > 0 && t >= window_ ? t - window_ + 1 : 0, seen = t + 1 - first;
+    const size_t document = bounds_ != nullptr ? static_cast<size_t>(bounds_[2 * t]) : 0;
+    const size_t first = std::max(document, window_ > 0 && t >= window_ ? t - window_ + 1 : 0), seen = t + 1 - first;
     for (size_t j = first; j <= t; ++j) logits_.push_back(logit(q, *keys_, j, h));
     for (const auto* slot : slots_) logits_.push_back(logit(q, *slot, t, h));
     shares_.resize(logits_.size());
@@ -59,7 +62,8 @@ class Shares {
 
   size_t D_, H_, K_;
   double scale_;
-  size_t window_;  // 0: none
+  size_t window_;          // 0: none
+  const int32_t* bounds_;  // of documents; null: the sequence is one
   const std::vector<double>*queries_, *keys_;
   std::vector<const std::vector<double>*> slots_;
   std::vector<double> logits_, shares_;
