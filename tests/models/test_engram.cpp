@@ -202,7 +202,7 @@ TEST_CASE("engram: options that do not fit are refused, each in a line") {
 
   for (const std::string arch : {"attnres", "denseformer", "mudd", "vertical"}) {
     CAPTURE(arch);
-    check_fails(Exit::usage, {arch, "no stream", "--engram-layers"}, [&] { with_engram(tiny_with(arch)); });
+    check_fails(Exit::usage, {arch, "no stream", "no engram_layers"}, [&] { with_engram(tiny_with(arch)); });
   }
 }
 
