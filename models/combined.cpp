@@ -91,6 +91,7 @@ class Combined : public Connection {
     ++asked_;
     if (copies_.keys.contains(layer)) own.k = ops::copy(build_->tape, str("L", layer, ".own_k"), own.k);
     if (copies_.values.contains(layer)) own.v = ops::copy(build_->tape, str("L", layer, ".own_v"), own.v);
+    if (own.k != nullptr) build_->mark("given_key", layer, own.k);
     const KeyValue chosen = of(the_choice).kv(layer, own);
     if (chosen.k == nullptr || chosen.v == nullptr)
       fail(Exit::usage, "layer ", layer, " has no keys and values of its own, and nobody gives it others");

@@ -49,6 +49,7 @@ class DepthAttention : public Connection {
   // Later layers, and the cache, see the values as they are mixed here.
   Value* attend(int layer, QueryKeyValue own) override {
     std::vector<Value*> keys, values;
+    build_->mark("mixing_key", layer, own.k);
     for (const size_t j : sources(layer)) keys.push_back(keys_[j]), values.push_back(values_[j]);
     if (!keys.empty()) {
       keys.push_back(own.k), values.push_back(own.v);

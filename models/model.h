@@ -54,6 +54,7 @@ struct RecordOptions {
 //   hidden.0          (B, T, C)     the embeddings; hidden.i: what block i-1 has put out, as one stream; the last one
 //                                   is what the final norm reads. Those between: on a tape that is looked at only
 //   own_query.i, own_key.i, own_value.i   (B, T, H or K, D)     the layer's projections, before any norm or rotation
+//   given_key.i       (B, T, K, D)  of a combination: what the choice of keys and values is given
 //   and what a connection computes: gate.i (B, T, K), route.i, mixed.i, attn_mixing.i, mlp_mixing.i, and of both
 //   sublayers attn_read.i, mlp_read.i, before the norm, attn_output.i, mlp_output.i (its file says)
 Graph record_model(Tape& tape, ParameterTable& params, const Config& config, int64_t B, int64_t T,

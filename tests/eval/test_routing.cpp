@@ -333,7 +333,7 @@ TEST_CASE("routing: values mixed with these weights are what attention reads") {
 TEST_CASE("routing: the layers that skipping heads read") {
   const auto reads = [](const std::string& choice, int64_t K) {
     Routed r(tiny_with(choice, K, false));
-    return map_of(r.look(), "layer_read");
+    return map_of(r.look(), choice.find('+') == std::string::npos ? "layer_read" : "sla.layer_read");
   };
   check_rows(reads("sla:distance=1:heads=1", 2), {{0, 0, 0, 0}, {0, 1, 1, 1}, {1, 2, 2, 2}, {2, 3, 3, 3}});
   check_rows(reads("sla:distance=2:heads=3", 4), {{0, 0, 0, 0}, {1, 1, 1, 1}, {0, 0, 0, 2}, {1, 1, 1, 3}});
@@ -343,6 +343,15 @@ TEST_CASE("routing: the layers that skipping heads read") {
   check_rows(reads("ala:include_self=false", 2), {{0, 0, 0, 0}, {1, 1, 1, 1}, {2, 2, 2, 2}, {1, 1, 1, 1}});
   Routed r(tiny_with("ala", 2, false));
   CHECK(map_of(r.look(), "share_of_heads")[3] == std::vector<double>{0, 0.5, 0, 0.5});
+  // What another part does to values is not what heads read.
+  for (const std::string beside :
+       {"resformer", "resformer:variant=svformer", "satformer", "relay", "depth_attention"}) {
+    CAPTURE(beside);
+    const size_t colon = beside.find(':');
+    const std::string arch = beside.substr(0, colon) + "+sla:distance=1:heads=1";
+    check_rows(reads(arch + (colon == std::string::npos ? "" : beside.substr(colon)), 2),
+               reads("sla:distance=1:heads=1", 2));
+  }
 }
 
 TEST_CASE("routing: means are over all tokens that count") {

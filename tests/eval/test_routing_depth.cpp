@@ -69,3 +69,33 @@ TEST_CASE("routing: the shares of moda are of what attention sees, within window
   CHECK(std::ssize(depth) == looped.layers());
   for (const double share : depth) CHECK((share >= 0 && share < 1));
 }
+
+TEST_CASE("routing: the shares of depth_attention are of its own keys, whatever attention chooses") {
+  const auto shares = [](const char* choice) {
+    Routed r(tiny_with(choice), {5});
+    return map_of(r.look(), "depth_attention.shares")[1];
+  };
+  const std::vector<double> full = shares("lime+depth_attention"), last = shares("lime+depth_attention:routing=own");
+  for (size_t j = 0; j < 2; ++j) CHECK(full[j] == doctest::Approx(last[j]).epsilon(1e-9));
+}
+
+TEST_CASE("routing: every pair that is allowed can be looked at") {
+  const auto& all = architectures();
+  int64_t pairs = 0;
+  for (size_t i = 2; i < all.size(); ++i)
+    for (size_t j = i + 1; j < all.size(); ++j) {
+      if (all[i].draft || all[j].draft) continue;
+      std::unique_ptr<Routed> routed;
+      try {
+        routed = std::make_unique<Routed>(tiny_with(all[i].name + "+" + all[j].name), std::vector<int64_t>{5});
+      } catch (const Error&) {
+        continue;  // tests/models/test_combined.cpp has the list
+      }
+      CAPTURE(routed->model.config.arch);
+      ++pairs;
+      if (find_routings(routed->model.config).parts.empty()) continue;
+      const RoutingFound found = routed->look();
+      CHECK(!(found.bands.empty() && found.curves.empty()));
+    }
+  CHECK(pairs == 102);
+}

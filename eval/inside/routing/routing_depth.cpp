@@ -18,14 +18,14 @@ std::vector<size_t> mixed_by(const RoutingInput& in, int l) {
   return layers;
 }
 
-// The shares of the layers `mixed`, the reader last, in head k of token t: from queries and keys that attention has.
+// The shares of the layers `mixed`, the reader last, in head k of token t: from queries and keys of its own.
 std::vector<double> shares_of(const RoutingInput& in, const std::vector<size_t>& mixed, size_t t, size_t k) {
   const auto D = static_cast<size_t>(in.config.head_dim), H = static_cast<size_t>(in.config.num_attention_heads);
   const auto K = static_cast<size_t>(in.config.num_key_value_heads), G = H / K;
   const double* queries = &in.probe.at(str("query.", mixed.back()))[(t * H + k * G) * D];
   std::vector<double> logits, shares(mixed.size());
   for (const size_t j : mixed) {
-    const double* key = &in.probe.at(str("key.", j))[(t * K + k) * D];
+    const double* key = &in.probe.at(str("mixing_key.", j))[(t * K + k) * D];
     double dot = 0;
     for (size_t i = 0; i < G * D; ++i) dot += queries[i] * key[i % D];
     logits.push_back(dot / (static_cast<double>(G) * std::sqrt(static_cast<double>(D))));
@@ -43,7 +43,7 @@ RoutingFound look_depth_attention(const RoutingInput& in) {
   for (size_t l = 0; l < L; ++l) {
     mixed.push_back(mixed_by(in, static_cast<int>(l)));
     for (const size_t j : mixed[l]) map.rows[l][j] = 0;
-    names.push_back(str("query.", l)), names.push_back(str("key.", l));
+    names.push_back(str("query.", l)), names.push_back(str("mixing_key.", l));
   }
   double heads = 0;  // of all tokens
   in.run_all(names, [&](int64_t n) {

@@ -155,12 +155,19 @@ RoutingFound look_shortcuts(const RoutingInput& in) {
 // -----------------------------------------------------------------------------------------------------------------
 // Skipping heads
 
+// What attention reads, and what each layer has to choose from: its values; in a combination, another part of which may
+// have changed these, or made all layers' the same, its keys.
+std::pair<const char*, const char*> read_and_own(const Probe& probe) {
+  return probe.has("given_key.0") ? std::pair{"key.", "given_key."} : std::pair{"value.", "own_value."};
+}
+
 // The layer whose values, among those of layers 0 .. l, key/value head `from`, head `at` of layer l's attention reads,
 // seen in the numbers.
 size_t layer_read(const RoutingInput& in, size_t l, int64_t at, int64_t from) {
   const Probe& probe = in.probe;
-  const auto same = [&](size_t s) {
-    const std::string value = str("value.", l), own = str("own_value.", s);
+  const auto [reads, owns] = read_and_own(probe);
+  const auto same = [&, value = str(reads, l)](size_t s) {
+    const std::string own = str(owns, s);
     if (!probe.has(own)) return false;  // a layer without values of its own
     const int64_t heads = probe.shape(value)[2], own_heads = probe.shape(own)[2], D = probe.shape(own)[3];
     for (int64_t t = 0; t < probe.shape(own)[1]; ++t)
@@ -177,9 +184,10 @@ size_t layer_read(const RoutingInput& in, size_t l, int64_t at, int64_t from) {
 
 RoutingFound look_skips(const RoutingInput& in) {
   const auto L = static_cast<size_t>(in.layers()), H = static_cast<size_t>(in.config.num_attention_heads);
+  const auto [read, own] = read_and_own(in.probe);
   std::vector<std::string> names;
   for (size_t l = 0; l < L; ++l)
-    for (const std::string& one : {str("value.", l), str("own_value.", l)})
+    for (const std::string& one : {str(read, l), str(own, l)})
       if (in.probe.has(one)) names.push_back(one);
   in.run_any(names);
   RoutingMap shares{"share_of_heads", "share of heads", routing_rows(L, L)};
