@@ -118,7 +118,7 @@ struct Node {
   virtual const char* op() const = 0;
   virtual void forward(const Step& step, Stream stream) = 0;
   virtual void backward(const Step& step, Stream stream) = 0;
-  virtual double setting() const { return 0; }  // a number by which nodes of equal lists differ: a scale, an epsilon
+  virtual std::string setting() const { return ""; }  // numbers by which nodes of equal lists differ: an epsilon
   virtual void prepare() {}  // called once, when all tensors have their addresses: lists of them are made here
 
   // Costs:

@@ -39,6 +39,7 @@ class Combined : public Connection {
     Config config;
     std::unique_ptr<Connection> connection;
     bool reads_stream = false;  // in one of its other hooks
+    bool idle = false;          // owns nothing
   };
   // owners: of each thing the place of a part in the list.
   using Owners = std::array<size_t, things>;
@@ -52,14 +53,21 @@ class Combined : public Connection {
   void declare(ParameterTable& params, const Config&) const override {
     for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) part->connection->declare(params, part->config);
   }
+  void all_declared(ParameterTable& params) const override {
+    for (const Part& part : parts_) part.connection->all_declared(params);
+  }
   std::string start_as_plain(ParameterTable& params, const Config& c) const override {
     return start_beside(c.backbone, params, c);
   }
   std::string remark(const Config&) const override {
     std::string all;
-    for (const Part& part : parts_)
-      if (const std::string one = part.connection->remark(part.config); !one.empty())
-        all += (all.empty() ? "" : "\n") + one;
+    const auto add = [&](const std::string& one) { all += (all.empty() || one.empty() ? "" : "\n") + one; };
+    for (const Part& part : parts_) {
+      const std::string own = part.connection->remark(part.config);
+      add(own);
+      if (own.empty() && part.idle) add(str("note: with these options ", part.name, " computes nothing of its own"));
+    }
+    add(starts_of_two());
     return all;
   }
 
@@ -127,6 +135,7 @@ class Combined : public Connection {
     return one;
   }
   Connection& of(Thing thing) const { return *parts_[owners_[thing]].connection; }
+  std::string starts_of_two() const;
 
   std::vector<Part> parts_;  // the last one is the plain backbone
   Owners owners_;
@@ -144,6 +153,12 @@ using Copies = Combined::Copies;
 constexpr size_t things = Combined::things;
 constexpr const char* thing_words[things] = {"the stream", "a layer's own queries, keys and values",
                                              "the choice of keys and values", "attention"};
+
+std::string joined_names(const std::vector<std::string>& names, const char* between) {
+  std::string joined;
+  for (const std::string& name : names) joined += (joined.empty() ? "" : between) + name;
+  return joined;
+}
 
 // Without what all architectures can have beside their connection.
 Config bare(Config config) {
@@ -168,6 +183,17 @@ std::vector<Part> make_parts(const Config& config, const std::vector<std::string
   return parts;
 }
 
+// The combination of some of its parts.
+Config of_parts(const Config& whole, const std::vector<std::string>& names) {
+  Config some = whole;
+  some.arch = joined_names(names, "+");
+  some.options.clear();
+  for (const std::string& name : names)
+    for (const auto& [key, value] : part_config(whole, name).options)
+      some.options[option_key(some.arch, name, key)] = value;
+  return some;
+}
+
 // A model that is recorded to see what its parts do: no numbers, so no memory.
 class Trial {
  public:
@@ -176,12 +202,13 @@ class Trial {
     try {
       record(stand_in);
     } catch (const Error& error) {
-      error_ = error.what();
+      error_ = error.what(), code_ = error.code;
     }
   }
 
   bool failed() const { return !error_.empty(); }
   const std::string& error() const { return error_; }
+  Exit code() const { return code_; }
   const Tape& tape() const { return tape_; }
   bool asks_in_every_layer() const { return connection_.asked() == config_.num_hidden_layers; }
   bool reads_stand_in() const { return stand_in_ != nullptr && is_read(stand_in_, nullptr); }
@@ -234,6 +261,7 @@ class Trial {
   Combined connection_;
   Value* stand_in_ = nullptr;
   std::string error_;
+  Exit code_ = Exit::done;
 };
 
 // What a part does of the four things, at its options.
@@ -277,19 +305,26 @@ struct Agreement {
 
   std::vector<Part> make(const Config& config) const {
     std::vector<Part> parts = make_parts(config, names);
-    for (size_t i = 0; i < owned.size(); ++i) parts[i].reads_stream = owned[i].reads_stream;
+    for (size_t i = 0; i < owned.size(); ++i) {
+      parts[i].reads_stream = owned[i].reads_stream;
+      parts[i].idle = !std::ranges::count(owned[i].changes, true);
+    }
     return parts;
   }
 };
 
-// By the first thing that each owns.
+// By the first thing that each owns; those that own nothing as they are registered.
 void sort_parts(Agreement& all) {
-  std::vector<std::pair<size_t, size_t>> order;
+  std::vector<std::array<ptrdiff_t, 3>> order;
   for (size_t i = 0; i < all.names.size(); ++i)
-    order.emplace_back(std::ranges::find(all.owned[i].changes, true) - all.owned[i].changes, i);
-  std::ranges::stable_sort(order, {}, &std::pair<size_t, size_t>::first);
+    order.push_back({std::ranges::find(all.owned[i].changes, true) - all.owned[i].changes,
+                     std::ranges::find(architectures(), all.names[i], &Architecture::name) - architectures().begin(),
+                     static_cast<ptrdiff_t>(i)});
+  std::ranges::sort(order);
   Agreement sorted;
-  for (const auto& [first, i] : order) sorted.names.push_back(all.names[i]), sorted.owned.push_back(all.owned[i]);
+  for (const auto& [first, registered, i] : order)
+    sorted.names.push_back(all.names[static_cast<size_t>(i)]),
+        sorted.owned.push_back(all.owned[static_cast<size_t>(i)]);
   all = sorted;
 }
 
@@ -330,10 +365,12 @@ void refuse_deaf(const Agreement& all) {
          " chooses");
 }
 
-std::string joined_names(const std::vector<std::string>& names, const char* between) {
-  std::string joined;
-  for (const std::string& name : names) joined += (joined.empty() ? "" : between) + name;
-  return joined;
+Agreement find_agreement(const Config& config);
+
+// Where two of more parts do not combine, they alone are named.
+void refuse_pairs_of(const Config& config, const std::vector<std::string>& names) {
+  for (size_t i = 0; names.size() > 2 && i < names.size(); ++i)
+    for (size_t j = i + 1; j < names.size(); ++j) find_agreement(of_parts(config, {names[i], names[j]}));
 }
 
 // Copies are made where without them a part reads what another one has written over.
@@ -342,7 +379,11 @@ void choose_copies(const Config& config, Agreement& all) {
   Copies every{.embeddings = true};
   for (int i = 0; i < config.num_hidden_layers; ++i) every.keys.insert(i), every.values.insert(i);
   const Trial trial(all.make(config), all.owners, every);
-  if (trial.failed()) fail(Exit::usage, joined_names(all.names, " and "), " do not combine: ", trial.error());
+  if (trial.failed()) {
+    refuse_pairs_of(config, all.names);
+    fail(Exit::usage, joined_names(all.names, " and "), " do not combine: ",
+         trial.code() == Exit::usage ? trial.error() : "with these options one needs what another one leaves out");
+  }
   for (const auto& node : trial.tape().nodes()) {
     if (node->name == "embeddings.copy") all.copies.embeddings = trial.is_read(node->out[0], nullptr);
     for (const int i : every.keys) {
@@ -392,6 +433,29 @@ std::unique_ptr<Connection> make_combined(const Config& config) {
 }
 
 }  // namespace
+
+// Rows of the backbone whose start two parts say differently: the first part's counts, because it declares last.
+std::string Combined::starts_of_two() const {
+  ParameterTable plain;
+  declare_applications(plain, parts_.back().config);
+  std::map<std::string, std::pair<std::string, std::string>> taken;  // row: the part, and its rule
+  std::map<std::string, std::vector<std::string>> lost;              // the two parts, in words: rows
+  for (const Part& part : parts_) {
+    ParameterTable own;
+    declare_applications(own, bare(part.config));
+    for (const Parameter& row : plain.rows()) {
+      if (!own.contains(row.name) || own.at(row.name).init.rule == row.init.rule) continue;
+      const std::string& rule = own.at(row.name).init.rule;
+      const auto& first = taken.try_emplace(row.name, part.name, rule).first->second;
+      if (first.second != rule) lost[str(first.first, " has it, not as ", part.name)].push_back(row.name);
+    }
+  }
+  std::string all;
+  for (const auto& [two, rows] : lost)
+    all += str(all.empty() ? "" : "\n", "note: ", rows[0],
+               rows.size() > 1 ? str(" and ", rows.size() - 1, " more") : "", " start as ", two);
+  return all;
+}
 
 std::vector<std::string> parts_of(const std::string& arch) {
   std::vector<std::string> names(1);

@@ -103,6 +103,8 @@ class Connection {
 
   // Adds the connection's parameters, and may change or remove the backbone's (declared before).
   virtual void declare(ParameterTable&, const Config&) const {}
+  // When all are declared, those of other connections and of an Engram beside it, too: may change how they learn.
+  virtual void all_declared(ParameterTable&) const {}
 
   // For a start from the weights of the plain backbone, a LLaMA or a GPT-2: changes how the connection's parameters
   // (declared before) start, so that the model computes the plain one's numbers bit for bit. Returns what the user

@@ -1,6 +1,6 @@
 // Depth-Attention: before it attends over the sequence, a layer attends over the depth of each token: its values become
 // a mixture with those of some lower layers. train/train_depth_attention.cpp explains it;
-// kernels/depth/depth_attention.h is the mixture.
+// kernels/depth/depth_attention.h is the mixture. mixing_key.i: a layer's own keys, by which it is chosen.
 #include <algorithm>
 
 #include "models/registry.h"

@@ -39,6 +39,8 @@ class Lime : public Connection {
         params.add(router_name(i), Shape{K, (i + 1) * K}, router_init(i, K), Role::source_router,
                    {.lr_mul = 10, .wd_mul = 0});
     }
+  }
+  void all_declared(ParameterTable& params) const override {
     if (decays_routers_) decay_routers_alone(params);
   }
 

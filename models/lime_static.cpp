@@ -46,6 +46,8 @@ class LimeStatic : public Connection {
         params.add(router_name(i), Shape{K, i + 1}, Init::normal(0.1), Role::source_router,
                    {.lr_mul = 10, .wd_mul = 0});
     }
+  }
+  void all_declared(ParameterTable& params) const override {
     if (decays_routers_) decay_routers_alone(params);
   }
 

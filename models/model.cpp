@@ -27,6 +27,7 @@ void declare_applications(ParameterTable& params, const Config& c) {
   const auto connection = find_architecture(c.arch).make(c);
   connection->declare(params, c);
   declare_engram(params, c, connection->streams());
+  connection->all_declared(params);
 }
 
 void declare_model(ParameterTable& params, const Config& config) {

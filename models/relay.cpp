@@ -19,7 +19,7 @@ class Relay : public Connection {
 
   std::string start_as_plain(ParameterTable& params, const Config&) const override {
     start_at(params, "relay_gate", Init::constant(0));
-    return "a relu gate has no gradient at 0, so its gates stay shut and it stays the plain backbone";
+    return "a relu gate has no gradient at 0, so relay's gates stay shut and hand no values on";
   }
 
   QueryKeyValue project(int layer, Value* x) override {

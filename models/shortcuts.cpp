@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <unordered_set>
+#include <utility>
 
 #include "engine/io/json.h"
 #include "engine/io/printable.h"
@@ -121,7 +122,7 @@ class Shortcuts : public Connection {
   Value* stream() override { return keep(x_); }
   void set_stream(Value* x) override {
     x_ = x;
-    if (normed_) capture();
+    capture();
   }
   Value* hidden() override { return lanes_together("streams.seen"); }
 
@@ -194,8 +195,7 @@ class Shortcuts : public Connection {
 
   // What a layer has put out, behind its second norm where that is of the stream. Loops and Engrams change it later.
   void capture() {
-    const int64_t v = put_out_;
-    put_out_ = -1;
+    const int64_t v = std::exchange(put_out_, -1);
     if (v < 0) return;
     if (unet_ && v < L_ / 2) outs_.push_back(keep(x_));
     if (v == L_ / 2 && (backout_ || tail_ != "none")) middle_ = keep(x_);
@@ -284,7 +284,7 @@ class Shortcuts : public Connection {
   int64_t L_, gate_channels_, lanes_from_, attn_saved_, mudd_width_;
   double gate_scale_;
   bool resid_, from_start_, backout_, embed_norm_, unet_, projected_, normed_;
-  int64_t put_out_ = -1;  // the layer whose output is not captured yet
+  int64_t put_out_ = -1;  // the layer whose output is still to be captured; -1: none
   std::string tail_;
   std::vector<bool> adds_values_;  // by layer
   std::vector<Value*> outs_;       // of the first half of the layers, for unet

@@ -50,8 +50,8 @@ bool is_leading(const Shape& all, const Shape& part) {
 // Of what a connection adds to a block, by its name behind the block's number: does it mean the same at another place?
 // Gates and factors of the first layer's values, the norm of keys' and values' input, the streams of hyper-connections.
 bool means_the_same_anywhere(const std::string& after) {
-  for (const char* begin :
-       {".self_attn.value_residual_mixing.", ".self_attn.relay_gate.", ".lime_layernorm.", ".attn_hc.", ".mlp_hc."})
+  for (const char* begin : {".self_attn.value_residual_mixing.", ".self_attn.relay_gate.", ".lime_layernorm.",
+                            ".attn_hc.", ".mlp_hc.", ".ffn_hc."})
     if (after.starts_with(begin)) return true;
   return false;
 }

@@ -37,9 +37,9 @@ std::string Subject::title() const {
   const Config& c = model.config;
   const int64_t passes = stack_passes(c);
   return str(one_line(name), ": ", c.arch, c.arch == c.backbone ? "" : str(" on ", c.backbone), ", ",
-             described_layers(c), " layers\n", describe_split(data.choice, false), model.documents.any() ? "; " : "",
-             model.documents.any() ? attention_within(model.documents) : "",
-             passes > 1 ? str("; its last pass of ", passes) : "");
+             described_layers(c), " layers", passes > 1 ? str(", here the last of ", passes, " passes") : "", "\n",
+             describe_split(data.choice, false), model.documents.any() ? "; " : "",
+             model.documents.any() ? attention_within(model.documents) : "");
 }
 
 AnalysedModel::AnalysedModel(const Subject& subject)

@@ -71,30 +71,33 @@ std::string names_in_short(const std::vector<std::string>& names) {
   return out;
 }
 
-AttentionInputs::AttentionInputs(const ops::AttentionNode& node, Device& device, const int32_t* bounds)
+AttentionSizes sizes_of(const ops::AttentionNode& node, const int32_t* bounds) {
+  const Shape &q = node.in[0]->shape, &k = node.in[1]->shape;
+  AttentionSizes z{q[0], q[1], q[2], k[2], q[3], q[1], 0};
+  if (node.window > 0) z.window = node.window;
+  z.documents = bounds;
+  return z;
+}
+
+AttentionInputs::AttentionInputs(const ops::AttentionNode& node, Device& device, const AttentionSizes& sizes)
     : scale_(node.scale),
-      window_(node.window > 0 ? node.window : node.in[0]->shape[1]),
+      sizes_(sizes),
       finite_output_(all_finite(copy_of(node.out[0]->tensor, device))),
-      T_(node.in[0]->shape[1]),
-      H_(node.in[0]->shape[2]),
-      K_(node.in[1]->shape[2]),
-      D_(node.in[0]->shape[3]),
-      bounds_(bounds),
       q_(copy_of(node.in[0]->tensor, device)),
       k_(copy_of(node.in[1]->tensor, device)) {}
 
 void AttentionInputs::probabilities(int64_t b, int64_t h, int64_t n, double* P, bool causal_mask) const {
   std::fill_n(P, n * n, 0.0);
+  const AttentionSizes& z = sizes_;
   for (int64_t t = 0; t < n; ++t) {
-    const double* q = &q_[static_cast<size_t>(((b * T_ + t) * H_ + h) * D_)];
+    const double* q = &q_[static_cast<size_t>(z.query_head(b, h) + t * z.query_stride)];
     double *row = P + t * n, max = -INFINITY, sum = 0;
-    const int64_t document = bounds_ != nullptr ? bounds_[2 * (b * T_ + t)] : 0;
-    const int64_t first = causal_mask ? std::max(document, t - window_ + 1) : 0, last = causal_mask ? t : n - 1;
+    const int64_t first = causal_mask ? z.lower(b, t) : 0, last = causal_mask ? t : n - 1;
     for (int64_t j = first; j <= last; ++j) {
-      const double* k = &k_[static_cast<size_t>(((b * T_ + j) * K_ + h / (H_ / K_)) * D_)];
+      const double* k = &k_[static_cast<size_t>(z.key_head(b, h / z.group) + j * z.key_stride)];
       double dot = 0;
 #pragma omp simd reduction(+ : dot)
-      for (int64_t d = 0; d < D_; ++d) dot += q[d] * k[d];
+      for (int64_t d = 0; d < z.D; ++d) dot += q[d] * k[d];
       row[j] = scale_ * dot;
       max = std::max(max, row[j]);
     }
@@ -185,10 +188,17 @@ void Probe::after(size_t n) {
     if (!all_finite(numbers)) fail_not_finite(name_, name);
   }
   for (size_t i = 0; see_ && i < attentions_.size(); ++i)
-    if (attentions_[i].node == n)
-      see_(i, AttentionInputs(dynamic_cast<const ops::AttentionNode&>(*tape_.nodes()[n]), device_, bounds()));
+    if (attentions_[i].node == n) see_(i, AttentionInputs(node_of(attentions_[i]), device_, sizes(attentions_[i])));
   if (const Place& made = places_.at(last_); made.node == n && !all_finite(copy_of(made.value->tensor, device_)))
     fail_not_finite(name_, last_);
+}
+
+const ops::AttentionNode& Probe::node_of(const Attention& one) const {
+  return dynamic_cast<const ops::AttentionNode&>(*tape_.nodes()[one.node]);
+}
+
+AttentionSizes Probe::sizes(const Attention& one) const {
+  return sizes_of(node_of(one), graph_.documents != nullptr ? graph_.documents->host_bounds.data() : nullptr);
 }
 
 void Probe::run(const int32_t* tokens, const int32_t* targets) {

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "eval/loaded_model.h"
+#include "kernels/attention/attention.h"
 #include "kernels/attention/ops.h"
 #include "models/model.h"
 
@@ -32,12 +33,15 @@ void put_back(const std::vector<double>& numbers, const Tensor& tensor, Device& 
 // Throws Exit::not_finite: says that this of the model is not finite, and what to do.
 [[noreturn]] void fail_not_finite(const std::string& model, const std::string& what);
 
+// What the queries of an attention op see. bounds: (B, T, 2), of documents, as find_bounds() has them; null: a sequence
+// is one.
+AttentionSizes sizes_of(const ops::AttentionNode& node, const int32_t* bounds = nullptr);
+
 // What one attention op has just read, copied from the device.
 class AttentionInputs {
  public:
-  // bounds: (B, T, 2), of documents, as find_bounds() has them; null: a sequence is one.
-  AttentionInputs(const ops::AttentionNode& node, Device& device, const int32_t* bounds);
-  int64_t T() const { return T_; }
+  AttentionInputs(const ops::AttentionNode& node, Device& device, const AttentionSizes& sizes);
+  int64_t T() const { return sizes_.T; }
   // Of all that the op computed from it.
   bool finite_output() const { return finite_output_; }
   // Of sequence b and query head h the first n rows and columns of its probabilities, (n, n): softmax of scale q k over
@@ -46,10 +50,8 @@ class AttentionInputs {
 
  private:
   double scale_;
-  int64_t window_;
+  AttentionSizes sizes_;
   bool finite_output_;
-  int64_t T_, H_, K_, D_;
-  const int32_t* bounds_;
   std::vector<double> q_, k_;  // (B, T, H, D), (B, T, K, D)
 };
 
@@ -85,6 +87,8 @@ class Probe {
     int64_t end() const { return first + heads; }
   };
   const std::vector<Attention>& attentions() const { return attentions_; }  // in the order of the forward
+  // What its queries see, in the documents of the run in progress, or of the last one.
+  AttentionSizes sizes(const Attention& one) const;
   // From now on every run calls see(i, inputs) after the forward of attentions()[i].
   void watch_attention(std::function<void(size_t i, const AttentionInputs& inputs)> see) { see_ = std::move(see); }
 
@@ -97,8 +101,6 @@ class Probe {
   void run(const int32_t* tokens, const int32_t* targets = nullptr);
   const std::vector<double>& at(const std::string& name) const;  // of the last run; the name must be kept
   const std::vector<double>& losses() const { return losses_; }  // of the last run, (B, T), 0 where nothing is scored
-  // Of the last run's documents, (B, T, 2) as find_bounds() has them; null: a sequence is one.
-  const int32_t* bounds() const { return graph_.documents != nullptr ? graph_.documents->host_bounds.data() : nullptr; }
 
  private:
   struct Place {
@@ -106,6 +108,7 @@ class Probe {
     Value* value;
   };
   const Place& place(const std::string& name) const;
+  const ops::AttentionNode& node_of(const Attention& one) const;
   void add_places();
   void after(size_t n);
 

@@ -27,7 +27,7 @@ Value* attention(Tape& t, const std::string& name, Value* q, Value* k, Value* v,
 struct AttentionNode : Node {
   double scale = 0;
   int64_t window = 0;
-  double setting() const override { return scale; }
+  std::string setting() const override { return str(scale, " ", window); }
 };
 
 }  // namespace crossply::ops

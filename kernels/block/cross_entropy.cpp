@@ -140,7 +140,7 @@ struct CrossEntropy : Node {
   double softcap = 0, z_loss = 0;
   Tensor weight() const { return matmul_weight(in[1], in[0]->dtype); }
   const char* op() const override { return "cross_entropy"; }
-  double setting() const override { return softcap; }
+  std::string setting() const override { return str(softcap); }
   void forward(const Step& step, Stream stream) override {
     const bool gradients = step.training;
     if (gradients) check_only_reader(0);

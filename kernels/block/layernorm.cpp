@@ -239,7 +239,7 @@ namespace {
 
 struct LayerNorm : Node {  // in[1]: the gain, in[2]: the bias, if it has them
   double eps = 0;
-  double setting() const override { return eps; }
+  std::string setting() const override { return str(eps); }
   const char* op() const override { return "layernorm"; }
   void forward(const Step&, Stream stream) override {
     layernorm_forward(output(), saved[0]->tensor, saved[1]->tensor, input(0), part(1), part(2), eps, stream);

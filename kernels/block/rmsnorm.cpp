@@ -190,7 +190,7 @@ namespace {
 
 struct RmsNorm : Node {  // in[1]: the gain, if it has one
   double eps = 0;
-  double setting() const override { return eps; }
+  std::string setting() const override { return str(eps); }
   const char* op() const override { return "rmsnorm"; }
   void forward(const Step&, Stream stream) override {
     rmsnorm_forward(output(), saved[0]->tensor, input(0), in.size() > 1 ? input(1) : Tensor{}, eps, stream);

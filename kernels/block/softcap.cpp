@@ -32,7 +32,7 @@ namespace {
 struct Softcap : Node {
   double cap = 0;
   const char* op() const override { return "softcap"; }
-  double setting() const override { return cap; }
+  std::string setting() const override { return str(cap); }
   void forward(const Step&, Stream stream) override { softcap_forward(output(), input(0), cap, stream); }
   void backward(const Step&, Stream) override { CHECK_THAT(false, "capped logits have no backward: ", name); }
   bool in_place() const override { return true; }

@@ -143,37 +143,55 @@ bool replaces(const std::string& python, const std::string& base, const std::str
 // A layer class that replaces its sublayers, with their norms, and does not only add to them.
 bool has_own_layer(const std::string& python) { return replaces(python, "Layer", "sublayers"); }
 
-// What a part of a combination owns as dev/reference/combined.py sees it: by its classes, whatever its options.
-std::set<std::string> owned_in_python(const std::string& python) {
-  std::set<std::string> owned;
-  if (has_own_layer(python) || replaces(python, "Backbone", "forward")) owned.insert("the stream");
-  if (replaces(python, "Attention", "project")) owned.insert("a layer's own queries, keys and values");
-  if (replaces(python, "Attention", "route")) owned.insert("the choice of keys and values");
+// A part of a combination as dev/reference/combined.py sees it: by its classes, whatever its options.
+struct PythonPart {
+  std::string name, python;
+  std::set<std::string> owned = {};
+  bool gives_up = false;  // has given a thing up, for which it has other classes
+};
+constexpr const char *the_stream = "the stream", *own_heads = "a layer's own queries, keys and values",
+                     *the_choice = "the choice of keys and values", *attention = "attention";
+
+PythonPart python_part(const std::string& name) {
+  PythonPart part{name, python_files().at(file_of(name))};
+  if (has_own_layer(part.python) || replaces(part.python, "Backbone", "forward")) part.owned.insert(the_stream);
+  if (replaces(part.python, "Attention", "project")) part.owned.insert(own_heads);
+  if (replaces(part.python, "Attention", "route")) part.owned.insert(the_choice);
   for (const char* method : {"mix", "attend"})
-    if (replaces(python, "Attention", method)) owned.insert("attention");
-  return owned;
+    if (replaces(part.python, "Attention", method)) part.owned.insert(attention);
+  return part;
 }
 
-// Has it classes for a place beside another owner?
-bool can_give_up(const std::string& python) { return python.find("\n  beside_owner = ") != std::string::npos; }
-
-// Why combined.py refuses a model of these two that C++ takes; "" where it takes it, too. Here a part owns what its
+// Why combined.py refuses a model of these parts that C++ takes; "" where it takes it, too. Here a part owns what its
 // classes replace, in C++ what it changes with its options.
-std::string why_not_together(const std::string& one, const std::string& other) {
-  const std::string& python = python_files().at(file_of(one));
-  const std::string& beside = python_files().at(file_of(other));
-  const std::set<std::string> owned = owned_in_python(python), owned_beside = owned_in_python(beside);
-  std::vector<std::string> both;
-  std::ranges::set_intersection(owned, owned_beside, std::back_inserter(both));
-  const bool gives_up = can_give_up(python) || can_give_up(beside);
-  if (both.size() > (gives_up ? 1U : 0U))
-    return str("in its modelling file ", one, " and ", other, " both change ", both[0]);
-  if (python.find("\n      del self.k_proj") != std::string::npos && owned_beside.contains("attention"))
-    return str("in its modelling file ", other, " reads keys of its own in every layer, and ", one,
-               " leaves some none");
-  if (replaces(python, "Attention", "attend") && replaces(beside, "Attention", "route"))
-    return str("in its modelling file ", one, " attends to a layer's own keys and values, whatever ", other,
-               " chooses");
+std::string why_not_together(const std::vector<std::string>& names) {
+  std::vector<PythonPart> parts;
+  for (const std::string& name : names) parts.push_back(python_part(name));
+  for (const char* thing : {the_stream, own_heads, the_choice, attention}) {
+    std::vector<PythonPart*> owners;
+    for (PythonPart& part : parts)
+      if (part.owned.contains(thing)) owners.push_back(&part);
+    if (owners.size() < 2) continue;
+    // Who has other classes for a place beside another owner takes them, and all else that it owns stays.
+    std::erase_if(owners, [&](PythonPart* part) {
+      const size_t others = part->python.find("\n  beside_owner = ");
+      if (part->gives_up || others == std::string::npos) return false;
+      if (part->python.find(str('"', thing, "\":"), others) == std::string::npos) return false;
+      part->owned.erase(thing);
+      return part->gives_up = true;
+    });
+    if (owners.size() > 1)
+      return str("in its modelling file ", owners[0]->name, " and ", owners[1]->name, " both change ", thing);
+  }
+  for (const PythonPart& one : parts)
+    for (const PythonPart& other : parts) {
+      if (one.python.find("\n      del self.k_proj") != std::string::npos && other.owned.contains(attention))
+        return str("in its modelling file ", other.name, " reads keys of its own in every layer, and ", one.name,
+                   " leaves some none");
+      if (replaces(one.python, "Attention", "attend") && replaces(other.python, "Attention", "route"))
+        return str("in its modelling file ", one.name, " attends to a layer's own keys and values, whatever ",
+                   other.name, " chooses");
+    }
   return "";
 }
 
@@ -187,10 +205,8 @@ std::string without_modelling_file(const Config& config) {
   const bool alone = arch == config.backbone && !has_engram(config), again = config.loop.tied && config.loop.passes > 1;
   if (has_anchor(config) && again && !alone)
     return why + "a modelling file runs layers several times only where nothing is beside them; try --loop-tied false";
-  for (const std::string& one : parts)
-    for (const std::string& other : parts)
-      if (const std::string reason = one == other ? "" : why_not_together(one, other); !reason.empty())
-        return why + reason;
+  if (is_combined(arch))
+    if (const std::string reason = why_not_together(parts); !reason.empty()) return why + reason;
   const auto own_layer = [](const std::string& file) { return has_own_layer(python_files().at(file)); };
   return config.block_norm != "pre" && std::ranges::any_of(files, own_layer)
              ? why + "its modelling file knows no --block-norm"

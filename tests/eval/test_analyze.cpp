@@ -39,7 +39,7 @@ double largest_difference(TinyModel& model, int64_t* ops) {
     if (node == nullptr) return;
     ++*ops;
     if (node->in.size() > 3) return;  // slots of moda's have a share: test_routing_depth.cpp
-    const AttentionInputs inputs(*node, *model.device, nullptr);
+    const AttentionInputs inputs(*node, *model.device, sizes_of(*node));
     const int64_t H = node->in[0]->shape[2], D = node->in[0]->shape[3], K = node->in[2]->shape[2];
     const std::vector<Real> v = model.values<Real>(node->in[2]->tensor), out = model.values<Real>(node->out[0]->tensor);
     std::vector<double> P(static_cast<size_t>(T * T));

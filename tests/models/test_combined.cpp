@@ -44,6 +44,13 @@ class Deaf : public Connection {
     return ops::attention(build_->tape, Sublayer{layer, false}.name(), own.q, own.k, own.v, {.divisor = 2});
   }
 };
+// Attends to the last two tokens, likewise deaf, where the plain backbone attends to all.
+class Nearsighted : public Connection {
+ public:
+  Value* attend(int layer, QueryKeyValue own) override {
+    return ops::attention(build_->tape, Sublayer{layer, false}.name(), own.q, own.k, own.v, {.window = 2});
+  }
+};
 // Two with a mark of one name.
 class MarksValues : public Connection {
  public:
@@ -140,6 +147,11 @@ TEST_CASE("combined: a connection beside one that does nothing has its bits") {
 TEST_CASE("combined: both orders of a name are one model; options that two parts have carry the part") {
   CHECK(tiny_with("lime+mhc").arch == "mhc+lime");
   CHECK(tiny_with("depth_attention+sla+resformer+hyper").arch == "hyper+resformer+sla+depth_attention");
+  Drafts drafts;  // which own nothing
+  drafts.add<Connection>("one_idle");
+  drafts.add<Connection>("another_idle");
+  for (const char* name : {"another_idle+lime+one_idle", "one_idle+another_idle+lime"})
+    CHECK(tiny_with(name).arch == "lime+one_idle+another_idle");
   const Config both = tiny_with("lime+lime_dynamic:lime_kv_init=normal");
   CHECK(both.options.at("lime_kv_init") == "normal");
   CHECK(both.options.at("lime_dynamic_kv_init") == "literal");
@@ -177,6 +189,40 @@ TEST_CASE("combined: what is no combination is refused by name") {
   CHECK(refusal("kv_share+depth_attention:depth_start=4").empty());
 }
 
+TEST_CASE("combined: of three parts those two are named that do not combine, and never what a check inside says") {
+  const std::string shared = refusal("denseformer+kv_share+depth_attention");
+  CHECK(has(shared, "kv_share and depth_attention do not combine"));
+  CHECK_FALSE(has(shared, "denseformer"));
+  for (const std::string choice : {"resformer+depth_attention", "mhc+resformer+depth_attention"}) {
+    const std::string twice = refusal(choice + ":variant=svformer");
+    CHECK(has(twice, "resformer and depth_attention do not combine: with these options"));
+    CHECK_FALSE(has(twice, "mhc"));
+    CHECK_FALSE(has(twice, ".cpp"));
+  }
+}
+
+TEST_CASE("combined: a run says which part computes nothing, and whose start a parameter has that two start") {
+  const auto remark = [](const std::string& choice) {
+    const Config config = tiny_with(choice);
+    return find_architecture(config.arch).make(config)->remark(config);
+  };
+  CHECK(remark("mhc+lime") == "");
+  CHECK(remark("mhc+lime:routing=own") == "note: with these options lime computes nothing of its own");
+  const std::string share = remark("mhc+kv_share:cla_factor=1");
+  CHECK(has(share, "kv_share changes nothing"));
+  CHECK_FALSE(has(share, "of its own\n"));
+  CHECK(has(remark("lime_dynamic+lime"), "start as lime_dynamic has it, not as lime"));
+  CHECK(remark("lime_dynamic+lime:lime_kv_init=normal") == "");
+}
+
+TEST_CASE("combined: --decay routers is of all that there is, declared before or after") {
+  Config config = tiny_with("gemma3n+lime:decay=routers");
+  config.engram.layers = "[1]";
+  ParameterTable params;
+  declare_model(params, config);
+  for (const Parameter& row : params.rows()) CHECK_MESSAGE(row.wd_mul == (row.router() ? 1 : 0), row.name);
+}
+
 TEST_CASE("combined: a connection that reads the stream out of turn gets the owner's, or is refused") {
   Drafts drafts;
   drafts.add<Peeks>("peeks");
@@ -199,9 +245,12 @@ TEST_CASE("combined: a connection that reads the stream out of turn gets the own
 TEST_CASE("combined: attention that does not ask is refused beside every choice of keys and values") {
   Drafts drafts;
   drafts.add<Deaf>("deaf");
-  for (const std::string choice : {"lime", "sla", "ala"})
-    CHECK(has(refusal(choice + "+deaf"), "nobody would read those that " + choice));
-  CHECK(refusal("resformer+deaf").empty());
+  drafts.add<Nearsighted>("nearsighted");
+  for (const std::string deaf : {"deaf", "nearsighted"}) {
+    for (const std::string choice : {"lime", "sla", "ala"})
+      CHECK(has(refusal(choice + "+" + deaf), "nobody would read those that " + choice));
+    CHECK(refusal("resformer+" + deaf).empty());
+  }
 }
 
 TEST_CASE("combined: a mark that two parts have carries the part in front") {

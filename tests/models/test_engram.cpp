@@ -9,6 +9,7 @@
 #include "tests/support/data_check.h"
 #include "tests/support/program.h"
 #include "tests/support/tiny_run.h"
+#include "train/settings/settings.h"
 
 using namespace crossply;
 using namespace crossply::test;
@@ -224,6 +225,10 @@ TEST_CASE("engram: a map comes from a file, and goes with the configuration") {
   nlohmann::json saved = to_json(config);
   saved["crossply"]["engram_map"] = file;  // a model directory names no other file
   check_fails(Exit::bad_data, {"engram_map"}, [&] { parse_config(saved, "c"); });
+  Config other = config;  // all seven tokens, and three sizes
+  other.engram.map = "[1,0,1,2,0,4,3]", other.hidden_size = 12, other.head_dim = 3, other.intermediate_size = 9;
+  check_fails(Exit::usage, {"--resume: run is of another model", "head_dim is 2, not 3; and 2 more; give the flags"},
+              [&] { refuse_other_config(config, other, "run", "--resume"); });
 }
 
 TEST_CASE("engram: a run with it goes on bit for bit, and a model without gets one that writes nothing") {

@@ -63,9 +63,10 @@ TEST_CASE("library files: that of a combination has the classes of its parts onc
 
 TEST_CASE("library files: every pair has a modelling file, but where only options keep the parts apart") {
   for (const std::string& pair : pairs()) CHECK_MESSAGE(without_modelling_file(tiny_with(pair)).empty(), pair);
-  for (const std::string choice : {"mhc+shortcuts:resid=false:x0=false:backout=false", "resformer+lime:block_norm=sum",
-                                   "lime_static+shortcuts:value_embeds=none", "kv_share+hyper:cla_factor=1",
-                                   "mhc+resformer+lime", "gemma3n+relay+lime+depth_attention"})
+  for (const std::string choice :
+       {"mhc+shortcuts:resid=false:x0=false:backout=false", "resformer+lime:block_norm=sum",
+        "lime_static+shortcuts:value_embeds=none", "kv_share+hyper:cla_factor=1", "mhc+resformer+lime",
+        "gemma3n+relay+lime+depth_attention", "denseformer+shortcuts+lime:resid=false:x0=false:backout=false"})
     CHECK_MESSAGE(to_json(tiny_with(choice)).contains("auto_map"), choice);
   for (const auto& [choice, reason] : std::vector<std::pair<std::string, std::string>>{
            {"sla+lime:routing=own", "sla and lime both change the choice of keys and values"},
@@ -73,6 +74,8 @@ TEST_CASE("library files: every pair has a modelling file, but where only option
            {"lime+moda:depth_start=4", "moda attends to a layer's own keys and values"},
            {"kv_share+depth_attention:depth_start=4", "kv_share leaves some none"},
            {"mudd+shortcuts:value_embeds=none:resid=false:x0=false:backout=false", "mudd and shortcuts both change"},
+           {"denseformer+kv_share+shortcuts:value_embeds=none:resid=false:x0=false:backout=false",
+            "kv_share and shortcuts both change a layer's own queries"},
            {"gemma3n+kv_share:block_norm=branch", "--block-norm"}}) {
     CAPTURE(choice);
     const Config config = tiny_with(choice);

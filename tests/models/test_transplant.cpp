@@ -257,6 +257,10 @@ TEST_CASE("what a connection added follows its block where it fits, and the rest
   CHECK(exchanged.from.at(alphas[0]).shape == exchanged.from.at(alphas[1]).shape);
   for (const std::string& name : alphas) CHECK(exchanged.is_new(name));
   CHECK(exchanged.is_from("model.dwa_modules.alphas.6.weight", "model.dwa_modules.alphas.6.weight"));
+  // Gates of streams go along, those of both sublayers.
+  Made streams(tiny_with("mhc", 2, false), {{0, 2, 1, 3}});
+  for (const char* rows : {"attn_hc.fn", "ffn_hc.fn", "ffn_hc.base", "ffn_hc.scale"})
+    CHECK(streams.is_from(layer_name(1, rows), layer_name(2, rows)));
   // A gate on the first layer's values goes along.
   const std::string gate = ".self_attn.value_residual_mixing.alpha_proj.weight";
   Made gates(tiny_with("satformer", 2, false), {{0, 2, 1, 3}});

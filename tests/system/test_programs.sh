@@ -434,6 +434,10 @@ expect 64 "a name is missing beside '[+]'" "$build/train_combined" --arch lime+ 
 expect 64 'did you mean --lime-kv-init or --lime-dynamic-kv-init' "$build/train_combined" --arch lime+lime_dynamic \
   --kv-init normal --data arith:3 --out x
 expect 64 '^error: --arch is needed' "$build/train_combined" --data arith:3 --out x
+expect 64 '^error: --preset speedrun is a block of shortcuts; train it by train_shortcuts$' "$build/train_combined" \
+  --preset speedrun --data arith:3 --out x
+expect 0 '^lime:$' "$build/train_combined" --help-all --arch lime+lime_dynamic
+expect 0 '^lime_dynamic:$' "$build/train_combined" --help-all --arch lime+lime_dynamic
 expect 64 'train it by train_lime$' "$build/train_combined" --arch lime --data arith:3 --out x
 expect 64 'hyper and mhc do not combine: both change the stream' train combined --arch hyper+mhc --out x
 expect 64 'is a block of mhc[+]kv_share; train it by train_combined --arch' train lime --preset v4_block --out x

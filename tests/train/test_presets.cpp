@@ -102,6 +102,9 @@ TEST_CASE("presets: the SATFormer paper's text beside its files") {
       CHECK(options("resformer").config.text("lambda2") == (text ? "frozen" : "learned"));
       CHECK(options("satformer").config.text("gate_init") == (text ? "uniform" : "normal"));
       CHECK(options("hyper").config.text("rate") == "2");
+      // What it sets for a connection is for that in a combination, too.
+      CHECK(options("hyper+lime").config.text("prenorm") == "rmsnorm");
+      CHECK(options("lime+denseformer").config.text("dilation") == (text ? "4" : "1"));
     }
 }
 

@@ -99,7 +99,8 @@ std::string trainer_of(const std::string& arch) {
 // The part of a combination that has the option.
 static std::string owner_of(const std::string& arch, const std::string& key) {
   for (const std::string& part : parts_of(arch))
-    if (std::ranges::count(find_architecture(part).options, key, &Option::key) > 0) return part;
+    for (const Option& option : find_architecture(part).options)
+      if (option_key(arch, part, option.key) == key) return part;
   return arch;
 }
 
@@ -123,7 +124,9 @@ void add_architecture_flags(CLI::App& app, Settings& settings) {
     }
     const std::string flag = option_flag(c.arch, option.key);
     if (!option.instead_of.empty()) needs(app, flag_named(app, option.instead_of), {{flag, {option.default_value}}});
-    add_parsed(app, flag, set, type_of(option), help).default_str(option.default_value).group(architecture.name);
+    add_parsed(app, flag, set, type_of(option), help)
+        .default_str(option.default_value)
+        .group(owner_of(c.arch, option.key));
   }
 }
 
@@ -145,6 +148,7 @@ std::string chosen_combination(int argc, char** argv) {
   const std::string preset_name = find_flag(argc, argv, "--preset");
   const Preset* preset = find_preset(preset_name);
   if (preset != nullptr && is_combined(preset->arch)) return preset->arch;
+  if (preset != nullptr && !preset->arch.empty()) refuse_preset(*preset);
   for (const char* flag : {"--out", "--branch"})
     if (const std::string dir = find_flag(argc, argv, flag), arch = arch_of_run(dir); is_combined(arch)) return arch;
     else if (!arch.empty())

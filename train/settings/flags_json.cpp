@@ -199,13 +199,14 @@ void refuse_other_config(const Config& saved, const Config& now, const std::stri
   std::string differences;
   json keys = was;
   keys.update(is);
-  int64_t more = -8;  // a list of all tokens may differ in each
+  constexpr int64_t shown = 8;  // an engram_map may differ in every token
+  int64_t count = 0;
   for (const auto& [key, either] : keys.items()) {
     const json old = was.value(key, json()), now_is = is.value(key, json());
-    if (old != now_is && ++more <= 0)
+    if (old != now_is && ++count <= shown)
       differences += str(" ", key.substr(1), " is ", json_text(old), ", not ", json_text(now_is), ";");
   }
-  if (more > 0) differences += str(" and ", more, " more;");
+  if (count > shown) differences += str(" and ", count - shown, " more;");
   fail(Exit::usage, flag, ": ", where, " is of another model than the flags describe:", differences,
        " give the flags it was started with");
 }

@@ -303,6 +303,11 @@ const Preset* find_preset(const std::string& name) {
   return found == presets().end() ? nullptr : &*found;
 }
 
+void refuse_preset(const Preset& preset) {
+  fail(Exit::usage, "--preset ", preset.name, " is a block of ", preset.arch, "; train it by ",
+       trainer_of(preset.arch));
+}
+
 void apply_preset(const std::string& name, Settings& settings) {
   const Preset* preset = find_preset(name);
   if (preset == nullptr) {
@@ -310,8 +315,7 @@ void apply_preset(const std::string& name, Settings& settings) {
     for (const Preset& one : presets()) known += " " + one.name;
     fail(Exit::usage, "unknown preset '", name, "'; known:", known);
   }
-  if (!preset->arch.empty() && !same_architecture(preset->arch, settings.config.arch))
-    fail(Exit::usage, "--preset ", name, " is a block of ", preset->arch, "; train it by ", trainer_of(preset->arch));
+  if (!preset->arch.empty() && !same_architecture(preset->arch, settings.config.arch)) refuse_preset(*preset);
   preset->apply(settings, *preset);
   settings.preset = name;
 }
@@ -320,12 +324,14 @@ void add_preset_options(const std::string& name, Config& config) {
   const Preset* preset = find_preset(name);
   if (preset == nullptr) return;
   const int64_t F = config.intermediate_size, L = config.num_hidden_layers;
+  const std::vector<std::string> parts = parts_of(config.arch);
   for (const Preset::Own& own : preset->options) {
-    if (!same_architecture(own.arch, config.arch)) continue;
+    const bool of_part = std::ranges::count(parts, own.arch) > 0;  // or of the architecture itself
+    if (!of_part && !same_architecture(own.arch, config.arch)) continue;
     std::string value = own.value;
     if (value == "rising") value = rising_widths(F, L);
     else if (value.find('/') != std::string::npos) value = part_of_layers(value, L);
-    config.options.emplace(own.key, value);
+    config.options.emplace(of_part ? option_key(config.arch, own.arch, own.key) : own.key, value);
   }
 }
 

@@ -199,6 +199,7 @@ struct Preset {
 const std::vector<Preset>& presets();
 const Preset* find_preset(const std::string& name);              // null: there is none
 void apply_preset(const std::string& name, Settings& settings);  // throws Exit::usage for an unknown one
+[[noreturn]] void refuse_preset(const Preset& preset);           // Exit::usage: it is of another architecture
 // train_combined's --arch; where it is not given, that of --preset, or of the run that is continued. Throws Exit::usage
 // where none of them is.
 inline const std::string combined_program = "combined";

@@ -1,5 +1,4 @@
 // Of moda: the shares of a query's one softmax that go to the sequence and to what lower layers kept for the token.
-#include <algorithm>
 #include <cmath>
 
 #include "cli/format.h"
@@ -30,22 +29,18 @@ std::vector<Slot> slots_of(const RoutingInput& in, int64_t reader) {
 class Shares {
  public:
   Shares(const RoutingInput& in, size_t layer, const std::vector<Slot>& slots)
-      : D_(static_cast<size_t>(in.config.head_dim)),
-        H_(static_cast<size_t>(in.config.num_attention_heads)),
-        K_(static_cast<size_t>(in.config.num_key_value_heads)),
-        scale_(1 / (std::sqrt(static_cast<double>(D_)) * attention_divisor(in.config, static_cast<int64_t>(layer)))),
-        window_(static_cast<size_t>(applied(in.config).window_of(static_cast<int64_t>(layer)))),
-        bounds_(in.probe.bounds()),
+      : sizes_(in.probe.sizes(in.probe.attentions()[layer])),
+        scale_(1 /
+               (std::sqrt(static_cast<double>(sizes_.D)) * attention_divisor(in.config, static_cast<int64_t>(layer)))),
         queries_(&in.probe.at(str("query.", layer))),
         keys_(&in.probe.at(str("key.", layer))) {
     for (const Slot& slot : slots) slots_.push_back(&in.probe.at(slot.key()));
   }
-  void add(size_t t, size_t h, std::vector<double>& sums) {
-    const double* q = &(*queries_)[(t * H_ + h) * D_];
+  void add(int64_t t, int64_t h, std::vector<double>& sums) {
+    const double* q = &(*queries_)[static_cast<size_t>(sizes_.query_head(0, h) + t * sizes_.query_stride)];
     logits_.clear();
-    const size_t document = bounds_ != nullptr ? static_cast<size_t>(bounds_[2 * t]) : 0;
-    const size_t first = std::max(document, window_ > 0 && t >= window_ ? t - window_ + 1 : 0), seen = t + 1 - first;
-    for (size_t j = first; j <= t; ++j) logits_.push_back(logit(q, *keys_, j, h));
+    for (int64_t j = sizes_.lower(0, t); j <= t; ++j) logits_.push_back(logit(q, *keys_, j, h));
+    const size_t seen = logits_.size();
     for (const auto* slot : slots_) logits_.push_back(logit(q, *slot, t, h));
     shares_.resize(logits_.size());
     softmax_row_ref(shares_.data(), logits_.data(), static_cast<int64_t>(shares_.size()));
@@ -53,17 +48,15 @@ class Shares {
   }
 
  private:
-  double logit(const double* q, const std::vector<double>& keys, size_t row, size_t h) const {
-    const double* key = &keys[(row * K_ + h / (H_ / K_)) * D_];
+  double logit(const double* q, const std::vector<double>& keys, int64_t row, int64_t h) const {
+    const double* key = &keys[static_cast<size_t>(sizes_.key_head(0, h / sizes_.group) + row * sizes_.key_stride)];
     double dot = 0;
-    for (size_t d = 0; d < D_; ++d) dot += q[d] * key[d];
+    for (int64_t d = 0; d < sizes_.D; ++d) dot += q[d] * key[d];
     return scale_ * dot;
   }
 
-  size_t D_, H_, K_;
+  AttentionSizes sizes_;
   double scale_;
-  size_t window_;          // 0: none
-  const int32_t* bounds_;  // of documents; null: the sequence is one
   const std::vector<double>*queries_, *keys_;
   std::vector<const std::vector<double>*> slots_;
   std::vector<double> logits_, shares_;
@@ -79,13 +72,13 @@ RoutingRows mean_shares(const RoutingInput& in, const std::vector<std::vector<Sl
     for (const Slot& slot : slots[l])
       if (slot.mlp) names.push_back(slot.key());
   }
-  const auto H = static_cast<size_t>(in.config.num_attention_heads);
+  const int64_t H = in.config.num_attention_heads;
   double heads = 0;  // of all tokens
   in.run_all(names, [&](int64_t n) {
-    heads += static_cast<double>(n) * static_cast<double>(H);
+    heads += static_cast<double>(n * H);
     for (size_t l = 0; l < slots.size(); ++l) {
       Shares shares(in, l, slots[l]);
-      for (size_t row = 0; row < static_cast<size_t>(n) * H; ++row) shares.add(row / H, row % H, means[l]);
+      for (int64_t row = 0; row < n * H; ++row) shares.add(row / H, row % H, means[l]);
     }
   });
   for (auto& row : means)
