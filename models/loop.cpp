@@ -115,6 +115,15 @@ void check_loop(const Config& config, Exit code, const std::string& where) {
     fail(code, where, ": gemma3n's embeddings belong to the tokens, so its passes cannot begin anew; try loop anchor");
 }
 
+std::string loop_remark(const Config& config) {
+  const LoopOptions& loop = config.loop;
+  if (!has_loop(config) || loop.passes > 1) return "";
+  if (loop.kind == "stack") return "note: --loop stack with one pass is the model without a loop; give --loop-passes";
+  if (loop.end && loop.alpha != 0) return "";
+  if (loop.norm == "none") return "note: with these options --loop anchor changes nothing";
+  return loop.alpha == 0 ? "" : "note: with one pass and --loop-end false the anchor is never added";
+}
+
 Config applied(const Config& config) {
   if (!has_anchor(config)) return config;
   const Applications all = applications_of(config);

@@ -26,6 +26,8 @@ int64_t stack_passes(const Config& config);  // 1 without a stack
 std::string described_layers(const Config& config);
 // Throws `code` with `where` for options that do not fit together, or the blocks.
 void check_loop(const Config& config, Exit code, const std::string& where);
+// Of options that fit together and have no effect; mostly "".
+std::string loop_remark(const Config& config);
 // The configuration in which every application is a layer of its own: what a connection is made for. Its loop_layers
 // are given, so that applications_of() is the same.
 Config applied(const Config& config);

@@ -161,6 +161,18 @@ TEST_CASE("loop: what contradicts itself is refused, and a connection without a 
   check_fails(Exit::usage, {"block_norm 'post'", "branch"}, [&] { other.check(Exit::usage, "test"); });
 }
 
+TEST_CASE("loop: a run says which options have no effect") {
+  const auto remark = [](const LoopOptions& loop) { return loop_remark(with_loop(tiny_config("llama"), loop)); };
+  CHECK(remark({}).empty());
+  CHECK(remark({"anchor"}).empty());
+  CHECK(remark({"stack", 2}).empty());
+  CHECK(remark({"anchor", 2, "[]", true, "none", 0}).empty());
+  CHECK(has(remark({"stack"}), "one pass is the model without a loop"));
+  CHECK(has(remark({"anchor", 1, "[]", true, "none", 0}), "changes nothing"));
+  CHECK(has(remark({"anchor", 1, "[]", true, "passes", 1, false}), "never added"));
+  CHECK(remark({"anchor", 1, "[]", true, "passes", 0}).empty());  // the norms alone
+}
+
 TEST_CASE("loop: config.json has what is not as usual, and is read back") {
   for (const Case& c : loop_cases()) {
     CAPTURE(c.name);

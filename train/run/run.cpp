@@ -21,6 +21,7 @@
 #include "models/disk/checkpoint.h"
 #include "models/disk/model_dir.h"
 #include "models/disk/modelling_file.h"
+#include "models/loop.h"
 #include "models/registry.h"
 #include "ranks/launch.h"
 #include "train/run/branch.h"
@@ -169,6 +170,7 @@ void Run::begin() {
   if (first_ == 0) {
     const Config all = applied(plan_.config);
     say(find_architecture(all.arch).make(all)->remark(all));
+    say(loop_remark(plan_.config));
   }
   if (const std::string why = without_modelling_file(plan_.config); first_ == 0 && !why.empty()) say("note: " + why);
   say(describe_teacher(plan_, trainer_));
