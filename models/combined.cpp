@@ -151,14 +151,7 @@ using enum Combined::Thing;
 using Part = Combined::Part;
 using Copies = Combined::Copies;
 constexpr size_t things = Combined::things;
-constexpr const char* thing_words[things] = {"the stream", "a layer's own queries, keys and values",
-                                             "the choice of keys and values", "attention"};
-
-std::string joined_names(const std::vector<std::string>& names, const char* between) {
-  std::string joined;
-  for (const std::string& name : names) joined += (joined.empty() ? "" : between) + name;
-  return joined;
-}
+constexpr const char* thing_words[things] = {owned_stream, owned_heads, owned_choice, owned_attention};
 
 // Without what all architectures can have beside their connection.
 Config bare(Config config) {
@@ -307,10 +300,11 @@ struct Agreement {
     std::vector<Part> parts = make_parts(config, names);
     for (size_t i = 0; i < owned.size(); ++i) {
       parts[i].reads_stream = owned[i].reads_stream;
-      parts[i].idle = !std::ranges::count(owned[i].changes, true);
+      parts[i].idle = is_idle(i);
     }
     return parts;
   }
+  bool is_idle(size_t part) const { return std::ranges::count(owned[part].changes, true) == 0; }
 };
 
 // By the first thing that each owns; those that own nothing as they are registered.
@@ -382,7 +376,9 @@ void choose_copies(const Config& config, Agreement& all) {
   if (trial.failed()) {
     refuse_pairs_of(config, all.names);
     fail(Exit::usage, joined_names(all.names, " and "), " do not combine: ",
-         trial.code() == Exit::usage ? trial.error() : "with these options one needs what another one leaves out");
+         trial.code() == Exit::usage ? trial.error()
+                                     : "with these options one hands on what the other cannot take, such as the same "
+                                       "values in several layers");
   }
   for (const auto& node : trial.tape().nodes()) {
     if (node->name == "embeddings.copy") all.copies.embeddings = trial.is_read(node->out[0], nullptr);
@@ -395,8 +391,8 @@ void choose_copies(const Config& config, Agreement& all) {
   if (Trial(all.make(config), all.owners, all.copies).failed()) all.copies = every;
 }
 
+// config: bare.
 Agreement find_agreement(const Config& config) {
-  if (has_loop(config)) fail(Exit::usage, config.arch, " takes no loop: one connection alone does");
   Agreement all;
   all.names = parts_of(config.arch);
   refuse_equal_rows(config, all.names);
@@ -408,10 +404,11 @@ Agreement find_agreement(const Config& config) {
   return all;
 }
 
-// All that parts may look at.
+// All that parts may look at, of a bare configuration.
 std::string key_of(const Config& c) {
-  std::string key = str(c.arch, " ", c.backbone, " ", c.norm_eps, " ", c.qk_norm, c.qk_norm_eps, c.qkv_bias, c.bias,
-                        c.scale_attn_by_inverse_layer_idx, c.tie_word_embeddings, has_loop(c));
+  std::string key =
+      str(c.arch, " ", c.backbone, " ", c.norm_eps, " ", c.qk_norm, c.qk_norm_eps, c.qkv_bias, c.bias,
+          c.scale_attn_by_inverse_layer_idx, c.tie_word_embeddings, " ", c.sliding_window, c.window_pattern);
   for (const SizeKey& size : size_keys) key += str(" ", c.*size.value);
   for (const auto& [name, value] : c.options) key += str(" ", name, "=", value);
   return key;
@@ -421,10 +418,12 @@ std::string key_of(const Config& c) {
 Agreement agree(const Config& config) {
   static std::map<std::string, Agreement> known;
   static std::mutex one_at_a_time;
-  const std::string key = key_of(config);
+  if (has_loop(config)) fail(Exit::usage, config.arch, " takes no loop: one connection alone does");
+  const Config alone = bare(config);
+  const std::string key = key_of(alone);
   const std::lock_guard<std::mutex> lock(one_at_a_time);
   const auto found = known.find(key);
-  return found != known.end() ? found->second : known.emplace(key, find_agreement(config)).first->second;
+  return found != known.end() ? found->second : known.emplace(key, find_agreement(alone)).first->second;
 }
 
 std::unique_ptr<Connection> make_combined(const Config& config) {
@@ -455,6 +454,12 @@ std::string Combined::starts_of_two() const {
     all += str(all.empty() ? "" : "\n", "note: ", rows[0],
                rows.size() > 1 ? str(" and ", rows.size() - 1, " more") : "", " start as ", two);
   return all;
+}
+
+std::string joined_names(const std::vector<std::string>& names, const char* between) {
+  std::string joined;
+  for (const std::string& name : names) joined += (joined.empty() ? "" : between) + name;
+  return joined;
 }
 
 std::vector<std::string> parts_of(const std::string& arch) {
@@ -509,6 +514,12 @@ Architecture combined_architecture(const std::string& name, Exit code, const std
 }
 
 std::string ordered_name(const Config& config) { return joined_names(agree(config).names, "+"); }
+
+bool is_idle(const Config& config, const std::string& part) {
+  if (!is_combined(config.arch)) return false;
+  const Agreement all = agree(config);
+  return all.is_idle(static_cast<size_t>(std::ranges::find(all.names, part) - all.names.begin()));
+}
 
 namespace {
 

@@ -9,9 +9,15 @@
 
 namespace crossply {
 
+// What a connection can own, in words. dev/reference/combined.py has the same.
+inline constexpr const char *owned_stream = "the stream", *owned_heads = "a layer's own queries, keys and values",
+                            *owned_choice = "the choice of keys and values", *owned_attention = "attention";
+
 // The names between '+'; one where it is no combination.
 std::vector<std::string> parts_of(const std::string& arch);
 inline bool is_combined(const std::string& arch) { return arch.find('+') != std::string::npos; }
+// The names with `between` between them.
+std::string joined_names(const std::vector<std::string>& names, const char* between);
 // The same parts, in any order?
 bool same_architecture(const std::string& a, const std::string& b);
 // The key of a combination for an option of one of its parts: the part stands in front of a key that another part has,
@@ -25,6 +31,8 @@ Config part_config(const Config& config, const std::string& part);
 Architecture combined_architecture(const std::string& name, Exit code, const std::string& where);
 // The order in which the name is written: by what the parts own.
 std::string ordered_name(const Config& config);
+// Owns the part nothing, with its options? Then none of its hooks are called. A connection alone never does.
+bool is_idle(const Config& config, const std::string& part);
 
 // For a start from the weights of architecture `from`, which is the plain backbone, or one of the parts: what the
 // others' start_as_plain() and plain_name() do and say. The rows must be declared.

@@ -20,6 +20,7 @@
 //   - parts with a tensor of one name: lime and lime_static
 //   - lime_static and lime_dynamic beside several streams or none: they make keys and values of one stream
 //   - moda beside lime, sla, ala or kv_share: it reads each layer's own keys and values, and nobody would read others
+//   - depth_attention beside kv_share: some layers have no keys and values of their own
 //   - loops
 //
 // What a part keeps for later layers is what it has put out itself: resformer's first values are those before lime
@@ -28,7 +29,8 @@
 // Parameters, FLOPs and memory are the sum of what the parts add (--dry-run). The options are those of the parts; where
 // two parts have one of the same name, the part stands in front: lime+lime_dynamic has --lime-kv-init.
 //
-// Presets (--preset; train/settings/presets.cpp). They have the structure of a block, at any size, and not the model:
+// Presets (--preset; train/settings/presets.cpp). They have the structure of a block, of two layers or more, and not
+// the model:
 //
 //   v4_block     mhc+kv_share, with --reads previous and an Engram: DeepSeek-V4.1
 //   gemma_like   gemma3n+kv_share, of whose layers 3/7 share: Gemma 3n

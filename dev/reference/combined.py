@@ -122,7 +122,7 @@ class Combined(Llama):
 
   def __init__(self, config):
     observes = next((part for part in self.parts if part.observes_stream), None)
-    if observes is not None and not config.one_stream():
+    if observes is not None and config.num_hidden_layers > 1 and not config.one_stream():
       refuse_pair(next(part for part in self.parts if OWNS["the stream"](part)), observes,
                   f"{observes.config_class.arch} makes keys and values of the stream, and there is not one alone")
     self.refuse_equal_tensors(config)

@@ -225,8 +225,8 @@ class ShortcutsBackbone(ValueTables):
 class ValuesAlone(ValueTables):
   def __init__(self, config, layer, attention):
     super().__init__(config, layer, attention)
-    stream = (config.resid, config.x0, config.backout, config.embed_norm, config.unet, config.lanes_from > 0,
-              config.attn_saved > 0, config.mudd_tail != "none")
+    stream = (config.resid, config.x0, config.backout, config.embed_norm, config.unet and config.num_hidden_layers > 1,
+              config.lanes_from > 0, config.attn_saved > 0, config.mudd_tail != "none")
     if any(stream):
       raise ValueError(f"{config.arch} do not combine: both change the stream; options may take that from shortcuts")
 

@@ -13,6 +13,7 @@
 #include "engine/io/python_files.h"
 #include "models/combined.h"
 #include "models/engram.h"
+#include "models/model.h"
 
 namespace crossply {
 namespace {
@@ -37,9 +38,7 @@ std::vector<std::string> files_of(const std::string& arch) {
 }
 
 std::string with_and(const std::string& arch, const std::string& between) {
-  std::string joined;
-  for (const std::string& part : parts_of(arch)) joined += (joined.empty() ? "" : between) + part;
-  return joined;
+  return joined_names(parts_of(arch), between.c_str());
 }
 
 // Lines, each after what it is sorted by: of one package, "import" stands before "from".
@@ -143,52 +142,64 @@ bool replaces(const std::string& python, const std::string& base, const std::str
 // A layer class that replaces its sublayers, with their norms, and does not only add to them.
 bool has_own_layer(const std::string& python) { return replaces(python, "Layer", "sublayers"); }
 
-// A part of a combination as dev/reference/combined.py sees it: by its classes, whatever its options.
+// An architecture as dev/reference sees it: by its classes, whatever its options.
 struct PythonPart {
   std::string name, python;
   std::set<std::string> owned = {};
   bool gives_up = false;  // has given a thing up, for which it has other classes
+
+  bool has_own_layer() const { return owned.contains(owned_stream) && crossply::has_own_layer(python); }
 };
-constexpr const char *the_stream = "the stream", *own_heads = "a layer's own queries, keys and values",
-                     *the_choice = "the choice of keys and values", *attention = "attention";
 
 PythonPart python_part(const std::string& name) {
   PythonPart part{name, python_files().at(file_of(name))};
-  if (has_own_layer(part.python) || replaces(part.python, "Backbone", "forward")) part.owned.insert(the_stream);
-  if (replaces(part.python, "Attention", "project")) part.owned.insert(own_heads);
-  if (replaces(part.python, "Attention", "route")) part.owned.insert(the_choice);
+  if (has_own_layer(part.python) || replaces(part.python, "Backbone", "forward")) part.owned.insert(owned_stream);
+  if (replaces(part.python, "Attention", "project")) part.owned.insert(owned_heads);
+  if (replaces(part.python, "Attention", "route")) part.owned.insert(owned_choice);
   for (const char* method : {"mix", "attend"})
-    if (replaces(part.python, "Attention", method)) part.owned.insert(attention);
+    if (replaces(part.python, "Attention", method)) part.owned.insert(owned_attention);
   return part;
+}
+
+// Of several owners of a thing: who has other classes for a place beside another owner takes them. All else that it
+// owns stays.
+void give_up(std::vector<PythonPart>& parts, const char* thing) {
+  if (std::ranges::count_if(parts, [&](const PythonPart& part) { return part.owned.contains(thing); }) < 2) return;
+  for (PythonPart& part : parts) {
+    const size_t others = part.python.find("\n  beside_owner = ");
+    if (part.gives_up || !part.owned.contains(thing) || others == std::string::npos) continue;
+    if (part.python.find(str('"', thing, "\":"), others) == std::string::npos) continue;
+    part.owned.erase(thing);
+    part.gives_up = true;
+  }
+}
+
+// Has some layer no keys and values of its own because of this part?
+bool leaves_layers_none(const Config& config, const std::string& part) {
+  ParameterTable params;
+  declare_applications(params, part_config(config, part));
+  for (int i = 0; i < config.num_hidden_layers; ++i)
+    if (!params.contains(layer_name(i, "self_attn.k_proj.weight"))) return true;
+  return false;
 }
 
 // Why combined.py refuses a model of these parts that C++ takes; "" where it takes it, too. Here a part owns what its
 // classes replace, in C++ what it changes with its options.
-std::string why_not_together(const std::vector<std::string>& names) {
-  std::vector<PythonPart> parts;
-  for (const std::string& name : names) parts.push_back(python_part(name));
-  for (const char* thing : {the_stream, own_heads, the_choice, attention}) {
-    std::vector<PythonPart*> owners;
-    for (PythonPart& part : parts)
-      if (part.owned.contains(thing)) owners.push_back(&part);
-    if (owners.size() < 2) continue;
-    // Who has other classes for a place beside another owner takes them, and all else that it owns stays.
-    std::erase_if(owners, [&](PythonPart* part) {
-      const size_t others = part->python.find("\n  beside_owner = ");
-      if (part->gives_up || others == std::string::npos) return false;
-      if (part->python.find(str('"', thing, "\":"), others) == std::string::npos) return false;
-      part->owned.erase(thing);
-      return part->gives_up = true;
-    });
-    if (owners.size() > 1)
-      return str("in its modelling file ", owners[0]->name, " and ", owners[1]->name, " both change ", thing);
+std::string why_not_together(const Config& config, std::vector<PythonPart>& parts) {
+  for (const char* thing : {owned_stream, owned_heads, owned_choice, owned_attention}) {
+    give_up(parts, thing);
+    std::string owners;
+    for (const PythonPart& part : parts)
+      if (part.owned.contains(thing)) owners += (owners.empty() ? "" : " and ") + part.name;
+    if (owners.find(' ') != std::string::npos) return str("in its modelling file ", owners, " both change ", thing);
   }
   for (const PythonPart& one : parts)
     for (const PythonPart& other : parts) {
-      if (one.python.find("\n      del self.k_proj") != std::string::npos && other.owned.contains(attention))
+      if (&one == &other) continue;
+      if (other.owned.contains(owned_attention) && leaves_layers_none(config, one.name))
         return str("in its modelling file ", other.name, " reads keys of its own in every layer, and ", one.name,
                    " leaves some none");
-      if (replaces(one.python, "Attention", "attend") && replaces(other.python, "Attention", "route"))
+      if (replaces(one.python, "Attention", "attend") && other.owned.contains(owned_choice))
         return str("in its modelling file ", one.name, " attends to a layer's own keys and values, whatever ",
                    other.name, " chooses");
     }
@@ -199,16 +210,16 @@ std::string why_not_together(const std::vector<std::string>& names) {
 
 std::string without_modelling_file(const Config& config) {
   const std::string& arch = config.arch;
-  const std::vector<std::string> files = files_of(arch), parts = parts_of(arch);
-  if (files.empty()) return "";
+  if (files_of(arch).empty()) return "";
   const std::string why = str("transformers cannot load this ", arch, ": ");
   const bool alone = arch == config.backbone && !has_engram(config), again = config.loop.tied && config.loop.passes > 1;
   if (has_anchor(config) && again && !alone)
     return why + "a modelling file runs layers several times only where nothing is beside them; try --loop-tied false";
+  std::vector<PythonPart> parts;
+  for (const std::string& part : parts_of(arch)) parts.push_back(python_part(part));
   if (is_combined(arch))
-    if (const std::string reason = why_not_together(parts); !reason.empty()) return why + reason;
-  const auto own_layer = [](const std::string& file) { return has_own_layer(python_files().at(file)); };
-  return config.block_norm != "pre" && std::ranges::any_of(files, own_layer)
+    if (const std::string reason = why_not_together(config, parts); !reason.empty()) return why + reason;
+  return config.block_norm != "pre" && std::ranges::any_of(parts, &PythonPart::has_own_layer)
              ? why + "its modelling file knows no --block-norm"
              : "";
 }

@@ -71,11 +71,12 @@ TEST_CASE("routing: the shares of moda are of what attention sees, within window
 }
 
 TEST_CASE("routing: the shares of depth_attention are of its own keys, whatever attention chooses") {
-  const auto shares = [](const char* choice) {
+  const auto shares = [](const char* choice, const char* map) {
     Routed r(tiny_with(choice), {5});
-    return map_of(r.look(), "depth_attention.shares")[1];
+    return map_of(r.look(), map)[1];
   };
-  const std::vector<double> full = shares("lime+depth_attention"), last = shares("lime+depth_attention:routing=own");
+  const std::vector<double> full = shares("lime+depth_attention", "depth_attention.shares"),
+                            last = shares("lime+depth_attention:routing=own", "shares");
   for (size_t j = 0; j < 2; ++j) CHECK(full[j] == doctest::Approx(last[j]).epsilon(1e-9));
 }
 
@@ -98,4 +99,19 @@ TEST_CASE("routing: every pair that is allowed can be looked at") {
       CHECK(!(found.bands.empty() && found.curves.empty()));
     }
   CHECK(pairs == 102);
+}
+
+TEST_CASE("routing: of a part that computes nothing there is none, and the others can be looked at") {
+  for (const std::string choice : {"mhc+depth_attention:depth_start=4", "kv_share+depth_attention:depth_start=4",
+                                   "lime+depth_attention:depth_start=4", "mhc+lime:routing=own",
+                                   "mhc+moda:depth_start=4", "resformer+lime:routing=own"}) {
+    CAPTURE(choice);
+    Routed routed(tiny_with(choice), {5});
+    const Routings routings = find_routings(routed.model.config);
+    REQUIRE(routings.parts.size() == 1);
+    CHECK(choice.starts_with(routings.parts[0].kind->arch));
+    const RoutingFound found = routed.look();
+    CHECK_FALSE((found.bands.empty() && found.curves.empty()));
+  }
+  CHECK(find_routings(tiny_with("lime:routing=own")).parts.size() == 1);
 }

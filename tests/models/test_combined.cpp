@@ -215,6 +215,17 @@ TEST_CASE("combined: a run says which part computes nothing, and whose start a p
   CHECK(remark("lime_dynamic+lime:lime_kv_init=normal") == "");
 }
 
+TEST_CASE("combined: a second norm changes neither who owns what, nor which model a name stands for") {
+  const std::string values = "shortcuts:resid=false:x0=false:backout=false:attn_saved=1";
+  for (const char* norm : {":block_norm=pre", ":block_norm=branch", ":block_norm=sum"}) {
+    CHECK(has(refusal("mhc+" + values + norm), "both change the stream"));
+    Config config = tiny_with("lime+" + values + ":value_embeds=none" + norm);
+    TinyModel model(config);
+    CHECK_FALSE(is_idle(config, "shortcuts"));
+    CHECK(std::isfinite(model.loss()));
+  }
+}
+
 TEST_CASE("combined: --decay routers is of all that there is, declared before or after") {
   Config config = tiny_with("gemma3n+lime:decay=routers");
   config.engram.layers = "[1]";

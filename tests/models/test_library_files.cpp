@@ -65,7 +65,9 @@ TEST_CASE("library files: every pair has a modelling file, but where only option
   for (const std::string& pair : pairs()) CHECK_MESSAGE(without_modelling_file(tiny_with(pair)).empty(), pair);
   for (const std::string choice :
        {"mhc+shortcuts:resid=false:x0=false:backout=false", "resformer+lime:block_norm=sum",
-        "lime_static+shortcuts:value_embeds=none", "kv_share+hyper:cla_factor=1", "mhc+resformer+lime",
+        "lime_static+shortcuts:value_embeds=none", "kv_share+hyper:cla_factor=1",
+        "kv_share+depth_attention:cla_factor=1",
+        "denseformer+shortcuts:resid=false:x0=false:backout=false:block_norm=branch", "mhc+resformer+lime",
         "gemma3n+relay+lime+depth_attention", "denseformer+shortcuts+lime:resid=false:x0=false:backout=false"})
     CHECK_MESSAGE(to_json(tiny_with(choice)).contains("auto_map"), choice);
   for (const auto& [choice, reason] : std::vector<std::pair<std::string, std::string>>{

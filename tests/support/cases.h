@@ -188,6 +188,8 @@ inline std::vector<Case> pair_cases() {
     list.push_back({pair, tiny_with(pair, pair.find("sla") != std::string::npos ? 4 : 2, pair.size() % 2 == 0)});
   list.push_back({"mhc+lime on gpt2", connected("mhc+lime", tiny_gpt2())});
   list.push_back(
+      {"shortcuts+lime, block_norm", tiny_with("shortcuts+lime:unet=true:mudd_tail=residual:block_norm=sum")});
+  list.push_back(
       {"kv_share+gemma3n on gpt2, block_norm", connected("kv_share+gemma3n:block_norm=branch", tiny_gpt2())});
   for (const std::string choice :
        {"mhc+shortcuts:resid=false:x0=false:backout=false:value_from=x0:reads=previous", "mhc+resformer+lime:hc_mult=2",

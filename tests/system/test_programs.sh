@@ -436,6 +436,8 @@ expect 64 'did you mean --lime-kv-init or --lime-dynamic-kv-init' "$build/train_
 expect 64 '^error: --arch is needed' "$build/train_combined" --data arith:3 --out x
 expect 64 '^error: --preset speedrun is a block of shortcuts; train it by train_shortcuts$' "$build/train_combined" \
   --preset speedrun --data arith:3 --out x
+expect 64 'which sets --embed-norm true: mhc and shortcuts do not combine' "$build/train_combined" --preset d12 \
+  --arch mhc+shortcuts --resid false --x0 false --backout false --vocab 100 --dry-run
 expect 0 '^lime:$' "$build/train_combined" --help-all --arch lime+lime_dynamic
 expect 0 '^lime_dynamic:$' "$build/train_combined" --help-all --arch lime+lime_dynamic
 expect 64 'train it by train_lime$' "$build/train_combined" --arch lime --data arith:3 --out x
@@ -443,6 +445,8 @@ expect 64 'hyper and mhc do not combine: both change the stream' train combined 
 expect 64 'is a block of mhc[+]kv_share; train it by train_combined --arch' train lime --preset v4_block --out x
 expect 0 'test loss' train combined --arch lime+mhc --steps 2 --out pair
 expect 0 'test loss' "$build/train_combined" --resume --steps 4 --out pair
+expect 64 'leave out --preset v4_block, which sets --reads previous: it is for a new model' "$build/train_combined" \
+  --preset v4_block --init pair --data arith:3 --out x
 expect 64 'is of train_combined --arch mhc[+]lime, not of train_lime' "$build/train_lime" --resume --out pair
 grep -q '"arch": "mhc+lime"' pair/step_00000004/config.json || fail "a pair's name is not in its order"
 [ -s pair/step_00000004/modeling_crossply_mhc_and_lime.py ] || fail "a pair has no modelling file"

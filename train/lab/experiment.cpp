@@ -95,8 +95,9 @@ TrainPlan plan_of(const ArchChoice& choice, TrainPlan plan) {
   if (choice.arch == "gpt2" && !plan.config.gpt2()) plan.config.max_position_embeddings = plan.data.seq_len;
   choice.apply(plan.config);
   plan.freeze_routers = choice.frozen;
+  const std::string preset = plan.preset.empty() ? "" : ", " + described_preset(plan.preset, plan.config);
   add_preset_options(plan.preset, plan.config);
-  plan.config.check(Exit::usage, "--arch " + choice.text);
+  plan.config.check(Exit::usage, "--arch " + choice.text + preset);
   check_transfer(plan.config, plan.transfer);
   check_together(plan);
   if (!plan.resume) refuse_idle_options(choice, plan.config);

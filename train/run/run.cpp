@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <sstream>
 
 #include "cli/format.h"
 #include "cli/program.h"
@@ -58,9 +59,10 @@ TrainResult summarise(const Trainer& trainer, const TrainPlan& plan) {
 std::string describe_teacher(const TrainPlan& plan, const Trainer& trainer) {
   const Teacher* teacher = trainer.teacher();
   if (teacher == nullptr) return "";
-  return str("teacher: ", plan.teacher, ", a ", teacher->config.arch, " with ", format_count(teacher->params.count()),
-             " parameters; loss = ", plan.kd.alpha, " CE + ", (1 - plan.kd.alpha) * plan.kd.tau * plan.kd.tau,
-             " KL (tau ", plan.kd.tau, ", mean per ", plan.kd_reduction, "); what is shown here is CE");
+  return str("teacher: ", plan.teacher, ", ", with_article(teacher->config.arch), " with ",
+             format_count(teacher->params.count()), " parameters; loss = ", plan.kd.alpha, " CE + ",
+             (1 - plan.kd.alpha) * plan.kd.tau * plan.kd.tau, " KL (tau ", plan.kd.tau, ", mean per ",
+             plan.kd_reduction, "); what is shown here is CE");
 }
 
 // "fp8: 14 of 14 linear layers; ..."
@@ -169,7 +171,8 @@ void Run::begin() {
           format_bytes(static_cast<double>(trainer_.memory())), " for the model and its activations"));
   if (first_ == 0) {
     const Config all = applied(plan_.config);
-    say(find_architecture(all.arch).make(all)->remark(all));
+    std::istringstream remarks(find_architecture(all.arch).make(all)->remark(all));
+    for (std::string line; std::getline(remarks, line);) say(line);
     say(loop_remark(plan_.config));
   }
   if (const std::string why = without_modelling_file(plan_.config); first_ == 0 && !why.empty()) say("note: " + why);

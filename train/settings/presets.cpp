@@ -320,9 +320,10 @@ void apply_preset(const std::string& name, Settings& settings) {
   settings.preset = name;
 }
 
-void add_preset_options(const std::string& name, Config& config) {
+static std::map<std::string, std::string> preset_options(const std::string& name, const Config& config) {
+  std::map<std::string, std::string> options;
   const Preset* preset = find_preset(name);
-  if (preset == nullptr) return;
+  if (preset == nullptr) return options;
   const int64_t F = config.intermediate_size, L = config.num_hidden_layers;
   const std::vector<std::string> parts = parts_of(config.arch);
   for (const Preset::Own& own : preset->options) {
@@ -331,8 +332,19 @@ void add_preset_options(const std::string& name, Config& config) {
     std::string value = own.value;
     if (value == "rising") value = rising_widths(F, L);
     else if (value.find('/') != std::string::npos) value = part_of_layers(value, L);
-    config.options.emplace(of_part ? option_key(config.arch, own.arch, own.key) : own.key, value);
+    options.emplace(of_part ? option_key(config.arch, own.arch, own.key) : own.key, value);
   }
+  return options;
+}
+
+void add_preset_options(const std::string& name, Config& config) { config.options.merge(preset_options(name, config)); }
+
+std::string described_preset(const std::string& name, const Config& config) {
+  std::string all;
+  for (const auto& [key, value] : preset_options(name, config))
+    if (const auto set = config.options.find(key); set == config.options.end() || set->second == value)
+      all += (all.empty() ? "" : " ") + option_flag(config.arch, key) + " " + value;
+  return "--preset " + name + (all.empty() ? "" : ", which sets " + all);
 }
 
 }  // namespace crossply

@@ -60,14 +60,15 @@ namespace {
 
 // Where a configuration comes from, for messages.
 std::string flags_of(const Settings& settings) {
-  return settings.preset.empty() ? "flags" : "flags and --preset " + settings.preset;
+  return settings.preset.empty() ? "flags" : "flags and " + described_preset(settings.preset, settings.config);
 }
 
 // The same architecture: the note says what is taken of it.
 std::string note_of_start(const Settings& settings, const Config& model, int64_t blocks) {
   const int64_t taken = model.num_hidden_layers;
   const std::string part = taken < blocks ? str(", the first ", taken, " of its ", blocks, " blocks") : "";
-  return str("note: starting from the weights of ", printable(settings.init), ", a ", model.arch, part, "\n");
+  return str("note: starting from the weights of ", printable(settings.init), ", ", with_article(model.arch), part,
+             "\n");
 }
 
 bool is_of_engram(const std::string& flag) { return flag.starts_with("--engram-"); }
@@ -112,7 +113,7 @@ Config choose_architecture(const Settings& settings, Config model, int64_t block
     model.options[key] = own.at(option.key);
   }
   model.arch = asked;
-  model.check(Exit::usage, flags_of(settings));
+  model.check(Exit::usage, "flags");
   ParameterTable params;
   declare_model(params, model);
   std::string remark;
@@ -252,7 +253,12 @@ void choose_muon(TrainPlan& plan) {
 }
 
 Config resolve_model(const Settings& settings, const InitialModel* initial, std::string& notes) {
-  if (initial != nullptr) return initial->goes_on ? settings.config : take_initial(settings, initial->config, notes);
+  if (initial != nullptr && initial->goes_on) return settings.config;
+  const Preset* preset = find_preset(settings.preset);
+  if (initial != nullptr && preset != nullptr && !preset->arch.empty())
+    fail(Exit::usage, "with --init leave out ", described_preset(settings.preset, settings.config),
+         ": it is for a new model");
+  if (initial != nullptr) return take_initial(settings, initial->config, notes);
   Config model = settings.config;
   add_preset_options(settings.preset, model);
   return model;

@@ -205,8 +205,10 @@ void apply_preset(const std::string& name, Settings& settings);  // throws Exit:
 inline const std::string combined_program = "combined";
 std::string chosen_combination(int argc, char** argv);
 void add_arch_flag(CLI::App& app);
-// Its values for config.arch's own options, where none are given.
+// Its values for config.arch's own options, or for those of the parts of a combination, where none are given.
 void add_preset_options(const std::string& name, Config& config);
+// For messages: "--preset 340m, which sets --rate 2", of the options that are not given otherwise.
+std::string described_preset(const std::string& name, const Config& config);
 // Whether argv has this flag; the value of the last such flag, "" for none. For flags that must be read before the
 // others, because the others change what they set.
 bool has_flag(int argc, char** argv, const std::string& flag);

@@ -39,7 +39,8 @@ Routings find_routings(const Config& config) {
   for (const std::string& arch : parts_of(config.arch)) {
     const RoutingKind* kind = find_routing(arch);
     const Config part = part_config(config, arch);
-    if (kind != nullptr && !(changed && find_architecture(arch).make(applied(part))->streams() > 1))
+    if (kind != nullptr && !is_idle(config, arch) &&
+        !(changed && find_architecture(arch).make(applied(part))->streams() > 1))
       all.parts.push_back({kind, part});
   }
   return all;
