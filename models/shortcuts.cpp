@@ -26,7 +26,7 @@ class Shortcuts : public Connection {
         from_start_(config.flag("x0")),
         backout_(config.flag("backout")),
         embed_norm_(config.flag("embed_norm")),
-        unet_(config.flag("unet")),
+        unet_(config.flag("unet") && config.num_hidden_layers > 1),
         projected_(config.text("value_from") == "x0"),
         normed_(config.block_norm == "sum"),
         tail_(config.text("mudd_tail")) {

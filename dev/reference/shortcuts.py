@@ -180,7 +180,7 @@ class ShortcutsBackbone(ValueTables):
       self.x0_lambdas = nn.Parameter(torch.linspace(0.2, 0.05, L))
     if config.backout:
       self.backout_lambda = nn.Parameter(torch.full((1,), 0.2))
-    if config.unet:
+    if config.unet and L > 1:
       self.skip_weights = nn.Parameter(torch.ones(L // 2))
     if config.lanes_from:
       self.lane_resid = nn.Parameter(torch.full((L - config.lanes_from, 2), 1.1 ** 0.5))

@@ -132,7 +132,7 @@ RoutingFound look_shortcuts(const RoutingInput& in) {
   std::vector<RoutingCurve> curves = {
       {"resid", "factor of the stream before a layer", numbers("resid", "model.resid_lambdas", 1)},
       {"x0", "weight of the embedding before a layer", numbers("x0", "model.x0_lambdas", 0)}};
-  if (in.config.flag("unet")) {
+  if (in.config.flag("unet") && L > 1) {
     const std::vector<double> skips = in.parameter("model.skip_weights");
     RoutingCurve skip{"skip", "weight of the mirrored layer's output", std::vector<double>(L, NAN)};
     std::copy(skips.begin(), skips.end(), skip.y.end() - std::ssize(skips));
