@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# dev/table: the report beside the records is the one that they make, file by file, and docs/table.md has its numbers.
+# dev/table and dev/pairs: the report beside the records is the one that they make, file by file, and docs/table.md and
+# docs/claims.md have its numbers.
 #   tests/system/test_table.sh BUILD
-#   tests/system/test_table.sh --rows     prints the rows of docs/table.md
+#   tests/system/test_table.sh --rows     prints the rows of both pages
 set -uo pipefail
 source=$(cd "$(dirname "$0")/../.." && pwd)
 
@@ -43,13 +44,25 @@ controls() {
       printf "| %s | %+.3f | %s |\n", name, loss[name "@frozen"] - loss["llama"], gain
     }' "$source/dev/table/results.csv" "$source/dev/table/report.md"
 }
-[ "${1:-}" != --rows ] || { rows && controls; exit; }
+# Of each pair: its difference from LLaMA, the sum of its parts', and what the first has beyond the second.
+pairs() {
+  awk '
+    FNR == 1 { FS = FILENAME ~ /csv$/ ? "," : " *[|] *"; $0 = $0 }
+    NR == 1 { for (i = 1; i <= NF; ++i) column[$i] = i }
+    NR == FNR { difference[$column["architecture"]] = $column["difference"]; next }
+    /^[|] combination / { inside = 1; next }
+    inside && /^[|] [a-z]/ {
+      split($3, of, / [+]- /)
+      interaction = sprintf("%+.3f ± %.3f", of[1], of[2])
+      if ($4 != "no") interaction = "**" interaction "**"
+      printf "| `%s` | %+.3f | %+.3f | %s | %.3f |\n", $2, difference[$2], difference[$2] - of[1], interaction, $5
+    }' "$source/dev/pairs/results.csv" "$source/dev/pairs/report.md"
+}
+[ "${1:-}" != --rows ] || { rows && controls && pairs; exit; }
 
 . "$source/tests/support/expect.sh"
 start_in_scratch "$1"
 
-cp -r "$source/dev/table" table
-expect 0 'report: +drawn/report.md' "$build/sweep" report table --out drawn
 # Numbers may differ in what another compiler rounds otherwise.
 same() {
   awk '
@@ -64,17 +77,26 @@ same() {
     }
     END { exit wrong || FNR != lines }' "$1" "$2"
 }
-for file in drawn/*; do
-  same "$file" "$source/dev/table/${file#drawn/}" >output || fail "dev/table/${file#drawn/} is not what its records make"
+for name in table pairs; do
+  kept=$source/dev/$name
+  cp -r "$kept" $name
+  expect 0 "report: +drawn-$name/report.md" "$build/sweep" report $name --out drawn-$name
+  for file in drawn-$name/*; do
+    same "$file" "$kept/${file##*/}" >output || fail "dev/$name/${file##*/} is not what its records make"
+  done
+  for file in "$kept"/*.{md,csv,svg} "$kept/results.json"; do
+    [ -e "drawn-$name/${file##*/}" ] || fail "dev/$name/${file##*/} is made by nothing"
+  done
+  diff "$source/docs/$name.plan" $name/sweep.plan >output || fail "dev/$name/sweep.plan is not docs/$name.plan"
 done
-for file in "$source"/dev/table/*.{md,csv,svg} "$source/dev/table/results.json"; do
-  [ -e "drawn/${file##*/}" ] || fail "dev/table/${file##*/} is made by nothing"
-done
-diff "$source/docs/table.plan" table/sweep.plan >output || fail "dev/table/sweep.plan is not docs/table.plan"
 
 rows >rows && controls >>rows
+pairs >of_pairs
 [ "$(wc -l <rows)" = 40 ] || fail "dev/table has $(wc -l <rows) rows, not 29 and 11"
-while IFS= read -r row; do
-  grep -qF "$row" "$source/docs/table.md" || fail "docs/table.md does not have: $row (tests/system/test_table.sh --rows)"
-done <rows
+[ "$(wc -l <of_pairs)" = 10 ] || fail "dev/pairs has $(wc -l <of_pairs) pairs, not 10"
+for page in "rows docs/table.md" "of_pairs docs/claims.md"; do
+  while IFS= read -r row; do
+    grep -qF "$row" "$source/${page#* }" || fail "${page#* } does not have: $row (tests/system/test_table.sh --rows)"
+  done <"${page% *}"
+done
 [ $failures = 0 ] && echo passed
