@@ -27,7 +27,8 @@ def models():
 
 
 class Engram(ours.Engram):
-  def forward(self, x, tokens):
+  def forward(self, x, tokens, documents=None):
+    assert documents is None, "TileKernels' hash knows no documents"
     order, hashed = len(self.hash.multipliers), self.hash
     before = [torch.cat([tokens.new_full((1, back), hashed.pad).expand(len(tokens), -1), tokens], 1)[:, : x.shape[1]]
               for back in range(order)]
