@@ -46,7 +46,7 @@ void require_stream(const Config& c, const Connection& connection) {
   if (connection.has_stream() || !(by_loop || has_engram(c) || c.block_norm == "sum")) return;
   std::string who = c.arch;
   for (const std::string& part : parts_of(c.arch))
-    if (is_combined(c.arch) && !find_architecture(part).make(part_config(c, part))->has_stream()) who = part;
+    if (!find_architecture(part).make(part_config(c, part))->has_stream()) who = part;
   fail(Exit::usage, who, " has no stream, for its layers read the outputs of all lower ones, or two lanes; give ",
        has_engram(c) ? "no engram_layers"
        : by_loop     ? "loop_norm none and loop_alpha 0, a loop that only repeats"

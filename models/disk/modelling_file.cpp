@@ -37,10 +37,6 @@ std::vector<std::string> files_of(const std::string& arch) {
   return files;
 }
 
-std::string with_and(const std::string& arch, const std::string& between) {
-  return joined_names(parts_of(arch), between.c_str());
-}
-
 // Lines, each after what it is sorted by: of one package, "import" stands before "from".
 using Imports = std::set<std::pair<std::string, std::string>>;
 
@@ -75,14 +71,14 @@ PythonModule take_apart(const std::string& text) {
 std::string class_stem(const std::string& arch) {
   std::string stem;
   bool begins = true;
-  for (char c : with_and(arch, "_and_")) {
+  for (char c : joined_names(parts_of(arch), "_and_")) {
     if (c != '_') stem += begins ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
     begins = c == '_';
   }
   return stem;
 }
 
-std::string library_name(const std::string& arch) { return "crossply_" + with_and(arch, "_and_"); }
+std::string library_name(const std::string& arch) { return "crossply_" + joined_names(parts_of(arch), "_and_"); }
 
 std::string modelling_module(const std::string& arch) {
   return files_of(arch).empty() ? "" : "modeling_" + library_name(arch);
@@ -107,7 +103,7 @@ std::string modelling_file(const std::string& arch) {
   const auto quoted = [](const std::string& docstring) { return "\"\"\"" + docstring + "\"\"\"\n"; };
   // What the file is about stands at its beginning, not in front of its part.
   const size_t main = is_combined(arch) ? files.size() : std::ranges::find(files, own[0]) - files.begin();
-  std::string text = quoted(is_combined(arch) ? with_and(arch, " and ") +
+  std::string text = quoted(is_combined(arch) ? joined_names(parts_of(arch), " and ") +
                                                     " in PyTorch, together in one model. Each is explained in front of "
                                                     "its classes.\n"
                                               : parts[main].docstring) +
